@@ -1,0 +1,107 @@
+"""Checkpoints for the JAX stack: model, optimizer, random state and data in one atomic directory.
+
+::
+
+    import ckpt_core as ckpt
+
+    with ckpt.Checkpointer("runs/1", max_to_keep=3) as checkpointer:
+        restored = checkpointer.restore_latest(model=model, optimizer=optimizer, data=batches)
+        for step in range(restored.step + 1 if restored else 0, total_steps):
+            ...
+            checkpointer.save(step, model=model, optimizer=optimizer, data=batches)
+
+Names are imported when they are first used (PEP 562): ``import ckpt_core`` loads no jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ckpt_core import _fork as _fork  # remembers which process this is, before any fork
+
+if TYPE_CHECKING:
+    from ckpt_core._adapters import Adapter as Adapter
+    from ckpt_core._adapters import Stateful as Stateful
+    from ckpt_core._checkpointer import Checkpointer as Checkpointer
+    from ckpt_core._errors import BarrierTimeout as BarrierTimeout
+    from ckpt_core._errors import CheckpointCorrupt as CheckpointCorrupt
+    from ckpt_core._errors import CheckpointError as CheckpointError
+    from ckpt_core._errors import CheckpointExists as CheckpointExists
+    from ckpt_core._errors import CheckpointNotFound as CheckpointNotFound
+    from ckpt_core._errors import ForkedProcess as ForkedProcess
+    from ckpt_core._errors import Mismatch as Mismatch
+    from ckpt_core._errors import RestoredValueIgnored as RestoredValueIgnored
+    from ckpt_core._errors import StructureMismatch as StructureMismatch
+    from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
+    from ckpt_core._inspect import inspect as inspect
+    from ckpt_core._inspect import verify as verify
+    from ckpt_core._load import load as load
+    from ckpt_core._load import load_async as load_async
+    from ckpt_core._load import restore as restore
+    from ckpt_core._options import Options as Options
+    from ckpt_core._policies import keep as keep
+    from ckpt_core._policies import when as when
+    from ckpt_core._results import CheckpointInfo as CheckpointInfo
+    from ckpt_core._results import ItemInfo as ItemInfo
+    from ckpt_core._results import LeafInfo as LeafInfo
+    from ckpt_core._results import PendingLoad as PendingLoad
+    from ckpt_core._results import PendingSave as PendingSave
+    from ckpt_core._results import Problem as Problem
+    from ckpt_core._results import Restored as Restored
+    from ckpt_core._results import RestoreReport as RestoreReport
+    from ckpt_core._results import VerifyReport as VerifyReport
+    from ckpt_core._save import save as save
+    from ckpt_core._save import save_async as save_async
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "_adapters": ("Adapter", "Stateful"),
+    "_checkpointer": ("Checkpointer",),
+    "_errors": (
+        "BarrierTimeout",
+        "CheckpointCorrupt",
+        "CheckpointError",
+        "CheckpointExists",
+        "CheckpointNotFound",
+        "ForkedProcess",
+        "Mismatch",
+        "RestoredValueIgnored",
+        "StructureMismatch",
+        "UnsupportedLeaf",
+    ),
+    "_inspect": ("inspect", "verify"),
+    "_load": ("load", "load_async", "restore"),
+    "_options": ("Options",),
+    "_results": (
+        "CheckpointInfo",
+        "ItemInfo",
+        "LeafInfo",
+        "PendingLoad",
+        "PendingSave",
+        "Problem",
+        "Restored",
+        "RestoreReport",
+        "VerifyReport",
+    ),
+    "_save": ("save", "save_async"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME_OF, "keep", "when"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("keep", "when"):
+        value = importlib.import_module(f"ckpt_core._policies.{name}")
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(f"ckpt_core.{_HOME_OF[name]}"), name)
+    else:
+        raise AttributeError(f"module 'ckpt_core' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

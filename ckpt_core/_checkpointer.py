@@ -1,0 +1,556 @@
+"""A directory of steps: when to save, what to keep, and how to come back."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ckpt_core import _processes
+from ckpt_core._directory import resolve
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._inspect import describe_opened
+from ckpt_core._load import load_opened, make_request, restore_opened
+from ckpt_core._load.opened import Opened, open_checkpoint
+from ckpt_core._options import Options
+from ckpt_core._policies import keep, when
+from ckpt_core._policies.names import StepNames, check_step
+from ckpt_core._results import CheckpointInfo, PendingSave, Restored, logger
+from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
+from ckpt_core._unread import UnreadValues
+
+
+class Checkpointer:
+    """A directory of checkpoints, one per step, for one training run.
+
+    Step ``n`` is the state after the 0-based step ``n`` was completed: save after the update, and
+    resume with ``n + 1``. Where several processes run, all must make the same calls.
+
+    Args:
+        directory: where steps lie; made if missing. A path, or ``memory://``, ``s3://``, ``gs://``.
+        save_interval_steps: save steps that this divides.
+        max_to_keep: keep this many of the newest steps (with ``best_metric``: of the best, and the
+            newest besides).
+        keep_period: also keep steps that this divides.
+        best_metric: name of the metric that says which steps are best.
+        best_mode: ``"min"`` or ``"max"``; required with ``best_metric``.
+        save_policy, keep_policy: policies of ``ckpt.when`` and ``ckpt.keep``, instead of the above.
+        step_prefix, step_format_fixed_length: names of step directories, as in Orbax.
+        asynchronous: write in the background; ``save`` then returns when the state is safe from
+            what the caller does next.
+        read_only: never write anything; for evaluators.
+        options: see ``Options``.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+        >>> directory = tempfile.mkdtemp()
+        >>> with ckpt.Checkpointer(directory, max_to_keep=2) as checkpointer:
+        ...     for step in range(4):
+        ...         _ = checkpointer.save(step, {"w": jnp.full(2, step)})
+        >>> ckpt.Checkpointer(directory).all_steps()
+        [2, 3]
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_interval_steps: int | None = None,
+        max_to_keep: int | None = None,
+        keep_period: int | None = None,
+        best_metric: str | None = None,
+        best_mode: str | None = None,
+        save_policy: when.Decision | None = None,
+        keep_policy: keep.KeepPolicy | None = None,
+        step_prefix: str | None = None,
+        step_format_fixed_length: int | None = None,
+        asynchronous: bool = True,
+        read_only: bool = False,
+        local_directory: str | os.PathLike[str] | None = None,
+        options: Options | None = None,
+    ) -> None:
+        if local_directory is not None:
+            raise NotImplementedError("local_directory= (a local tier) is not there yet")
+        self._directory, local = resolve(directory)
+        self._form = form_for(self._directory, local)
+        self._names = StepNames(step_prefix, step_format_fixed_length)
+        self._save_policy = _choose_save_policy(save_policy, save_interval_steps)
+        self._keep_policy = _choose_keep_policy(
+            keep_policy, max_to_keep, keep_period, best_metric, best_mode
+        )
+        self._best = (best_metric, best_mode)
+        self._asynchronous = asynchronous
+        self._read_only = read_only
+        self._options = options or Options()
+        self._pending: PendingSave | None = None
+        self._pending_step: int | None = None
+        self._mine: set[int] = set()
+        self._last_save_secs = float("-inf")
+        self._unread = UnreadValues()
+        self._closed = False
+        self._processes = _processes.this_run()
+        if not read_only and self._processes.index == 0:
+            self._clean()
+
+    @property
+    def directory(self) -> str:
+        """Absolute path, or URL, of the directory."""
+        return self._directory
+
+    # ---- saving -------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Any = NOTHING,
+        /,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        metadata: Any = None,
+        force: bool = False,
+        overwrite: bool = False,
+        items: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> bool:
+        """Whether a save of this step was started (asynchronous) or done (synchronous).
+
+        False where the policy says no, and for a step that this Checkpointer wrote already, so the
+        usual last save of a loop is harmless. While an earlier save is running, waits for it.
+
+        Args:
+            step: number of the step that was just completed.
+            state: one pytree or object; or name items instead.
+            metrics: numbers of this step, for ``best_metric`` and ``keep.best``.
+            metadata: JSON of your own.
+            force: save now, whatever the policy says.
+            overwrite: replace a step that is on disk.
+            items: named items whose names are arguments.
+            **named: named items.
+
+        Raises:
+            CheckpointExists: another writer's step of this number, or newer ones, are on disk.
+            RestoredValueIgnored: a restored value was never read and the old one is being saved.
+            Exception: what made the previous asynchronous save fail, with its own type.
+        """
+        self._refuse_if_closed()
+        self._refuse_if_read_only("save")
+        self._raise_failure()
+        step = check_step(step)
+        chosen = collect_items(state, items, named)
+        numbers = check_metrics(metrics)
+        if not overwrite and (step in self._mine or step == self._pending_step):
+            return False
+        if not force and not self.should_save(step):
+            return False
+        self._unread.check(chosen)
+        self._wait_for_pending()
+        self._refuse_old(step, overwrite)
+        started = time.monotonic()
+        work = prepare_save(
+            f"{self._directory}/{self._names.name(step)}",
+            chosen,
+            single=state is not NOTHING,
+            overwrite=overwrite,
+            metadata=metadata,
+            options=self._options,
+            copy=self._asynchronous,
+            metrics=numbers,
+        )
+        self._last_save_secs = time.monotonic()
+        self._pending_step = step
+        blocking_secs = time.monotonic() - started
+
+        def save_and_retain() -> None:
+            saved = work()
+            self._mine.add(step)
+            logger.info(
+                "step %d: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
+                step,
+                saved.bytes,
+                blocking_secs,
+                saved.total_secs,
+                saved.bytes / max(saved.total_secs, 1e-9) / 1e9,
+            )
+            self._retain()
+
+        if self._asynchronous:
+            self._pending = PendingSave(f"{self._directory}: step {step}", save_and_retain, "ckpt-save")
+            return True
+        try:
+            save_and_retain()
+        finally:
+            self._pending_step = None
+        return True
+
+    def should_save(self, step: int) -> bool:
+        """Whether the policy wants this step."""
+        context = when.SaveContext(
+            newest_step=self._newest(),
+            secs_since_save=time.monotonic() - self._last_save_secs,
+            saving=self._pending is not None and not self._pending.done(),
+        )
+        return not self._read_only and bool(self._save_policy(check_step(step), context))
+
+    def _newest(self) -> int | None:
+        if self._pending_step is not None:
+            return self._pending_step
+        return max(self._mine) if self._mine else self.latest_step()
+
+    def _refuse_old(self, step: int, overwrite: bool) -> None:
+        """A step on disk, or older than one on disk, is somebody else's work."""
+        steps = self.all_steps()
+        if step in steps and not overwrite:
+            raise CheckpointExists(
+                f"{self._directory}: step {step} is there already, and not from this Checkpointer: pass "
+                "overwrite=True to replace it"
+            )
+        newer = [other for other in steps if other > step]
+        if newer and step not in steps:
+            shown = ", ".join(map(str, newer[:5]))
+            raise CheckpointExists(
+                f"{self._directory}: step {step} is older than {shown}, which are there already: "
+                f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
+                "them, or save to another directory"
+            )
+
+    def _wait_for_pending(self) -> None:
+        if self._pending is None:
+            return
+        if not self._pending.done() and self._options.on_pending == "fail":
+            raise CheckpointError(
+                f"{self._directory}: the save of step {self._pending_step} is still running, and "
+                "Options(on_pending='fail') does not wait"
+            )
+        self._pending.wait()
+        self._raise_failure()
+        self._pending, self._pending_step = None, None
+
+    def _raise_failure(self) -> None:
+        """Raises, once, what made a background save fail."""
+        if self._pending is None or not self._pending.done():
+            return
+        error = self._pending.take_error()
+        step, self._pending, self._pending_step = self._pending_step, None, None
+        if error is not None:
+            error.add_note(f"while saving step {step} to {self._directory} in the background")
+            raise error
+
+    def _retain(self) -> None:
+        """Deletes what no policy keeps; a failure is reported and not fatal."""
+        if self._processes.index != 0:
+            return
+        for step in self._to_delete():
+            try:
+                self._form.delete(self._step_path(step))
+                logger.info("%s: deleted step %d", self._directory, step)
+            except OSError as error:
+                logger.warning("%s: could not delete step %d: %s", self._directory, step, error)
+
+    def _to_delete(self) -> list[int]:
+        steps = self.all_steps()
+        if self._keep_policy is None or len(steps) < 2:
+            return []
+        kept = self._kept(steps)
+        return [step for step in steps if step not in kept]
+
+    def _kept(self, steps: list[int]) -> dict[int, str]:
+        facts = [self._facts(step) for step in steps]
+        policy = self._keep_policy or keep.all()
+        kept = policy([entry for entry in facts if entry is not None])
+        kept.setdefault(steps[-1], "the newest step")
+        for step, entry in zip(steps, facts, strict=True):
+            if entry is None:
+                kept.setdefault(step, "its record cannot be read; never deleted")
+        return kept
+
+    def _facts(self, step: int) -> keep.StepFacts | None:
+        try:
+            opened = self._open(step)
+        except (CheckpointError, OSError):
+            return None
+        created = opened.record.created_unix_secs if opened.record else 0.0
+        return keep.StepFacts(step, created, opened.metrics)
+
+    def explain(self) -> dict[int, str]:
+        """For every step on disk whether it stays at the next clean-up, and why."""
+        steps = self.all_steps()
+        kept = self._kept(steps) if steps else {}
+        return {step: f"kept: {kept[step]}" if step in kept else "deleted: no policy keeps it" for step in steps}
+
+    def _clean(self) -> None:
+        removed = self._form.clean(self._directory)
+        if removed:
+            logger.info("%s: removed what %d unfinished saves left", self._directory, len(removed))
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def all_steps(self) -> list[int]:
+        """Every committed step, ascending; reads the directory."""
+        return sorted(self._committed())
+
+    def latest_step(self) -> int | None:
+        """The newest committed step, or None."""
+        return max(self._committed(), default=None)
+
+    def best_step(self) -> int | None:
+        """The step with the best metric, or None; needs ``best_metric``."""
+        metric, mode = self._best
+        if metric is None or mode is None:
+            raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
+        facts = [entry for step in self.all_steps() if (entry := self._facts(step)) is not None]
+        return next(iter(keep.best(metric, mode=mode)(facts)), None)
+
+    def _committed(self) -> dict[int, str]:
+        """Step -> name of its directory; of two names for one step, the one we would write."""
+        found: dict[int, str] = {}
+        for name in self._form.children(self._directory):
+            step = self._names.parse(name)
+            if step is None or not self._form.is_checkpoint(f"{self._directory}/{name}"):
+                continue
+            if step not in found or name == self._names.name(step):
+                found[step] = name
+        return found
+
+    def _step_path(self, step: int) -> str:
+        name = self._names.name(step)
+        if not self._form.exists(f"{self._directory}/{name}"):
+            name = self._committed().get(step, name)
+        return f"{self._directory}/{name}"
+
+    def _open(self, step: int) -> Opened:
+        try:
+            return open_checkpoint(self._step_path(check_step(step)))
+        except CheckpointNotFound:
+            steps = self.all_steps()
+            known = ", ".join(map(str, steps[-10:])) or "none"
+            raise CheckpointNotFound(f"{self._directory} has no step {step}; it has: {known}") from None
+
+    def metadata(self, step: int) -> Any:
+        """What was saved as ``metadata=`` with a step."""
+        return self._open(step).metadata
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that were saved with a step."""
+        return dict(self._open(step).metrics)
+
+    def inspect(self, step: int) -> CheckpointInfo:
+        """A step without its arrays; see ``ckpt_core.inspect``."""
+        return describe_opened(self._open(step))
+
+    def delete(self, step: int) -> None:
+        """Removes a step."""
+        self._refuse_if_read_only("delete")
+        self._open(step)
+        if self._processes.index == 0:
+            self._form.delete(self._step_path(step))
+        self._mine.discard(step)
+
+    def rollback_to(self, step: int) -> list[int]:
+        """Retires every step newer than ``step``, so that training goes on from it; gives them."""
+        self._refuse_if_read_only("rollback_to")
+        self._wait_for_pending()
+        retired = [other for other in self.all_steps() if other > check_step(step)]
+        for other in retired:
+            self.delete(other)
+        return retired
+
+    # ---- restoring ----------------------------------------------------------------------------
+
+    def restore_latest(
+        self,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        strict_latest: bool = False,
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored | None:
+        """The newest step that is whole, restored; None where the directory has no step.
+
+        A damaged step is skipped with a warning that names the damage, and never deleted. A
+        mismatch between code and checkpoint is raised: the code is wrong, not the disk.
+
+        Args:
+            strict_latest: raise instead of going back past a damaged step.
+            (others: see ``ckpt_core.restore``)
+
+        Raises:
+            CheckpointCorrupt: there are steps, and none can be loaded.
+            StructureMismatch: the targets do not fit.
+        """
+        self._wait_for_pending()
+        request = make_request(only, rename, cast, missing, unexpected, options or self._options)
+        chosen = {**(items or {}), **targets}
+        failures: list[tuple[int, CheckpointCorrupt]] = []
+        for step in reversed(self.all_steps()):
+            try:
+                restored = restore_opened(self._open(step), chosen, request, step)
+            except CheckpointCorrupt as error:
+                if strict_latest:
+                    raise
+                failures.append((step, error))
+                message = f"{self._directory}: step {step} is damaged and skipped: {error}"
+                logger.warning(message)
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                continue
+            self._unread.watch(restored, chosen)
+            return restored
+        if failures:
+            step, error = failures[0]
+            raise CheckpointCorrupt(
+                f"{self._directory}: none of the steps {', '.join(str(s) for s, _ in failures)} can be loaded, "
+                f"and training does not start from scratch by accident. Newest, step {step}: {error}",
+                file=error.file,
+                leaf=error.leaf,
+            ) from error
+        return None
+
+    def restore(
+        self,
+        step: int,
+        /,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored:
+        """One step restored into live objects; see ``ckpt_core.restore``."""
+        self._wait_for_pending()
+        request = make_request(only, rename, cast, missing, unexpected, options or self._options)
+        chosen = {**(items or {}), **targets}
+        restored = restore_opened(self._open(step), chosen, request, check_step(step))
+        self._unread.watch(restored, chosen)
+        return restored
+
+    def load(self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any) -> Any:
+        """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
+        self._wait_for_pending()
+        defaults = {
+            "only": None,
+            "rename": None,
+            "cast": False,
+            "missing": "error",
+            "unexpected": "error",
+            "options": self._options,
+        }
+        return load_opened(self._open(step), like, item, make_request(**{**defaults, **arguments}))
+
+    def wait_for_new_step(self, after: int | None = None, timeout_secs: float | None = None) -> int | None:
+        """The newest step once it is newer than ``after``; None where none came in time.
+
+        For an evaluator that follows a trainer; looks at the directory about once a second.
+        """
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        while True:
+            newest = self.latest_step()
+            if newest is not None and (after is None or newest > after):
+                return newest
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            time.sleep(1.0 if left is None else min(1.0, left))
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    def wait_until_finished(self) -> None:
+        """Returns when no save is running; what was started before is then durable.
+
+        Raises:
+            Exception: what made the save fail, with its own type.
+        """
+        if self._pending is not None:
+            self._pending.wait()
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Waits for a running save and ends the use of this object; raises what made it fail."""
+        if self._closed:
+            return
+        self._closed = True
+        self.wait_until_finished()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except BaseException as failure:
+            # the user's own error is what they must see; ours must not hide it
+            error.add_note(f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}")
+
+    def __repr__(self) -> str:
+        return f"Checkpointer({self._directory!r})"
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise CheckpointError(f"{self._directory}: this Checkpointer was closed")
+
+    def _refuse_if_read_only(self, what: str) -> None:
+        if self._read_only:
+            raise CheckpointError(f"{self._directory}: {what}() on a Checkpointer with read_only=True")
+
+
+def _choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
+    if policy is not None and interval is not None:
+        raise TypeError("pass save_interval_steps or save_policy, not both")
+    return policy if policy is not None else when.every_steps(1 if interval is None else interval)
+
+
+def _choose_keep_policy(
+    policy: keep.KeepPolicy | None,
+    max_to_keep: int | None,
+    keep_period: int | None,
+    best_metric: str | None,
+    best_mode: str | None,
+) -> keep.KeepPolicy | None:
+    """The policy that the short arguments stand for."""
+    if (best_metric is None) != (best_mode is None):
+        raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
+    if policy is not None:
+        if max_to_keep is not None or keep_period is not None:
+            raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
+        return policy
+    if max_to_keep is None:
+        if keep_period is not None:
+            raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
+        return None
+    if best_metric is not None and best_mode is not None:
+        chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
+    else:
+        chosen = keep.latest(max_to_keep)
+    return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
+
+
+def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """The metrics as Python floats.
+
+    Raises:
+        TypeError: something that is no number.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in (metrics or {}).items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
+            raise TypeError(
+                f"metrics takes numbers, and {name!r} is a {type(value).__name__}: to save an item called "
+                "'metrics' or other objects, pass items={...}"
+            )
+        numbers[name] = float(array)
+    return numbers

@@ -1,0 +1,12 @@
+"""Directories of checkpoints: temporary names, commit, listing, deleting.
+
+One interface, ``Form``, with two ways to commit: a file system renames a finished directory
+(``local``), an object store puts the record last (``store``). Nothing else in ckpt renames or
+deletes.
+"""
+
+from ckpt_core._directory.form import Attempt as Attempt
+from ckpt_core._directory.form import Form as Form
+from ckpt_core._directory.form import resolve as resolve
+from ckpt_core._directory.local import LocalForm as LocalForm
+from ckpt_core._directory.store import StoreForm as StoreForm

@@ -1,0 +1,103 @@
+"""What both forms of directories can do."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+TEMPORARY_PREFIX = ".ckpt-tmp."
+REPLACED_PREFIX = ".ckpt-old."
+_REMOTE = ("memory://", "s3://", "gs://")
+
+
+def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
+    """Absolute path or URL without a slash at its end, and whether it is local.
+
+    Relative paths and ``~`` are resolved now, so a later ``chdir`` changes nothing.
+    """
+    text = os.fspath(path)
+    if not text:
+        raise ValueError("the path of a checkpoint must not be empty")
+    if text.startswith(_REMOTE):
+        return text.rstrip("/"), False
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme.isalnum():
+        raise ValueError(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
+    return os.path.abspath(os.path.expanduser(text)), True
+
+
+class Attempt(Protocol):
+    """One try at writing one checkpoint; invisible until ``commit``."""
+
+    @property
+    def path(self) -> str:
+        """Where the files of this try are written."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small file."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """A file that was written in this try (by any process)."""
+        ...
+
+    def files(self) -> dict[str, int]:
+        """Relative path and size of every file written so far."""
+        ...
+
+    def commit(self, record_name: str, record: bytes) -> None:
+        """Makes everything durable, then writes the record, then makes the checkpoint visible."""
+        ...
+
+    def abort(self) -> None:
+        """Removes whatever was written; never raises."""
+        ...
+
+
+class Form(Protocol):
+    """Checkpoints in directories of one kind of storage. Paths are absolute, or URLs."""
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> Attempt:
+        """Starts a try at writing the checkpoint at ``path``.
+
+        Raises:
+            CheckpointExists: something is there, and it may not or cannot be replaced.
+        """
+        ...
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> Attempt:
+        """The try that another process began, for the files of this process."""
+        ...
+
+    def read(self, path: str, name: str) -> bytes | None:
+        """A file of a checkpoint, or None where there is none."""
+        ...
+
+    def files(self, path: str) -> dict[str, int]:
+        """Relative path and size of every file of a checkpoint."""
+        ...
+
+    def children(self, path: str) -> list[str]:
+        """Names of what may be checkpoints or items below ``path``; none where it is missing."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything."""
+        ...
+
+    def is_checkpoint(self, path: str) -> bool:
+        """Whether a committed checkpoint, of ckpt or of Orbax, lies at ``path``."""
+        ...
+
+    def replaced(self, path: str) -> str | None:
+        """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Removes a checkpoint: first from sight, then its data."""
+        ...
+
+    def clean(self, path: str) -> list[str]:
+        """Removes below ``path`` what dead writers left behind; gives the names."""
+        ...

@@ -1,0 +1,279 @@
+"""Checkpoints in a file system: written under a temporary name, made durable, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+
+from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
+from ckpt_core._directory.owner import is_dead, this_owner
+from ckpt_core._errors import CheckpointExists
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")
+
+
+class LocalForm:
+    """Checkpoints as directories; see ``Form``."""
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        _refuse_if_occupied(path, overwrite)
+        parent, name = os.path.split(path)
+        created = _make_directories(parent, durable)
+        temporary = os.path.join(
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
+        )
+        try:
+            self._clean_named(parent, name)
+            os.mkdir(temporary)
+        except OSError:
+            _remove_empty(created)
+            raise
+        return LocalAttempt(path, temporary, overwrite=overwrite, durable=durable, created=created)
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
+        return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
+
+    def read(self, path: str, name: str) -> bytes | None:
+        try:
+            with open(os.path.join(path, name), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def files(self, path: str) -> dict[str, int]:
+        return {os.path.relpath(file, path): os.stat(file).st_size for file in _walk_files(path)}
+
+    def children(self, path: str) -> list[str]:
+        try:
+            with os.scandir(path) as entries:
+                return [
+                    entry.name
+                    for entry in entries
+                    if not entry.name.startswith(".") and entry.is_dir()
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_checkpoint(self, path: str) -> bool:
+        if os.path.exists(os.path.join(path, _SIGNS[0])):
+            return True
+        try:
+            inside = os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return any(sign in inside for sign in _SIGNS) or any(
+            os.path.exists(os.path.join(path, name, "_METADATA")) for name in inside
+        )
+
+    def delete(self, path: str) -> None:
+        parent, name = os.path.split(path)
+        hidden = os.path.join(
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
+        )
+        os.rename(path, hidden)
+        shutil.rmtree(hidden)
+
+    def clean(self, path: str) -> list[str]:
+        removed: list[str] = []
+        for entry in _hidden(path, TEMPORARY_PREFIX):
+            owner = entry.rsplit(".", 2)[-2]
+            full = os.path.join(path, entry)
+            if is_dead(owner, full):
+                shutil.rmtree(full, ignore_errors=True)
+                removed.append(entry)
+        return removed
+
+    def _clean_named(self, parent: str, name: str) -> None:
+        """Removes what dead tries at this very checkpoint left."""
+        for entry in _hidden(parent, f"{TEMPORARY_PREFIX}{name[:100]}."):
+            full = os.path.join(parent, entry)
+            if is_dead(entry.rsplit(".", 2)[-2], full):
+                shutil.rmtree(full, ignore_errors=True)
+
+    def replaced(self, path: str) -> str | None:
+        """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
+        if os.path.lexists(path):
+            return None
+        parent, name = os.path.split(path)
+        found = _hidden(parent, f"{REPLACED_PREFIX}{name}.")
+        return os.path.join(parent, found[0]) if found else None
+
+
+class LocalAttempt:
+    """One try; see ``Attempt``."""
+
+    def __init__(
+        self, target: str, temporary: str, *, overwrite: bool, durable: bool, created: list[str]
+    ) -> None:
+        self._target = target
+        self._temporary = temporary
+        self._overwrite = overwrite
+        self._durable = durable
+        self._created = created
+
+    @property
+    def path(self) -> str:
+        return self._temporary
+
+    def write(self, name: str, data: bytes) -> None:
+        full = os.path.join(self._temporary, name)
+        if "/" in name:
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            if self._durable:
+                os.fsync(file.fileno())
+
+    def read(self, name: str) -> bytes:
+        with open(os.path.join(self._temporary, name), "rb") as file:
+            return file.read()
+
+    def files(self) -> dict[str, int]:
+        return {
+            os.path.relpath(file, self._temporary): os.stat(file).st_size
+            for file in _walk_files(self._temporary)
+        }
+
+    def commit(self, record_name: str, record: bytes) -> None:
+        if self._durable:
+            for directory, _, _ in os.walk(self._temporary, topdown=False):
+                if directory != self._temporary:
+                    _sync_directory(directory)
+        # the record is last: with it the directory is whole, without it there is no checkpoint
+        self.write(record_name, record)
+        parent = os.path.dirname(self._target)
+        if self._durable:
+            _sync_directory(self._temporary)
+        replaced = self._put_in_place()
+        if self._durable:
+            _sync_directory(parent)
+        if replaced:
+            shutil.rmtree(replaced, ignore_errors=True)
+        self._created = []
+
+    def _put_in_place(self) -> str | None:
+        """Renames into place; gives what was replaced, which may now be removed."""
+        if not self._overwrite or not _holds_something(self._target):
+            try:
+                os.rename(self._temporary, self._target)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise _exists(self._target) from error
+                raise
+            return None
+        if _exchange(self._temporary, self._target):
+            return self._temporary
+        parent, name = os.path.split(self._target)
+        aside = os.path.join(parent, f"{REPLACED_PREFIX}{name}.{secrets.token_hex(4)}")
+        os.rename(self._target, aside)
+        os.rename(self._temporary, self._target)
+        return aside
+
+    def abort(self) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        _remove_empty(self._created)
+
+
+def _exists(path: str) -> CheckpointExists:
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it"
+    )
+
+
+def _refuse_if_occupied(path: str, overwrite: bool) -> None:
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise CheckpointExists(f"{path} is a file: a checkpoint is a directory; choose another path")
+    if not _holds_something(path):
+        return
+    if not overwrite:
+        raise _exists(path)
+    inside = os.listdir(path)
+    if not any(sign in inside for sign in _SIGNS):
+        raise CheckpointExists(
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}): "
+            "overwrite=True replaces checkpoints only"
+        )
+
+
+def _holds_something(path: str) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _make_directories(path: str, durable: bool) -> list[str]:
+    """Makes missing parents; gives those that were made, deepest first."""
+    missing: list[str] = []
+    current = path
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", directory)
+        if durable:
+            _sync_directory(os.path.dirname(directory))
+    return missing
+
+
+def _remove_empty(directories: list[str]) -> None:
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot, and say so like this
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _walk_files(path: str) -> Iterator[str]:
+    for directory, _, names in os.walk(path):
+        for name in names:
+            yield os.path.join(directory, name)
+
+
+def _hidden(path: str, prefix: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(path) if name.startswith(prefix)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Swaps two directories in one step; False where the system cannot (see renameat2(2))."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    done = rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+    if done == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), other)

@@ -1,0 +1,132 @@
+"""Checkpoints in an object store: nothing can be renamed, so the record is put last.
+
+Until ``ckpt.json`` is there, a checkpoint does not exist. It is put on condition that none is
+there yet; where the answer to that put was lost and the retry is refused, the record found is
+compared with our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from ckpt_core._errors import CheckpointError, CheckpointExists
+
+RECORD = "ckpt.json"
+_FOREIGN_SIGNS = ("commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA")
+
+
+class Keys(Protocol):
+    """The keys and values below one prefix of a store."""
+
+    def get(self, key: str) -> bytes | None: ...
+    def put(self, key: str, value: bytes) -> None: ...
+    def put_if_absent(self, key: str, value: bytes) -> bool: ...
+    def list(self, prefix: str = "") -> list[str]: ...
+    def delete_all(self, prefix: str = "") -> None: ...
+
+
+class StoreForm:
+    """Checkpoints as prefixes; see ``Form``.
+
+    Args:
+        open_keys: gives the keys and values below a URL.
+    """
+
+    def __init__(self, open_keys: Callable[[str], Keys]) -> None:
+        self._open = open_keys
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> StoreAttempt:
+        keys = self._open(path)
+        if keys.get(RECORD) is not None:
+            if overwrite:
+                raise CheckpointError(
+                    f"{path}: an object store cannot replace a checkpoint in one step, so "
+                    "overwrite=True would risk the old one: save to another name, or delete it first"
+                )
+            raise CheckpointExists(f"{path} exists already: choose another path")
+        present = keys.list()
+        if any(key in _FOREIGN_SIGNS for key in present):
+            if overwrite or keys.get("commit_success.txt") is not None and not _is_ours(keys):
+                raise CheckpointExists(f"{path} holds a checkpoint of another library")
+        if present:
+            keys.delete_all()  # what a try that never committed left behind
+        return StoreAttempt(path, keys)
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
+        return StoreAttempt(path, self._open(path))
+
+    def read(self, path: str, name: str) -> bytes | None:
+        return self._open(path).get(name)
+
+    def files(self, path: str) -> dict[str, int]:
+        return _sizes(self._open(path))
+
+    def children(self, path: str) -> list[str]:
+        names = {key.partition("/")[0] for key in self._open(path).list() if "/" in key}
+        return sorted(name for name in names if not name.startswith("."))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._open(path).list())
+
+    def is_checkpoint(self, path: str) -> bool:
+        keys = self._open(path)
+        if keys.get(RECORD) is not None:
+            return True
+        return keys.get("commit_success.txt") is not None and not _is_ours(keys)
+
+    def delete(self, path: str) -> None:
+        keys = self._open(path)
+        keys.delete_all(RECORD)  # without its record it no longer exists
+        keys.delete_all()
+
+    def clean(self, path: str) -> list[str]:
+        return []  # a try has no name of its own here: the next one at the same path clears it
+
+    def replaced(self, path: str) -> str | None:
+        return None
+
+
+def _is_ours(keys: Keys) -> bool:
+    data = keys.get("_CHECKPOINT_METADATA") or b""
+    return b'"ckpt"' in data
+
+
+def _sizes(keys: Keys) -> dict[str, int]:
+    return {key: len(keys.get(key) or b"") for key in keys.list()}
+
+
+class StoreAttempt:
+    """One try; see ``Attempt``."""
+
+    def __init__(self, path: str, keys: Keys) -> None:
+        self._path = path
+        self._keys = keys
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def write(self, name: str, data: bytes) -> None:
+        self._keys.put(name, data)
+
+    def read(self, name: str) -> bytes:
+        found = self._keys.get(name)
+        if found is None:
+            raise FileNotFoundError(f"{self._path}/{name}")
+        return found
+
+    def files(self) -> dict[str, int]:
+        return _sizes(self._keys)
+
+    def commit(self, record_name: str, record: bytes) -> None:
+        if self._keys.put_if_absent(record_name, record):
+            return
+        if self._keys.get(record_name) != record:
+            raise CheckpointExists(f"{self._path}: another writer committed it meanwhile")
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._keys.get(RECORD) is None:
+                self._keys.delete_all()

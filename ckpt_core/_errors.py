@@ -1,0 +1,143 @@
+"""Every exception that ckpt raises on its own account.
+
+::
+
+    CheckpointError
+    ├── CheckpointNotFound    (FileNotFoundError)   no checkpoint, step or item of that name
+    ├── CheckpointExists      (FileExistsError)     something is there already
+    ├── CheckpointCorrupt     (ValueError)          bytes differ from what was saved: .file, .leaf
+    ├── StructureMismatch     (ValueError)          saved and wanted trees differ: .mismatches
+    ├── UnsupportedLeaf       (TypeError)           a value that cannot be saved: .leaf, .type_name
+    ├── BarrierTimeout        (TimeoutError)        processes that did not arrive: .absent
+    ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
+    └── ForkedProcess         (RuntimeError)        called in a forked child
+
+Each class is also the builtin that a caller would expect, so ``except FileNotFoundError`` works.
+Errors of the system (disk full, permission denied, read-only file system) keep their own type,
+``OSError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class CheckpointError(Exception):
+    """The root: whatever ckpt refuses or finds wrong."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """There is no checkpoint, step or item of that name."""
+
+
+class CheckpointExists(CheckpointError, FileExistsError):
+    """Something is there already, and ``overwrite=True`` was not given."""
+
+
+class CheckpointCorrupt(CheckpointError, ValueError):
+    """The bytes on disk are not the bytes that were saved.
+
+    Attributes:
+        file: the damaged or missing file, relative to the checkpoint, where known.
+        leaf: the leaf that cannot be trusted, where known.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, leaf: str | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+        self.leaf = leaf
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One difference between what was saved and what is wanted.
+
+    Attributes:
+        path: the leaf, written with ``/``.
+        kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
+            ``dtype`` or ``kind`` (an array where a string was saved, say).
+        saved: what the checkpoint holds, or None.
+        wanted: what the target asks for, or None.
+        nearest: the most similar name on the other side, or None.
+        item: the item that the leaf belongs to, or None.
+    """
+
+    path: str
+    kind: str
+    saved: str | None
+    wanted: str | None
+    nearest: str | None = None
+    item: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.item}: {self.path}" if self.item else self.path
+        hint = f" (nearest name: {self.nearest})" if self.nearest else ""
+        match self.kind:
+            case "missing":
+                return f"{where}: wanted {self.wanted}, not in the checkpoint{hint}"
+            case "unexpected":
+                return f"{where}: saved {self.saved}, not in the target{hint}"
+            case _:
+                return f"{where}: {self.kind} differs: saved {self.saved}, wanted {self.wanted}"
+
+
+class StructureMismatch(CheckpointError, ValueError):
+    """What was saved and what is wanted do not fit; every difference is in ``mismatches``."""
+
+    def __init__(self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = "") -> None:
+        self.mismatches = tuple(mismatches)
+        count = len(self.mismatches)
+        place = f" in {where}" if where else ""
+        lines = [f"{count} mismatch{'es' if count != 1 else ''} between checkpoint and target{place}:"]
+        lines += [f"  {mismatch}" for mismatch in self.mismatches]
+        if advice:
+            lines.append(advice)
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_mismatch, (self.mismatches, str(self)))
+
+
+def _rebuild_mismatch(mismatches: tuple[Mismatch, ...], message: str) -> StructureMismatch:
+    error = StructureMismatch(mismatches)
+    error.args = (message,)
+    return error
+
+
+class UnsupportedLeaf(CheckpointError, TypeError):
+    """A value that no checkpoint can hold.
+
+    Attributes:
+        leaf: its path, written with ``/``.
+        type_name: the type that was found.
+    """
+
+    def __init__(self, message: str, *, leaf: str | None = None, type_name: str | None = None) -> None:
+        super().__init__(message)
+        self.leaf = leaf
+        self.type_name = type_name
+
+
+class BarrierTimeout(CheckpointError, TimeoutError):
+    """Other processes did not arrive in time; ``absent`` holds their indices."""
+
+    def __init__(self, message: str, *, absent: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.absent = tuple(absent)
+
+
+class RestoredValueIgnored(CheckpointError, RuntimeError):
+    """A restored immutable value was never read, and the old one is being saved again.
+
+    Attributes:
+        item: the item that was restored and ignored.
+    """
+
+    def __init__(self, message: str, *, item: str | None = None) -> None:
+        super().__init__(message)
+        self.item = item
+
+
+class ForkedProcess(CheckpointError, RuntimeError):
+    """The process is a forked child: neither JAX nor TensorStore survive a fork."""

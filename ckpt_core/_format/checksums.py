@@ -1,0 +1,78 @@
+"""``<item>/checksums/process_N``: CRC-32C of every block of every chunk that process N wrote.
+
+One JSON object: ``block_bytes``, and ``chunks`` from the key of a chunk in the array database to
+the checksums of its blocks in order. Blocks are cut by ``_plan.blocks`` over the decoded bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import crc32c
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.record import dump_json, parse_json
+from ckpt_core._plan import BLOCK_BYTES, Region, Shape, blocks, chunk_key, chunk_parts, region_slices
+
+CHECKSUM_DIRECTORY = "checksums"
+
+
+def dump_checksums(chunks: dict[str, list[int]]) -> bytes:
+    """The file's bytes."""
+    return dump_json({"block_bytes": BLOCK_BYTES, "chunks": chunks})
+
+
+def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
+    """Block size and checksums by chunk key.
+
+    Raises:
+        CheckpointCorrupt: not such a file.
+    """
+    value: Any = parse_json(data, file)
+    try:
+        block_bytes, chunks = value["block_bytes"], value["chunks"]
+        if type(block_bytes) is not int or block_bytes < 1 or not isinstance(chunks, dict):
+            raise ValueError("fields do not fit")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(f"{file}: not a checksum file: {error}", file=file) from error
+    return block_bytes, cast("dict[str, list[int]]", chunks)
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of an array in C order, without a copy where it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def whole_chunk(values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape) -> np.ndarray[Any, Any]:
+    """A chunk as it is stored: at the border of an array it is filled up with zeros."""
+    if values.shape == chunk:
+        return values
+    padded = np.zeros(chunk, values.dtype)
+    padded[region_slices(in_chunk)] = values
+    return padded
+
+
+def checksum_pieces(
+    name: str, pieces: Iterable[tuple[Region, np.ndarray[Any, Any]]], chunk: Shape
+) -> dict[str, list[int]]:
+    """From chunk key to the checksums of its blocks, for the pieces of one array."""
+    prefix = f"{name}/" if name else ""
+    found: dict[str, list[int]] = {}
+    for region, array in pieces:
+        for part in chunk_parts(region, chunk):
+            values = array if array.shape == chunk else array[region_slices(part.in_region)]
+            data = bytes_of(whole_chunk(values, part.in_chunk, chunk))
+            found[prefix + chunk_key(part.index)] = checksum_blocks(data, chunk, array.itemsize)
+    return found
+
+
+def checksum_blocks(data: np.ndarray[Any, Any], chunk: Shape, itemsize: int) -> list[int]:
+    """The checksums of the blocks of a chunk's bytes."""
+    if data.size <= BLOCK_BYTES:
+        return [crc32c.crc32c(data)]
+    return [
+        crc32c.crc32c(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
+        for block in blocks(chunk, itemsize)
+    ]

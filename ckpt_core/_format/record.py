@@ -1,0 +1,297 @@
+"""``ckpt.json``: what a checkpoint holds, written last, and checked before anything is believed.
+
+The file is one line of JSON, ``{"crc32c":"xxxxxxxx","record":{...}}``, whose first field is the
+CRC-32C of the bytes of ``record`` exactly as they stand there. The structure of a tree is a flat
+list of nodes in depth-first order, so the nesting of the JSON does not depend on that of the tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import crc32c
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._leaves import LeafSpec, dtype_from_name
+from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
+
+RECORD_FILE = "ckpt.json"
+FORMAT_VERSION = 1
+MARKER = "ckpt"
+"""Key in Orbax's custom_metadata which says that ckpt.json is required."""
+
+_PREFIX = b'{"crc32c":"%08x","record":'
+_MAX_DIMENSIONS = 64
+_MAX_BYTES = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Size and digest of one file.
+
+    Attributes:
+        size_bytes: exact size.
+        crc32c: of the whole file; of a data file, of the bytes that no block checksum covers.
+        data: whether it is a data file of the array database.
+    """
+
+    size_bytes: int
+    crc32c: int
+    data: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeafRecord:
+    """One leaf: what it is, how it is cut into chunks, and where it lived.
+
+    Attributes:
+        spec: kind, dtype, shape.
+        chunk: shape of its chunks; empty for text and scalars.
+        sharding: position in ``ItemRecord.shardings``, or None.
+    """
+
+    spec: LeafSpec
+    chunk: tuple[int, ...] = ()
+    sharding: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRecord:
+    """One item of a checkpoint.
+
+    Attributes:
+        form: ``tree`` (arrays), or ``process`` (one state per process, no arrays).
+        tree: the structure; LEAF for a bare value.
+        paths, leaves: parallel, in the order of the structure.
+        shardings: the distinct shardings, as Orbax writes them.
+        codec: None, or the name of the compression.
+        process_count: of the processes that wrote it.
+    """
+
+    form: str
+    tree: Node = LEAF
+    paths: tuple[Path, ...] = ()
+    leaves: tuple[LeafRecord, ...] = ()
+    shardings: tuple[dict[str, Any], ...] = ()
+    codec: str | None = None
+    process_count: int = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything that ckpt.json says.
+
+    Attributes:
+        items: by name.
+        files: every file of the checkpoint but this one, by relative path.
+        token: names the attempt that wrote it.
+        single: whether a bare tree was saved (``load`` then gives the tree, not a dict of items).
+        metadata: the user's own JSON.
+        metrics: numbers of the step.
+        versions: of the libraries that wrote it.
+        topology: process and device counts, platform.
+        created_unix_secs: wall time of the commit.
+    """
+
+    items: dict[str, ItemRecord]
+    files: dict[str, FileRecord]
+    token: str
+    single: bool = False
+    metadata: Any = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    topology: dict[str, Any] = field(default_factory=dict[str, Any])
+    created_unix_secs: float = 0.0
+
+
+def dump_record(record: Record) -> bytes:
+    """The bytes of ckpt.json."""
+    body = {
+        "format_version": FORMAT_VERSION,
+        "token": record.token,
+        "single": record.single,
+        "created_unix_secs": record.created_unix_secs,
+        "versions": record.versions,
+        "topology": record.topology,
+        "metadata": record.metadata,
+        "metrics": record.metrics,
+        "items": {name: _dump_item(item) for name, item in record.items.items()},
+        "files": {
+            name: [entry.size_bytes, entry.crc32c, int(entry.data)]
+            for name, entry in sorted(record.files.items())
+        },
+    }
+    data = dump_json(body)
+    return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+
+
+def dump_json(value: Any) -> bytes:
+    """Compact JSON, UTF-8; numbers that JSON lacks are written as Python reads them (NaN)."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def parse_json(data: bytes, file: str) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        CheckpointCorrupt: no JSON, or nested too deep.
+    """
+    try:
+        return json.loads(data.decode(errors="surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{file}: not valid JSON: {error}", file=file) from error
+
+
+def _dump_item(item: ItemRecord) -> dict[str, Any]:
+    return {
+        "form": item.form,
+        "process_count": item.process_count,
+        "codec": item.codec,
+        "nodes": dump_nodes(item.tree),
+        "leaves": [
+            [leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, leaf.chunk, leaf.spec.detail, leaf.sharding]
+            for leaf in item.leaves
+        ],
+        "shardings": item.shardings,
+    }
+
+
+def dump_nodes(root: Node) -> list[Any]:
+    """The structure as a flat list: 0 for a leaf, None for None, else kind, class, keys."""
+    out: list[Any] = []
+    _dump_node(root, out)
+    return out
+
+
+def _dump_node(node: Node, out: list[Any]) -> None:
+    if node.kind == "leaf":
+        out.append(0)
+    elif node.kind == "none":
+        out.append(None)
+    elif node.kind == "expanded":
+        _dump_node(node.children[0], out)
+    else:
+        keys = len(node.keys) if node.kind in ("list", "tuple") else node.keys
+        out.append([node.kind, node.type_name, keys])
+        for child in node.children:
+            _dump_node(child, out)
+
+
+def load_record(data: bytes) -> Record:
+    """The record that stands in the bytes of ckpt.json.
+
+    Raises:
+        CheckpointCorrupt: not what ``dump_record`` wrote, bit for bit.
+    """
+    head = len(_PREFIX % 0)
+    body = data[head:-2]
+    if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
+        raise _bad("its own checksum does not match: it is damaged or incomplete")
+    value = parse_json(body, RECORD_FILE)
+    try:
+        version = value["format_version"]
+        if version != FORMAT_VERSION:
+            raise _bad(
+                f"format version {version!r} is not known to this version of ckpt "
+                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
+            )
+        return Record(
+            items={str(name): _load_item(item) for name, item in value["items"].items()},
+            files={
+                str(name): FileRecord(_size(size), int(crc), bool(is_data))
+                for name, (size, crc, is_data) in value["files"].items()
+            },
+            token=str(value["token"]),
+            single=bool(value["single"]),
+            metadata=value["metadata"],
+            metrics=dict(value["metrics"]),
+            versions=dict(value["versions"]),
+            topology=dict(value["topology"]),
+            created_unix_secs=float(value["created_unix_secs"]),
+        )
+    except CheckpointCorrupt:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
+
+
+def _bad(what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{RECORD_FILE}: {what}", file=RECORD_FILE)
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_BYTES:
+        raise ValueError(f"impossible size {value!r}")
+    return value
+
+
+def _load_item(value: dict[str, Any]) -> ItemRecord:
+    paths: list[Path] = []
+    root = load_nodes(value["nodes"], paths)
+    leaves = tuple(_load_leaf(leaf) for leaf in value["leaves"])
+    if len(leaves) != len(paths):
+        raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
+    return ItemRecord(
+        form=str(value["form"]),
+        tree=root,
+        paths=tuple(paths),
+        leaves=leaves,
+        shardings=tuple(value["shardings"]),
+        codec=value["codec"],
+        process_count=int(value["process_count"]),
+    )
+
+
+def _load_leaf(value: list[Any]) -> LeafRecord:
+    kind, dtype, shape, chunk, detail, sharding = value
+    spec = LeafSpec(kind, dtype, tuple(shape), detail)
+    if len(spec.shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in spec.shape):
+        raise ValueError(f"impossible shape {shape!r}")
+    if dtype and kind != "key":
+        dtype_from_name(dtype)
+    if spec.stored_bytes >= _MAX_BYTES:
+        raise ValueError(f"impossible shape {shape!r}")
+    chunk = tuple(chunk)
+    stored = spec.stored_shape if spec.stored_dtype else ()
+    if len(chunk) != len(stored) or any(type(n) is not int or n < 1 for n in chunk):
+        raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
+    return LeafRecord(spec, chunk, sharding)
+
+
+_KINDS = frozenset({"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom"})
+
+
+def load_nodes(tokens: list[Any], paths: list[Path]) -> Node:
+    """The structure that ``dump_nodes`` flattened; the leaves' paths are appended to ``paths``."""
+    stream = iter(tokens)
+    root = _load_node(stream, (), paths)
+    if next(stream, paths) is not paths:
+        raise ValueError("the structure has more nodes than its root holds")
+    return root
+
+
+def _load_node(stream: Iterator[Any], path: Path, paths: list[Path]) -> Node:
+    token = next(stream, "")
+    if token == 0:
+        paths.append(path)
+        return LEAF
+    if token is None:
+        return NONE
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
+    kind, type_name, keys = token
+    if kind not in _KINDS:
+        raise ValueError(f"unknown kind of container {kind!r}")
+    if isinstance(keys, int):
+        keys = range(_size(keys))
+    children: list[Node] = []
+    entries: list[str | int] = []
+    for key in keys:
+        if type(key) is not str and type(key) is not int:
+            raise ValueError(f"impossible key {key!r}")
+        entries.append(key)
+        children.append(_load_node(stream, (*path, key), paths))
+    return Node(kind, tuple(entries), tuple(children), str(type_name))

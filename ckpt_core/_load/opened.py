@@ -1,0 +1,289 @@
+"""Finding a checkpoint and opening it: ours by its record, Orbax's by its metadata."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import crc32c
+
+from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._fork import refuse_in_forked_child
+from ckpt_core._format import orbax
+from ckpt_core._format.record import (
+    FORMAT_VERSION,
+    MARKER,
+    RECORD_FILE,
+    Record,
+    load_record,
+    parse_json,
+)
+from ckpt_core._leaves import LeafSpec
+from ckpt_core._results import logger
+from ckpt_core._storage import KeyValues, Location
+from ckpt_core._tree import LEAF, Node, Path, array_name
+
+
+@dataclass(frozen=True)
+class SavedItem:
+    """One item of an opened checkpoint.
+
+    Attributes:
+        name: of the item; empty for a flat directory of Orbax.
+        form: ``tree``, ``process``, or ``json``.
+        root, paths, specs, shardings: the tree and, per leaf, where and what it is.
+        names: array names, per leaf.
+        chunks: chunk shapes, per leaf; empty where Orbax wrote it.
+        codec: name of the compression, or None.
+        process_count: of the processes that wrote it.
+        orbax: how Orbax stored it, for items that ckpt did not write.
+        value: of a json item.
+        directory: of the item, relative to the checkpoint.
+    """
+
+    name: str
+    form: str
+    root: Node = LEAF
+    paths: Sequence[Path] = ()
+    specs: Sequence[LeafSpec] = ()
+    shardings: Sequence[dict[str, Any] | None] = ()
+    names: Sequence[str] = ()
+    chunks: Sequence[tuple[int, ...]] = ()
+    codec: str | None = None
+    process_count: int = 1
+    orbax: orbax.OrbaxTree | None = None
+    value: Any = None
+    directory: str = ""
+
+    @property
+    def leaves(self) -> list[tuple[Path, LeafSpec]]:
+        """Path and description of every leaf."""
+        return list(zip(self.paths, self.specs, strict=True))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose metadata has been read, and none of its arrays.
+
+    Attributes:
+        path: absolute.
+        location: of it.
+        form: how files are read.
+        items: by name.
+        single: whether ``load`` gives the tree itself.
+        record: ours; None for Orbax's own directories.
+        metadata, metrics: what the user saved.
+    """
+
+    path: str
+    location: Location
+    form: Form
+    items: dict[str, SavedItem]
+    single: bool
+    record: Record | None = None
+    metadata: Any = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
+        """A file's bytes, checked against the record where there is one.
+
+        Raises:
+            CheckpointCorrupt: it is missing, or not as it was saved.
+        """
+        data = self.form.read(self.path, name)
+        if data is None:
+            raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
+        if self.record is not None:
+            expected = self.record.files.get(name)
+            if expected is None:
+                raise CheckpointCorrupt(f"{self.path}: file {name} was never saved", file=name, leaf=leaf)
+            if expected.size_bytes != len(data) or expected.crc32c != crc32c.crc32c(data):
+                raise CheckpointCorrupt(
+                    f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
+                    file=name,
+                    leaf=leaf,
+                )
+        return data
+
+
+def form_of(local: bool) -> Any:
+    """How directories work, for local paths and for URLs."""
+    return LocalForm() if local else StoreForm(lambda url: KeyValues(Location(url, False)))
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Opened:
+    """Reads what a checkpoint holds.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        CheckpointCorrupt: its metadata is damaged.
+    """
+    refuse_in_forked_child()
+    text, local = resolve(path)
+    form = form_of(local)
+    aside = form.replaced(text)
+    if aside is not None:
+        text = aside  # a replacement was cut short between its two renames: the old one counts
+    record = form.read(text, RECORD_FILE)
+    if record is not None:
+        return _open_ours(text, local, form, load_record(record))
+    described = form.read(text, orbax.STEP_METADATA)
+    step = _parse_step(described) if described else {}
+    if MARKER in step.get("custom_metadata", {}):
+        raise _no_record(text)
+    tree = form.read(text, orbax.ITEM_METADATA)
+    if tree is not None:
+        return _open_flat(text, local, form, orbax.load_item_metadata(tree, orbax.ITEM_METADATA))
+    return _open_orbax(text, local, form, step)
+
+
+def _no_record(path: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"{path}: {RECORD_FILE} is missing, though the checkpoint says that it must be there: "
+        "nothing in it can be checked. Restore the file, or load another checkpoint",
+        file=RECORD_FILE,
+    )
+
+
+def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
+    items: dict[str, SavedItem] = {}
+    for name, item in record.items.items():
+        shardings = [
+            None if leaf.sharding is None else item.shardings[leaf.sharding] for leaf in item.leaves
+        ]
+        items[name] = SavedItem(
+            name=name,
+            form=item.form,
+            root=item.tree,
+            paths=item.paths,
+            specs=[leaf.spec for leaf in item.leaves],
+            shardings=shardings,
+            names=[array_name(leaf_path) for leaf_path in item.paths],
+            chunks=[leaf.chunk for leaf in item.leaves],
+            codec=item.codec,
+            process_count=item.process_count,
+            directory=name,
+        )
+    return Opened(
+        path, Location(path, local), form, items, record.single, record, record.metadata, record.metrics
+    )
+
+
+def _parse_step(data: bytes) -> dict[str, Any]:
+    value = parse_json(data, orbax.STEP_METADATA)
+    if not isinstance(value, dict):
+        raise CheckpointCorrupt(f"{orbax.STEP_METADATA}: not an object", file=orbax.STEP_METADATA)
+    value["custom_metadata"] = value.get("custom_metadata") or {}
+    return value
+
+
+def _open_flat(path: str, local: bool, form: Form, tree: orbax.OrbaxTree) -> Opened:
+    """A directory that is itself an item: Orbax's flat form, or one item of ours."""
+    if tree.required_record:
+        parent, name = os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
+        record = form.read(parent, RECORD_FILE)
+        if record is None:
+            raise _no_record(path)
+        opened = _open_ours(parent, local, form, load_record(record))
+        if name not in opened.items:
+            raise CheckpointCorrupt(f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE)
+        return replace(opened, items={name: opened.items[name]}, single=True)
+    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
+    item = _orbax_tree_item(path, form, "", "", tree)
+    return Opened(path, Location(path, local), form, {"": item}, True)
+
+
+def _orbax_tree_item(path: str, form: Form, name: str, directory: str, tree: orbax.OrbaxTree) -> SavedItem:
+    """A tree item that Orbax wrote; dtypes and shapes are known only when arrays are opened."""
+    prefix = f"{directory}/" if directory else ""
+    shardings: dict[str, dict[str, Any]] = {}
+    data = form.read(path, prefix + orbax.SHARDING_FILE)
+    if data:
+        shardings = orbax.load_shardings(data, prefix + orbax.SHARDING_FILE)
+    return SavedItem(
+        name=name,
+        form="tree",
+        root=tree.root,
+        paths=[leaf.path for leaf in tree.leaves],
+        shardings=[shardings.get(leaf.name) for leaf in tree.leaves],
+        names=[leaf.name for leaf in tree.leaves],
+        orbax=tree,
+        directory=directory,
+    )
+
+
+def _open_orbax(path: str, local: bool, form: Form, step: dict[str, Any]) -> Opened:
+    """A step directory that Orbax wrote."""
+    handlers = step.get("item_handlers")
+    handlers = handlers if isinstance(handlers, dict) else {}
+    items: dict[str, SavedItem] = {}
+    metrics: dict[str, float] = {}
+    for name in form.children(path):
+        known = orbax.handler_form(str(handlers.get(name, "")))
+        item = _orbax_item(path, form, name, known)
+        if item is None:
+            continue
+        if name == "metrics" and item.form == "json":
+            metrics = item.value if isinstance(item.value, dict) else {}
+        else:
+            items[name] = item
+    if not items:
+        raise _not_found(path, form)
+    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
+    single = len(items) == 1 and next(iter(items)) in ("default", "state")
+    return Opened(
+        path, Location(path, local), form, items, single, None, step.get("custom_metadata"), metrics
+    )
+
+
+def _orbax_item(path: str, form: Form, name: str, known: str) -> SavedItem | None:
+    nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
+    directory = f"{name}/{nested}" if nested else name
+    data = form.read(path, f"{directory}/{orbax.ITEM_METADATA}")
+    if data is not None:
+        tree = orbax.load_item_metadata(data, f"{directory}/{orbax.ITEM_METADATA}")
+        if tree.required_record:
+            raise _no_record(path)
+        item = _orbax_tree_item(path, form, name, directory, tree)
+        return replace(item, form={"array": "array", "jax_key": "jax_key", "numpy_key": "numpy_key"}.get(known, "tree"))
+    if known in ("array", "jax_key"):
+        return SavedItem(name, known, directory=directory)
+    for file in ("metadata", "data.json", "metrics"):
+        data = form.read(path, f"{name}/{file}")
+        if data is not None:
+            return SavedItem(name, "json", value=parse_json(data, f"{name}/{file}"), directory=name)
+    if any(part.startswith("process_") for part in _files_in(form, path, name)):
+        return SavedItem(name, "process", directory=name)
+    return None
+
+
+def _files_in(form: Form, path: str, name: str) -> list[str]:
+    return [part.rpartition("/")[2] for part in form.files(f"{path}/{name}") if "/" not in part]
+
+
+def _not_found(path: str, form: Form) -> CheckpointNotFound:
+    """The error for a path without a checkpoint, with what may have been meant."""
+    if not form.exists(path):
+        parent, _, name = path.rpartition("/")
+        near = difflib.get_close_matches(name, form.children(parent), n=3, cutoff=0.3) if parent else []
+        others = near or sorted(form.children(parent))[-5:] if parent else []
+        hint = f"; beside it are {', '.join(others)}" if others else ""
+        return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
+    inside = sorted(form.children(path), key=lambda text: (len(text), text))
+    steps = [name for name in inside if form.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()]
+    if steps:
+        return CheckpointNotFound(
+            f"{path} is a directory of checkpoints, not one: load one of {', '.join(steps[-5:])}, or "
+            "use Checkpointer(directory)"
+        )
+    what = f"it holds {', '.join(inside[:5])}" if inside else "it is empty, or its save never finished"
+    return CheckpointNotFound(f"no checkpoint at {path}: {what}")
+
+
+def format_version(opened: Opened) -> int | None:
+    """Version of our format, or None for Orbax's."""
+    return None if opened.record is None else FORMAT_VERSION

@@ -1,0 +1,225 @@
+"""From stored arrays to the values that the caller asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from ckpt_core import _snapshot
+from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
+from ckpt_core._leaves import LeafSpec, as_logical, dtype_from_name, from_host_array
+from ckpt_core._load.opened import SavedItem
+from ckpt_core._plan import Region, whole
+from ckpt_core._tree import Path, format_path
+
+Array = np.ndarray[Any, Any]
+
+_SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one leaf shall become.
+
+    Attributes:
+        spec: kind, dtype and shape of the result.
+        sharding: for jax arrays; None for uncommitted on the default device.
+        regions: of the stored array that this process needs.
+    """
+
+    spec: LeafSpec
+    sharding: Any
+    regions: list[Region]
+
+
+Chooser = Callable[[int], Any]
+"""From a leaf's position in the saved item to its sharding (None: uncommitted)."""
+
+
+def plain_targets(
+    item: SavedItem, positions: Sequence[int], *, sharding: Any, as_numpy: bool
+) -> dict[int, Target]:
+    """Targets for a load without ``like``: everything as it was saved."""
+    targets: dict[int, Target] = {}
+    for position in positions:
+        spec = item.specs[position]
+        if as_numpy and spec.kind == "jax":
+            spec = LeafSpec("numpy", spec.dtype, spec.shape)
+        chosen = _chosen(item, position, sharding) if spec.kind in ("jax", "key") and not as_numpy else None
+        targets[position] = _target(item, position, spec, chosen, as_numpy)
+    return targets
+
+
+def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
+    """The sharding that ``sharding=`` asks for, or else the saved one where devices allow it."""
+    described = item.shardings[position]
+    if sharding is None:
+        return _snapshot.rebuild_sharding(described)
+    if isinstance(sharding, Mesh):
+        return _snapshot.rebuild_sharding(described, sharding) or NamedSharding(sharding, PartitionSpec())
+    if isinstance(sharding, Sharding):
+        return _fitting(sharding, item.specs[position])
+    if callable(sharding):
+        return sharding(format_path(item.paths[position]), item.specs[position])
+    return _at_path(sharding, item.paths[position])
+
+
+def _at_path(tree: Any, path: Path) -> Any:
+    """The sharding that a tree of shardings, or a prefix of one, holds for a leaf."""
+    node = tree
+    for entry in path:
+        if node is None or isinstance(node, (Sharding, Mesh)):
+            break
+        try:
+            named = isinstance(entry, str) and not isinstance(node, Mapping)
+            node = getattr(node, entry) if named else node[entry]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            raise TypeError(
+                f"sharding= has nothing for leaf {format_path(path)}: pass a Sharding, a Mesh, a tree of "
+                "shardings with the structure of the checkpoint, or a function of (path, leaf)"
+            ) from None
+    if node is not None and not isinstance(node, Sharding):
+        raise TypeError(f"sharding= holds a {type(node).__name__} for leaf {format_path(path)}")
+    return node
+
+
+def _fitting(sharding: Sharding, spec: LeafSpec) -> Sharding:
+    """One sharding for a whole tree: leaves of too few dimensions are replicated."""
+    if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(spec.shape):
+        return NamedSharding(sharding.mesh, PartitionSpec())
+    return sharding
+
+
+def _target(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool) -> Target:
+    saved = item.specs[position]
+    if spec.kind == "jax" and spec.dtype in _SIXTY_FOUR and not jax.config.jax_enable_x64:
+        raise CheckpointError(
+            f"{format_path(item.paths[position])}: {spec.dtype} would lose half its bits: jax runs "
+            "without 64-bit types. Set jax_enable_x64, load with as_numpy=True, or give a target of "
+            "32 bits and cast=True"
+        )
+    if as_numpy or spec.kind not in ("jax", "key"):
+        return Target(spec, None, [whole(saved.stored_shape)])
+    regions = _snapshot.local_regions(sharding, saved.shape)
+    if spec.kind == "key":
+        words = saved.stored_shape[-1]
+        regions = [(*region, (0, words)) for region in regions]
+    return Target(spec, sharding, regions)
+
+
+def like_targets(
+    item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]
+) -> list[Target]:
+    """Targets for leaves of a ``like``: (position saved, wanted spec, live or abstract leaf)."""
+    mesh = _mesh_of(leaf for _, _, leaf in wanted)
+    targets: list[Target] = []
+    for position, spec, leaf in wanted:
+        sharding = None
+        if spec.kind in ("jax", "key"):
+            sharding = _snapshot.wanted_sharding(leaf)
+            if sharding is None and isinstance(leaf, jax.ShapeDtypeStruct):
+                sharding = _default_sharding(item.shardings[position], mesh)
+        targets.append(_target(item, position, spec, sharding, False))
+    return targets
+
+
+def _mesh_of(leaves: Any) -> Any:
+    for leaf in leaves:
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            sharding = _snapshot.wanted_sharding(leaf)
+            if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+                return sharding.mesh
+    return None
+
+
+def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
+    """For an abstract leaf that does not say: as saved, but never off the mesh of its neighbours."""
+    saved = _snapshot.rebuild_sharding(described)
+    if mesh is None or described is None:
+        return saved
+    if isinstance(saved, NamedSharding) and saved.mesh == mesh:
+        return saved
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> None:
+    """Refuses, before anything is read, a load that cannot end well.
+
+    Raises:
+        CheckpointError: the arrays exceed the default device's free memory, or several processes
+            run and nothing says where arrays shall lie.
+    """
+    if explicit:
+        return
+    unplaced = [target.spec for target in targets if target.sharding is None and target.spec.kind in ("jax", "key")]
+    if unplaced and jax.process_count() > 1 and any(item.shardings):
+        raise CheckpointError(
+            f"item {item.name!r}: several processes run and the saved sharding does not fit their "
+            "devices: pass sharding=, a like with shardings, or as_numpy=True"
+        )
+    free = _snapshot.free_bytes()
+    needed = sum(spec.stored_bytes for spec in unplaced)
+    if free is not None and needed > free:
+        raise CheckpointError(
+            f"item {item.name!r}: {needed:,} bytes do not fit into the {free:,} free bytes of the "
+            "default device: pass sharding= to spread them, or as_numpy=True to keep them on the host"
+        )
+
+
+def value_of(
+    saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path, *, keep_weak: bool = True
+) -> Any:
+    """The leaf's value from the stored arrays of the regions that were asked for."""
+    spec = target.spec
+    if spec.kind == "key":
+        if target.sharding is None and saved.kind != "key":
+            raise CheckpointError(f"{format_path(path)}: not a PRNG key")
+        keyed = {region[:-1]: part for region, part in parts.items()}
+        return _snapshot.place_key(saved.shape, spec.dtype, target.sharding, keyed)
+    logical = {region: _converted(as_logical(part, saved), saved, spec, path) for region, part in parts.items()}
+    if spec.kind == "jax":
+        value = _snapshot.place(saved.shape, target.sharding, logical)
+        if keep_weak and saved.detail == "weak" and target.sharding is None:
+            return _snapshot.weaken(value)
+        return value
+    (array,) = logical.values()
+    if saved.kind == "key":
+        return array
+    if spec.kind == "numpy" and saved.kind == "numpy" and spec.detail == "":
+        spec = LeafSpec("numpy", spec.dtype, spec.shape, saved.detail)
+    return _host_value(array, spec)
+
+
+def _host_value(array: Array, spec: LeafSpec) -> Any:
+    if spec.kind == "numpy":
+        return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array
+    if spec.kind == "numpy_scalar":
+        return array[()]
+    return from_host_array(array, spec)
+
+
+def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Array:
+    """The array under the wanted dtype; only a cast that was asked for may change values."""
+    if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
+        return array
+    dtype = dtype_from_name(spec.dtype)
+    if array.dtype == dtype:
+        return array
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+    numbers = ("int", "bigint")
+    if saved.kind in numbers and not np.array_equal(converted.astype(array.dtype), array):
+        difference = Mismatch(format_path(path), "dtype", f"int {array.item()}", str(spec))
+        raise StructureMismatch([difference], advice="The saved number does not fit the wanted dtype.")
+    return converted
+
+
+def is_resharded(described: dict[str, Any], sharding: Any) -> bool:
+    """Whether a sharding is another one than the saved."""
+    saved = _snapshot.rebuild_sharding(described)
+    return saved is None or saved != sharding

@@ -1,0 +1,265 @@
+"""Saved leaves against wanted ones: patterns, renames, and every mismatch at once. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpt_core._errors import Mismatch
+from ckpt_core._leaves import ARRAY_KINDS, LeafSpec
+from ckpt_core._tree import Path, format_path
+
+Select = Callable[[Path, LeafSpec], bool]
+
+
+@dataclass(frozen=True)
+class MatchRules:
+    """How strictly the two sides must agree.
+
+    Attributes:
+        rename: saved path -> wanted path, as text.
+        cast: whether a dtype may be converted to the wanted one.
+        missing: ``error``, or ``keep`` what the target holds.
+        unexpected: ``error``, or ``ignore`` what was saved.
+        loose_keys: text keys fit ints (Orbax's own trees keep no key types).
+    """
+
+    rename: Callable[[str], str] | None = None
+    cast: bool = False
+    missing: str = "error"
+    unexpected: str = "error"
+    loose_keys: bool = False
+
+
+@dataclass
+class Match:
+    """Which saved leaf goes where.
+
+    Attributes:
+        source: for every wanted leaf the position of the saved one, or None to keep it.
+        mismatches: everything that does not fit.
+        missing, unexpected, cast: paths, for the report.
+    """
+
+    source: list[int | None] = field(default_factory=list[int | None])
+    mismatches: list[Mismatch] = field(default_factory=list[Mismatch])
+    missing: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    cast: list[str] = field(default_factory=list[str])
+
+
+def match(
+    saved: Sequence[tuple[Path, LeafSpec]],
+    wanted: Sequence[tuple[Path, LeafSpec | None]],
+    rules: MatchRules,
+    *,
+    selected: Select | None = None,
+    item: str | None = None,
+) -> Match:
+    """Pairs saved and wanted leaves by path.
+
+    Args:
+        saved: what the checkpoint holds.
+        wanted: what the target asks for; a None spec takes whatever was saved.
+        rules: how strictly.
+        selected: leaves outside this selection are kept and neither missing nor unexpected.
+        item: for the messages.
+    """
+    result = Match()
+    # a renamed path was typed by a person, who cannot type the difference between "0" and 0
+    loose = rules.loose_keys or rules.rename is not None
+    by_key: dict[object, int] = {}
+    for position, (path, _) in enumerate(saved):
+        key = _identity(_renamed(path, rules.rename), loose)
+        if by_key.setdefault(key, position) != position:
+            both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
+            raise ValueError(f"rename= gives {both} the same path {format_path(_renamed(path, rules.rename))!r}")
+    used: set[int] = set()
+    for path, spec in wanted:
+        position = by_key.get(_identity(path, loose))
+        if selected is not None and not _is_selected(selected, path, spec, saved, position):
+            result.source.append(None)
+            used.update(() if position is None else (position,))
+            continue
+        result.source.append(position)
+        if position is None:
+            result.missing.append(format_path(path))
+            if rules.missing == "error":
+                text = "something" if spec is None else str(spec)
+                result.mismatches.append(Mismatch(format_path(path), "missing", None, text, None, item))
+            continue
+        used.add(position)
+        if spec is not None:
+            _compare(format_path(path), saved[position][1], spec, rules, result, item)
+    for position, (path, spec) in enumerate(saved):
+        if position in used or (selected is not None and not selected(path, spec)):
+            continue
+        result.unexpected.append(format_path(path))
+        if rules.unexpected == "error":
+            result.mismatches.append(
+                Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
+            )
+    result.mismatches = _with_nearest(result.mismatches, saved, wanted)
+    return result
+
+
+def _is_selected(
+    selected: Select,
+    path: Path,
+    spec: LeafSpec | None,
+    saved: Sequence[tuple[Path, LeafSpec]],
+    position: int | None,
+) -> bool:
+    known = spec if position is None else saved[position][1]
+    return selected(path, known if known is not None else LeafSpec("unknown"))
+
+
+def _identity(path: Path, loose: bool) -> object:
+    return tuple(map(str, path)) if loose else path
+
+
+def _renamed(path: Path, rename: Callable[[str], str] | None) -> Path:
+    return path if rename is None else parse_path(rename(format_path(path)))
+
+
+def parse_path(text: str) -> Path:
+    """The entries of a path that a person typed; all of them text."""
+    if text in ("", "(root)"):
+        return ()
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in text.split("/"))
+
+
+_PYTHON_NUMBERS = {"int": "iu", "float": "f", "bool": "b", "complex": "c"}
+
+
+def _compare(
+    path: str, saved: LeafSpec, wanted: LeafSpec, rules: MatchRules, result: Match, item: str | None
+) -> None:
+    """Adds the mismatches of one pair."""
+
+    def differs(kind: str) -> None:
+        result.mismatches.append(Mismatch(path, kind, str(saved), str(wanted), None, item))
+
+    if {saved.kind, wanted.kind} <= {"int", "bigint"}:
+        return
+    saved_group, wanted_group = _group(saved), _group(wanted)
+    if saved_group != wanted_group:
+        differs("kind")
+        return
+    if saved_group != "number":
+        if saved_group == "key" and saved.dtype != wanted.dtype:
+            differs("dtype")
+        if saved_group == "key" and saved.shape != wanted.shape:
+            differs("shape")
+        return
+    if saved.shape != wanted.shape:
+        differs("shape")
+    if saved.dtype == wanted.dtype:
+        return
+    loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
+    if loose and _dtype_group(saved.dtype) == _dtype_group(wanted.dtype):
+        return  # a Python number has no width of its own; a value that does not fit is an error
+    if rules.cast:
+        result.cast.append(path)
+    else:
+        differs("dtype")
+
+
+def _group(spec: LeafSpec) -> str:
+    """Leaves of different groups never stand for one another."""
+    numbers = ("jax", "numpy", "numpy_scalar", "float", "bool", "complex", "int")
+    return "number" if spec.kind in numbers else spec.kind
+
+
+def _dtype_group(name: str) -> str:
+    if name.startswith(("uint", "int")):
+        return "i"
+    if name.startswith(("float", "bfloat")):
+        return "f"
+    return name[:1]
+
+
+def _with_nearest(
+    mismatches: list[Mismatch],
+    saved: Sequence[tuple[Path, LeafSpec]],
+    wanted: Sequence[tuple[Path, LeafSpec | None]],
+) -> list[Mismatch]:
+    """Adds to missing and unexpected leaves the most similar name that is free on the other side."""
+    missing = [entry.path for entry in mismatches if entry.kind == "missing"]
+    unexpected = [entry.path for entry in mismatches if entry.kind == "unexpected"]
+    if len(missing) + len(unexpected) > 200:
+        return mismatches  # difflib is quadratic, and nobody reads two hundred hints
+    saved_names = unexpected or [format_path(path) for path, _ in saved[:1000]]
+    wanted_names = missing or [format_path(path) for path, _ in wanted[:1000]]
+    found: list[Mismatch] = []
+    for entry in mismatches:
+        if entry.kind in ("missing", "unexpected"):
+            names = saved_names if entry.kind == "missing" else wanted_names
+            close = difflib.get_close_matches(entry.path, names, n=1, cutoff=0.6)
+            nearest = close[0] if close else None
+            entry = Mismatch(entry.path, entry.kind, entry.saved, entry.wanted, nearest, entry.item)
+        found.append(entry)
+    return found
+
+
+def pattern_to_regex(pattern: str) -> re.Pattern[str]:
+    """A path pattern as a regular expression: ``*`` within an entry, ``**`` across entries."""
+    parts: list[str] = []
+    for part in pattern.split("/"):
+        if part == "**":
+            parts.append(r"(?:[^/]+(?:/[^/]+)*)?")
+        else:
+            parts.append("".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part))
+    text = "/".join(parts)
+    # "a/**" holds a itself, "**/b" holds b itself
+    many = re.escape("") + r"(?:[^/]+(?:/[^/]+)*)?"
+    text = text.replace("/" + many, r"(?:/[^/]+)*")
+    text = text.replace(many + "/", r"(?:[^/]+/)*")
+    return re.compile(text)
+
+
+def selector(only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str) -> Select | None:
+    """The selection that ``only=`` asks for, over paths inside ``item``.
+
+    A pattern is tried on the path inside the item and on ``item/path``.
+    """
+    if only is None:
+        return None
+    if callable(only):
+        return lambda path, spec: only(format_path(path), spec)
+    patterns = [pattern_to_regex(text) for text in ([only] if isinstance(only, str) else only)]
+
+    def selected(path: Path, spec: LeafSpec) -> bool:
+        inside = format_path(path)
+        full = f"{item}/{inside}" if path else item
+        return any(p.fullmatch(inside) or p.fullmatch(full) for p in patterns)
+
+    return selected
+
+
+def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
+    """The function from saved to wanted paths that ``rename=`` asks for.
+
+    A mapping replaces whole leading entries: ``{"encoder": "backbone"}`` turns ``encoder/w`` into
+    ``backbone/w``; the longest match counts.
+    """
+    if rename is None or callable(rename):
+        return rename
+    table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
+
+    def renamed(path: str) -> str:
+        for old, new in table:
+            if path == old:
+                return new
+            if path.startswith(old + "/"):
+                return f"{new}{path[len(old):]}".removeprefix("/")
+        return path
+
+    return renamed
+
+
+def wants_array(spec: LeafSpec) -> bool:
+    """Whether a target leaf is filled with an array rather than a plain value."""
+    return spec.kind in ARRAY_KINDS

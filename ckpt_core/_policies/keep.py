@@ -1,0 +1,145 @@
+"""What to keep: policies that can be joined with ``|``; the newest step is always kept.
+
+Example:
+    >>> from ckpt_core import keep
+    >>> steps = [keep.StepFacts(step) for step in range(5)]
+    >>> sorted((keep.latest(1) | keep.every_steps(2))(steps))
+    [0, 2, 4]
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What a policy may know of a step.
+
+    Attributes:
+        step: its number.
+        created_unix_secs: when it was committed.
+        metrics: what was saved with it.
+    """
+
+    step: int
+    created_unix_secs: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+Selection = Callable[[Sequence[StepFacts]], Mapping[int, str]]
+
+
+@dataclass(frozen=True)
+class KeepPolicy:
+    """Gives, for steps in ascending order, those to keep with the reason; ``a | b`` keeps both's."""
+
+    select: Selection
+    name: str
+
+    def __call__(self, steps: Sequence[StepFacts]) -> dict[int, str]:
+        return dict(self.select(steps))
+
+    def __or__(self, other: KeepPolicy) -> KeepPolicy:
+        def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+            mine, others = self(steps), dict(other.select(steps))
+            both = {step: f"{mine[step]}; {others[step]}" for step in mine.keys() & others.keys()}
+            return {**mine, **others, **both}
+
+        return KeepPolicy(select, f"{self.name} | {other.name}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def all() -> KeepPolicy:  # named as users write it: keep.all()
+    """Every step."""
+    return KeepPolicy(lambda steps: {facts.step: "all are kept" for facts in steps}, "all()")
+
+
+def latest(n: int) -> KeepPolicy:
+    """The newest ``n`` steps."""
+    n = operator.index(n)
+    if n < 1:
+        raise ValueError(f"latest({n}): at least the newest step is kept")
+    return KeepPolicy(
+        lambda steps: {facts.step: f"among the latest {n}" for facts in steps[-n:]}, f"latest({n})"
+    )
+
+
+def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
+    """The ``n`` steps with the best value of a metric; steps where it is missing or NaN never win.
+
+    Args:
+        metric: its name in ``metrics=``.
+        n: how many; of equal values the newer ones.
+        mode: ``"min"`` or ``"max"``.
+    """
+    n = operator.index(n)
+    if mode not in ("min", "max") or n < 1:
+        raise ValueError(f"best(n={n}, mode={mode!r}): mode must be 'min' or 'max', n at least 1")
+    sign = 1 if mode == "max" else -1
+
+    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+        ranked = sorted(
+            (facts for facts in steps if not math.isnan(facts.metrics.get(metric, math.nan))),
+            key=lambda facts: (sign * facts.metrics[metric], facts.step),
+            reverse=True,
+        )
+        return {facts.step: f"among the best {n} by {metric}" for facts in ranked[:n]}
+
+    return KeepPolicy(select, f"best({metric!r}, n={n}, mode={mode!r})")
+
+
+def every_steps(interval: int) -> KeepPolicy:
+    """Steps that ``interval`` divides."""
+    interval = operator.index(interval)
+    if interval < 1:
+        raise ValueError(f"every_steps({interval}): the interval must be at least 1")
+    return KeepPolicy(
+        lambda steps: {facts.step: f"a multiple of {interval}" for facts in steps if facts.step % interval == 0},
+        f"every_steps({interval})",
+    )
+
+
+def every_secs(interval_secs: float) -> KeepPolicy:
+    """The first step, and then each that is at least ``interval_secs`` younger than the last kept."""
+
+    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+        kept: dict[int, str] = {}
+        last = -math.inf
+        for facts in steps:
+            if facts.created_unix_secs - last >= interval_secs:
+                kept[facts.step] = f"one every {interval_secs:g} s"
+                last = facts.created_unix_secs
+        return kept
+
+    return KeepPolicy(select, f"every_secs({interval_secs:g})")
+
+
+def steps(chosen: Iterable[int]) -> KeepPolicy:
+    """These steps."""
+    numbers = frozenset(operator.index(step) for step in chosen)
+    return KeepPolicy(
+        lambda facts: {entry.step: "chosen by number" for entry in facts if entry.step in numbers},
+        f"steps({sorted(numbers)})",
+    )
+
+
+def newer_than(secs: float) -> KeepPolicy:
+    """Steps committed within ``secs`` before the newest one."""
+
+    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+        if not steps:
+            return {}
+        newest = max(facts.created_unix_secs for facts in steps)
+        return {
+            facts.step: f"within {secs:g} s of the newest"
+            for facts in steps
+            if newest - facts.created_unix_secs <= secs
+        }
+
+    return KeepPolicy(select, f"newer_than({secs:g})")

@@ -1,0 +1,49 @@
+"""Names of step directories: plain integers, a prefix, a fixed number of digits."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+
+_ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
+MAX_STEP = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class StepNames:
+    """How steps are named; reading understands every other way too.
+
+    Attributes:
+        prefix: joined to the number with ``_``, as Orbax does.
+        fixed_length: digits, filled up with zeros.
+    """
+
+    prefix: str | None = None
+    fixed_length: int | None = None
+
+    def name(self, step: int) -> str:
+        """The directory's name."""
+        digits = f"{step:0{self.fixed_length or 1}d}"
+        return digits if self.prefix is None else f"{self.prefix}_{digits}"
+
+    def parse(self, name: str) -> int | None:
+        """The step that a directory's name stands for, or None."""
+        found = _ANY.fullmatch(name)
+        step = int(found[1]) if found and len(found[1]) < 30 else None
+        return step if step is not None and step <= MAX_STEP else None
+
+
+def check_step(step: int) -> int:
+    """The step as an int.
+
+    Raises:
+        TypeError, ValueError: no step number.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step must be an integer, got {step!r}") from None
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
+        raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")
+    return number

@@ -1,0 +1,104 @@
+"""When to save: policies that can be joined with ``|``.
+
+Example:
+    >>> from ckpt_core import when
+    >>> policy = when.every_steps(100) | when.at_steps([5])
+    >>> policy(5, when.SaveContext()), policy(6, when.SaveContext())
+    (True, False)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveContext:
+    """What a policy may look at besides the step.
+
+    Attributes:
+        newest_step: the newest step that is saved or being saved, or None.
+        secs_since_save: since the last save began; infinite where there was none.
+        saving: whether an asynchronous save is running.
+        preempted: whether this run was told to stop.
+    """
+
+    newest_step: int | None = None
+    secs_since_save: float = float("inf")
+    saving: bool = False
+    preempted: bool = False
+
+
+Decision = Callable[[int, SaveContext], bool]
+
+
+@dataclass(frozen=True)
+class SavePolicy:
+    """Says for a step whether to save it; ``a | b`` saves where either does."""
+
+    decide: Decision
+    name: str
+
+    def __call__(self, step: int, context: SaveContext) -> bool:
+        return bool(self.decide(step, context))
+
+    def __or__(self, other: Decision) -> SavePolicy:
+        return any_of(self, other)
+
+    def __ror__(self, other: Decision) -> SavePolicy:
+        return any_of(other, self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def any_of(*policies: Decision) -> SavePolicy:
+    """Saves where any of the policies, or functions of (step, context), does."""
+    name = " | ".join(getattr(policy, "name", repr(policy)) for policy in policies)
+    return SavePolicy(lambda step, context: any(policy(step, context) for policy in policies), name)
+
+
+def every_steps(interval: int) -> SavePolicy:
+    """Every step that ``interval`` divides."""
+    interval = _at_least_one(interval, "interval")
+    return SavePolicy(lambda step, _: step % interval == 0, f"every_steps({interval})")
+
+
+def at_steps(steps: Iterable[int]) -> SavePolicy:
+    """These steps."""
+    chosen = frozenset(operator.index(step) for step in steps)
+    return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})")
+
+
+def every_secs(interval_secs: float) -> SavePolicy:
+    """When the last save began at least ``interval_secs`` ago."""
+    return SavePolicy(
+        lambda _, context: context.secs_since_save >= interval_secs, f"every_secs({interval_secs:g})"
+    )
+
+
+def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
+    """Whenever no save is running, but not more often than the interval."""
+    return SavePolicy(
+        lambda _, context: not context.saving and context.secs_since_save >= minimum_interval_secs,
+        f"continuously({minimum_interval_secs:g})",
+    )
+
+
+def first() -> SavePolicy:
+    """The first step of a directory that holds none."""
+    return SavePolicy(lambda _, context: context.newest_step is None, "first()")
+
+
+def preempted() -> SavePolicy:
+    """The step at which the run was told to stop."""
+    return SavePolicy(lambda _, context: context.preempted, "preempted()")
+
+
+def _at_least_one(number: int, name: str) -> int:
+    number = operator.index(number)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number

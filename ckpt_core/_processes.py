@@ -1,0 +1,84 @@
+"""Agreement of all processes over jax.distributed's coordination service; nothing to do alone.
+
+No device collective is used, so every call is safe from a background thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ckpt_core._errors import BarrierTimeout
+
+_rounds = itertools.count()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run.
+
+    Attributes:
+        index: of this process.
+        count: of all.
+    """
+
+    index: int
+    count: int
+
+    def exchange(self, tag: str, value: str, timeout_secs: float) -> list[str]:
+        """The values of all processes, by index; returns when all have called it.
+
+        Args:
+            tag: names the agreement; the same on all processes, never used twice.
+            value: what this process contributes.
+            timeout_secs: how long to wait for the slowest.
+
+        Raises:
+            BarrierTimeout: with the indices of those that did not come.
+        """
+        if self.count == 1:
+            return [value]
+        client = _client()
+        client.key_value_set(f"ckpt/{tag}/{self.index}", value)
+        deadline = time.monotonic() + timeout_secs
+        values: list[str] = []
+        absent: list[int] = []
+        for process in range(self.count):
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            try:
+                values.append(client.blocking_key_value_get(f"ckpt/{tag}/{process}", left_ms))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+                absent.append(process)
+        if absent:
+            raise BarrierTimeout(
+                f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} "
+                f"of {self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)",
+                absent=absent,
+            )
+        return values
+
+
+def this_run() -> Processes:
+    """The processes of this run; one where jax.distributed was not initialized."""
+    client = _client()
+    if client is None:
+        return Processes(0, 1)
+    return Processes(jax.process_index(), jax.process_count())
+
+
+def next_round() -> str:
+    """A tag that all processes share, if all make the same calls in the same order."""
+    return str(next(_rounds))
+
+
+def _client() -> Any:
+    # jax offers no public handle on the coordination service; Orbax takes it from here too
+    from jax._src import distributed
+
+    return distributed.global_state.client

@@ -1,0 +1,236 @@
+"""Device memory to host memory and back, and the shardings on either side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from ckpt_core._plan import Region, Shape, region_shape, share_replicas, to_region, whole
+
+Piece = tuple[Region, np.ndarray[Any, Any]]
+
+
+def start_transfers(arrays: Sequence[Any]) -> None:
+    """Starts copying arrays to the host, all at once; nothing to do where they are there already."""
+    for array in arrays:
+        if not _on_host(array):
+            for shard in array.addressable_shards:
+                shard.data.copy_to_host_async()
+
+
+def _on_host(array: Any) -> bool:
+    return next(iter(array.sharding.device_set)).platform == "cpu"
+
+
+def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Region, Any]]]:
+    """The regions an array is stored in, and those that this process writes with their data.
+
+    Each distinct shard is written once; where several processes hold it, they share the work by
+    bytes.
+    """
+    shape: Shape = array.shape
+    sharding = array.sharding
+    if isinstance(sharding, SingleDeviceSharding) or array.is_fully_replicated and array.is_fully_addressable:
+        region = whole(shape)
+        single = isinstance(sharding, SingleDeviceSharding)
+        return [region], [(region, array if single else array.addressable_data(0))]
+    holders: dict[Region, list[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        holders.setdefault(to_region(index, shape), []).append(device.process_index)
+    sizes = {region: math.prod(region_shape(region)) for region in holders}
+    owner = share_replicas(holders, sizes)
+    mine: dict[Region, Any] = {}
+    for shard in array.addressable_shards:
+        region = to_region(shard.index, shape)
+        if owner[region] == process and region not in mine:
+            mine[region] = shard.data
+    return list(holders), list(mine.items())
+
+
+def to_host(data: Any) -> np.ndarray[Any, Any]:
+    """The values of a single-device array; a view of its memory where that is the host's.
+
+    A view keeps the buffer: a later step that donates the array leaves it alone and takes new
+    memory instead.
+    """
+    return np.asarray(data)
+
+
+def describe_sharding(array: Any) -> dict[str, Any] | None:
+    """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
+    sharding = array.sharding
+    if isinstance(sharding, NamedSharding):
+        mesh = sharding.mesh
+        described: dict[str, Any] = {
+            "sharding_type": "NamedSharding",
+            "shape": list(mesh.devices.shape),
+            "axis_names": list(mesh.axis_names),
+            "axis_types": [f"AxisType.{kind.name}" for kind in mesh.axis_types],
+            "partition_spec": [list(part) if isinstance(part, tuple) else part for part in sharding.spec],
+            "device_mesh": {"mesh": _nested_ids(mesh.devices)},
+        }
+        if sharding.memory_kind not in (None, "device"):
+            described["memory_kind"] = sharding.memory_kind
+        return described
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
+    return None
+
+
+def _nested_ids(devices: Any) -> Any:
+    if devices.ndim == 0:
+        return {"id": int(devices.item().id)}
+    return [_nested_ids(part) if isinstance(part, np.ndarray) else {"id": int(part.id)} for part in devices]
+
+
+def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None) -> Any:
+    """The sharding on the devices of this process, or None where they do not allow it.
+
+    Args:
+        described: what ``describe_sharding`` gave.
+        mesh: use this mesh instead of the saved one; axes that it lacks are not sharded over.
+    """
+    try:
+        if described is None:
+            return None
+        if described["sharding_type"] == "SingleDeviceSharding":
+            if mesh is not None:
+                return NamedSharding(mesh, PartitionSpec())
+            for device in jax.local_devices():
+                if described["device_str"] in (str(device), f"{device.platform}:{device.id}"):
+                    return SingleDeviceSharding(device)
+            return None
+        if described["sharding_type"] != "NamedSharding":
+            return None
+        spec = [tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]]
+        if mesh is not None:
+            return NamedSharding(mesh, PartitionSpec(*(_refit(part, mesh) for part in spec)))
+        saved = _saved_mesh(described)
+        kind = described.get("memory_kind")
+        return None if saved is None else NamedSharding(saved, PartitionSpec(*spec), memory_kind=kind)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # a description that this jax does not understand is as good as none
+
+
+def _refit(part: Any, mesh: Mesh) -> Any:
+    names = part if isinstance(part, tuple) else (part,)
+    kept = tuple(name for name in names if name in mesh.axis_names)
+    return (kept[0] if len(kept) == 1 else kept) if kept else None
+
+
+def _saved_mesh(described: dict[str, Any]) -> Mesh | None:
+    by_id = {device.id: device for device in jax.devices()}
+    ids: list[int] = []
+
+    def collect(node: Any) -> None:
+        if isinstance(node, list):
+            for child in node:
+                collect(child)
+        else:
+            ids.append(node["id"])
+
+    collect(described["device_mesh"]["mesh"])
+    if any(device_id not in by_id for device_id in ids):
+        return None
+    devices = np.array([by_id[device_id] for device_id in ids], dtype=object).reshape(described["shape"])
+    types = tuple(
+        getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2]) for kind in described.get("axis_types") or []
+    )
+    return Mesh(devices, described["axis_names"], axis_types=types or None)
+
+
+def local_regions(sharding: Any, shape: Shape) -> list[Region]:
+    """The distinct regions of an array of ``shape`` that this process's devices hold."""
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return [whole(shape)]
+    regions = (
+        to_region(index, shape) for index in sharding.addressable_devices_indices_map(shape).values()
+    )
+    return list(dict.fromkeys(regions))
+
+
+def place(shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]) -> Any:
+    """A jax array of these host parts on ``sharding``, or uncommitted on the default device.
+
+    On CPU the array may take over the memory of a part: it must not be used again.
+    """
+    if sharding is None:
+        (part,) = parts.values()
+        return jax.device_put(part)
+    if isinstance(sharding, SingleDeviceSharding):
+        (part,) = parts.values()
+        return jax.make_array_from_callback(shape, sharding, lambda _: part)
+    return jax.make_array_from_callback(shape, sharding, lambda index: parts[to_region(index, shape)])
+
+
+def place_key(shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]) -> Any:
+    """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys."""
+    words = next(iter(parts.values())).shape[-1]
+    data_shape = (*shape, words)
+    data_sharding = sharding
+    if isinstance(sharding, NamedSharding):
+        # jax reports P(None,) for a scalar key on an explicit mesh, which it then does not accept
+        spec = [*sharding.spec[: len(shape)], *[None] * (len(shape) - len(sharding.spec)), None]
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1]))
+        data_sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
+    with_words = {(*region, (0, words)): part for region, part in parts.items()}
+    key = jax.random.wrap_key_data(place(data_shape, data_sharding, with_words), impl=impl)
+    if isinstance(sharding, NamedSharding) and key.sharding != sharding:
+        key = jax.device_put(key, sharding)
+    return key
+
+
+def weaken(value: Any) -> Any:
+    """A weakly typed scalar again, if jax would make one of this dtype."""
+    weak = jax.numpy.asarray(value.item())
+    return weak if weak.dtype == value.dtype else value
+
+
+def concrete(sharding: Any) -> Any:
+    """A sharding over real devices: an abstract mesh is replaced by the mesh in use.
+
+    Raises:
+        ValueError: the mesh is abstract, and none is in use.
+    """
+    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
+        mesh = jax.sharding.get_mesh()
+        if mesh.empty or tuple(mesh.axis_names) != tuple(sharding.mesh.axis_names):
+            raise ValueError(
+                f"the target's sharding {sharding.spec} lies on an abstract mesh "
+                f"{sharding.mesh.axis_names}: load inside `with jax.set_mesh(mesh):`"
+            )
+        return NamedSharding(mesh, sharding.spec)
+    return sharding
+
+
+def wanted_sharding(leaf: Any) -> Any:
+    """Where a target leaf lies: None for uncommitted and for leaves that do not say."""
+    if isinstance(leaf, jax.Array):
+        return leaf.sharding if getattr(leaf, "committed", True) else None
+    return concrete(getattr(leaf, "sharding", None))
+
+
+def free_bytes() -> int | None:
+    """Free memory of the default device, or None where it does not tell."""
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+
+
+def topology() -> dict[str, Any]:
+    """Processes, devices and platform of this run."""
+    return {
+        "process_count": jax.process_count(),
+        "device_count": jax.device_count(),
+        "platform": jax.default_backend(),
+    }
+
+
+Placement = Callable[[str, Any], Any]
