@@ -523,6 +523,8 @@ def _choose_keep_policy(
     """The policy that the short arguments stand for."""
     if (best_metric is None) != (best_mode is None):
         raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
+    if best_mode not in (None, "min", "max"):
+        raise ValueError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
     if policy is not None:
         if max_to_keep is not None or keep_period is not None:
             raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
@@ -544,6 +546,8 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     Raises:
         TypeError: something that is no number.
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}")
     numbers: dict[str, float] = {}
     for name, value in (metrics or {}).items():
         array = np.asarray(value)

@@ -19,8 +19,10 @@ complex                         complex128 array without dimensions
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
@@ -46,7 +48,7 @@ KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 """uint32 words that one key of each implementation takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LeafSpec:
     """What a leaf is, apart from its value.
 
@@ -64,29 +66,31 @@ class LeafSpec:
     shape: tuple[int, ...] = ()
     detail: str = ""
 
-    @property
+    @cached_property
     def stored_dtype(self) -> str:
         """Name of the dtype on disk."""
         if self.kind == "key":
             return "uint32"
         return "uint8" if self.dtype in _BYTE_CARRIED else self.dtype
 
-    @property
+    @cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """Shape on disk."""
         if self.kind == "key":
             return (*self.shape, KEY_WORDS[self.dtype])
         return self.shape
 
-    @property
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The stored dtype as numpy's."""
+        return dtype_from_name(self.stored_dtype)
+
+    @cached_property
     def stored_bytes(self) -> int:
         """Bytes that the leaf takes on disk, uncompressed; 0 for text."""
         if self.kind in TEXT_KINDS:
             return 0
-        count = 1
-        for size in self.stored_shape:
-            count *= size
-        return count * dtype_from_name(self.stored_dtype).itemsize
+        return math.prod(self.stored_shape) * self.numpy_dtype.itemsize
 
     def __str__(self) -> str:
         if self.kind in TEXT_KINDS:
@@ -120,6 +124,17 @@ def key_impl(dtype: Any) -> str:
     return _KEY_IMPLS.get(short, short)
 
 
+@lru_cache(4096)
+def leaf_spec(kind: str, dtype: str, shape: tuple[int, ...] = (), detail: str = "") -> LeafSpec:
+    """The description, one object for all leaves that are alike."""
+    return LeafSpec(kind, dtype, shape, detail)
+
+
+@lru_cache(1024)
+def _dtype_name(dtype: Any) -> str:
+    return dtype.name
+
+
 def is_known_impl(impl: str) -> bool:
     """Whether jax has a PRNG implementation of that name that can be stored."""
     return impl in KEY_WORDS
@@ -140,9 +155,9 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
     Raises:
         UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
     """
-    if isinstance(leaf, jax.core.Tracer):
-        raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        if isinstance(leaf, jax.core.Tracer):
+            raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
         return _describe_jax(leaf, path)
     if isinstance(leaf, np.ndarray):
         if type(leaf) not in (np.ndarray, np.memmap):
@@ -158,23 +173,22 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
         raise _unsupported(
             leaf, path, "its buffer was donated or deleted: save before the step that donates it"
         )
-    if is_key_dtype(leaf.dtype):
-        impl = key_impl(leaf.dtype)
+    dtype = leaf.dtype
+    if not isinstance(dtype, np.dtype):  # only extended dtypes, of keys, are not numpy's
+        impl = key_impl(dtype)
         if impl not in KEY_WORDS:
             raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
         return LeafSpec("key", impl, tuple(leaf.shape))
-    if leaf.dtype == jax.dtypes.float0:
-        raise _unsupported(leaf, path, "float0 arrays hold no values: leave them out")
+    if _dtype_name(dtype) not in _DTYPES:
+        raise _unsupported(leaf, path, f"its dtype {dtype} cannot be stored: convert or leave it out")
     weak = getattr(leaf, "weak_type", False) and not leaf.shape
-    return LeafSpec("jax", leaf.dtype.name, tuple(leaf.shape), "weak" if weak else "")
+    return leaf_spec("jax", _dtype_name(dtype), tuple(leaf.shape), "weak" if weak else "")
 
 
 def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
-    if dtype == jax.dtypes.float0:
-        raise _unsupported(leaf, path, "float0 arrays hold no values: leave them out")
     # jax knows more dtypes than can be stored, numpy many more: objects, dates, records
     if dtype.name not in _DTYPES or dtype.itemsize != _DTYPES[dtype.name].itemsize:
-        raise _unsupported(leaf, path, f"its dtype {dtype} cannot be stored: convert it to numbers")
+        raise _unsupported(leaf, path, f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out")
     return LeafSpec("numpy", dtype.name, leaf.shape, "" if dtype.isnative else ">")
 
 

@@ -6,6 +6,7 @@ a chunk is cut into *blocks* of whole rows, the unit of a checksum.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ def region_slices(region: Region) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in region)
 
 
+@functools.lru_cache(4096)
 def whole(shape: Shape) -> Region:
     """The region that covers an array."""
     return tuple((0, size) for size in shape)
@@ -124,6 +126,12 @@ def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
 def chunk_key(index: tuple[int, ...]) -> str:
     """Zarr3's default key of a chunk, relative to its array (zarr-specs v3, chunk key encoding)."""
     return "/".join(("c", *map(str, index)))
+
+
+@functools.lru_cache(4096)
+def keyed_parts(region: Region, chunk: Shape) -> tuple[tuple[str, ChunkPart], ...]:
+    """The chunks that a region touches, with their keys; remembered, as many arrays are alike."""
+    return tuple((chunk_key(part.index), part) for part in chunk_parts(region, chunk))
 
 
 def rows_per_block(chunk: Shape, itemsize: int, block_bytes: int = BLOCK_BYTES) -> int:

@@ -23,7 +23,7 @@ from ckpt_core._directory import Attempt, Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import refuse_in_forked_child
 from ckpt_core._format import orbax, states
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, checksum_pieces, dump_checksums
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, checksum_chunk, dump_checksums, stored_chunks
 from ckpt_core._format.record import (
     RECORD_FILE,
     FileRecord,
@@ -31,15 +31,14 @@ from ckpt_core._format.record import (
     LeafRecord,
     Record,
     dump_json,
-    dump_nodes,
     dump_record,
 )
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, as_stored, describe, to_host_array, to_text
 from ckpt_core._options import MIB, Options
 from ckpt_core._plan import Region, chunk_shape, gaps, whole
 from ckpt_core._results import PendingSave, logger
-from ckpt_core._storage import ArrayWriter, KeyValues, Location, merge, new_context, read_index
-from ckpt_core._tree import FlatTree, Path, flatten, format_path
+from ckpt_core._storage import SMALL_LEAF_BYTES, ArrayWriter, KeyValues, Location, merge, new_context, read_index
+from ckpt_core._tree import FlatTree, flatten, format_path
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
@@ -64,6 +63,11 @@ class ArrayToWrite:
     spec: LeafSpec
     chunk: tuple[int, ...]
     pieces: list[Piece]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the pieces."""
+        return sum(values.nbytes for _, values in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ def collect_items(
 def _check_item_name(name: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"item names must be text, got {name!r}")
-    bad = not name or "/" in name or "\0" in name or name.startswith((".", "_")) or len(name) > 200
+    bad = not name or "/" in name or ".orbax-checkpoint-tmp" in name or "\0" in name or name.startswith((".", "_")) or len(name) > 200
     if bad or name in _RESERVED_ITEMS or name in (RECORD_FILE, orbax.COMMIT_FILE):
         raise ValueError(
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
@@ -535,24 +539,29 @@ class _Write:
             max_host_bytes=options.max_host_bytes,
             zstd_level=options.zstd_level(),
         )
-        for array in item.arrays:
-            spec = array.spec
-            writer.put(
-                array.name,
-                spec.stored_dtype,
-                spec.stored_shape,
-                array.chunk,
-                array.pieces,
-                describe=self._processes.index == 0,
-            )
-        writer.start()
         checksums: dict[str, list[int]] = {}
+        large: list[ArrayToWrite] = []
         for array in item.arrays:
-            checksums |= checksum_pieces(array.name, array.pieces, array.chunk)
+            stored = (array.name, array.spec.stored_dtype, array.spec.stored_shape, array.chunk)
+            if self._processes.index == 0:
+                writer.put_metadata(*stored)
+            if array.size_bytes > SMALL_LEAF_BYTES or options.compression is not None:
+                writer.put_array(*stored, array.pieces)
+                large.append(array)
+                continue
+            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
+                data = values.tobytes()
+                writer.put_value(key, data)
+                checksums[key] = [crc32c.crc32c(data)]
+        writer.start()
+        # checksums of what is large are computed while it is being written
+        for array in large:
+            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
+                checksums[key] = checksum_chunk(values)
         name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
         attempt.write(name, dump_checksums(checksums))
         writer.finish()
-        return sum(values.nbytes for array in item.arrays for _, values in array.pieces)
+        return sum(array.size_bytes for array in item.arrays)
 
     def _commit(
         self,

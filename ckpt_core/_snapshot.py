@@ -12,6 +12,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from ckpt_core._plan import Region, Shape, region_shape, share_replicas, to_region, whole
 
+try:  # not public; jax.device_put stands in where a later jax lacks it
+    from jax._src.interpreters.pxla import batched_device_put as _batched_device_put
+except ImportError:
+    _batched_device_put = None
+
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
@@ -160,13 +165,30 @@ def place(shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]
 
     On CPU the array may take over the memory of a part: it must not be used again.
     """
-    if sharding is None:
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
         (part,) = parts.values()
-        return jax.device_put(part)
-    if isinstance(sharding, SingleDeviceSharding):
-        (part,) = parts.values()
-        return jax.make_array_from_callback(shape, sharding, lambda _: part)
+        return _put(part, sharding)
     return jax.make_array_from_callback(shape, sharding, lambda index: parts[to_region(index, shape)])
+
+
+def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> Any:
+    """One host array on one device: what ``jax.device_put`` ends in, at a tenth of its cost.
+
+    An array of a tree of thousands costs 80 us in device_put, nearly all of it Python.
+    """
+    if _batched_device_put is None:
+        return jax.device_put(part, sharding)
+    target = SingleDeviceSharding(_default_device()) if sharding is None else sharding
+    aval = jax.core.ShapedArray(part.shape, part.dtype)
+    devices = list(target.device_set)
+    return _batched_device_put(aval, target, [part], devices, committed=sharding is not None)
+
+
+def _default_device() -> Any:
+    chosen = jax.config.jax_default_device
+    if chosen is None:
+        return jax.local_devices()[0]
+    return jax.local_devices(backend=chosen)[0] if isinstance(chosen, str) else chosen
 
 
 def place_key(shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]) -> Any:

@@ -6,7 +6,7 @@ the checksums of its blocks in order. Blocks are cut by ``_plan.blocks`` over th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import crc32c
@@ -14,7 +14,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
-from ckpt_core._plan import BLOCK_BYTES, Region, Shape, blocks, chunk_key, chunk_parts, region_slices
+from ckpt_core._plan import BLOCK_BYTES, Region, Shape, blocks, keyed_parts, region_slices
 
 CHECKSUM_DIRECTORY = "checksums"
 
@@ -54,22 +54,21 @@ def whole_chunk(values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape) ->
     return padded
 
 
-def checksum_pieces(
+def stored_chunks(
     name: str, pieces: Iterable[tuple[Region, np.ndarray[Any, Any]]], chunk: Shape
-) -> dict[str, list[int]]:
-    """From chunk key to the checksums of its blocks, for the pieces of one array."""
+) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Key and values of every chunk of an array's pieces, as they are stored."""
     prefix = f"{name}/" if name else ""
-    found: dict[str, list[int]] = {}
     for region, array in pieces:
-        for part in chunk_parts(region, chunk):
+        for key, part in keyed_parts(region, chunk):
             values = array if array.shape == chunk else array[region_slices(part.in_region)]
-            data = bytes_of(whole_chunk(values, part.in_chunk, chunk))
-            found[prefix + chunk_key(part.index)] = checksum_blocks(data, chunk, array.itemsize)
-    return found
+            yield prefix + key, whole_chunk(values, part.in_chunk, chunk)
 
 
-def checksum_blocks(data: np.ndarray[Any, Any], chunk: Shape, itemsize: int) -> list[int]:
-    """The checksums of the blocks of a chunk's bytes."""
+def checksum_chunk(values: np.ndarray[Any, Any]) -> list[int]:
+    """The checksums of the blocks of a chunk."""
+    chunk, itemsize = values.shape, values.itemsize
+    data = bytes_of(values)
     if data.size <= BLOCK_BYTES:
         return [crc32c.crc32c(data)]
     return [

@@ -259,7 +259,7 @@ _EMPTY_NODES = {
     "NamedTuple": NONE,
     "Dict": Node("dict"),
     "List": Node("list"),
-    "Tuple": Node("list"),
+    "Tuple": Node("tuple"),
 }
 
 

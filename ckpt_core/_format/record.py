@@ -7,6 +7,7 @@ list of nodes in depth-first order, so the nesting of the JSON does not depend o
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._leaves import LeafSpec, dtype_from_name
+from ckpt_core._leaves import LeafSpec, dtype_from_name, leaf_spec
 from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
 
 RECORD_FILE = "ckpt.json"
@@ -247,18 +248,26 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
 
 def _load_leaf(value: list[Any]) -> LeafRecord:
     kind, dtype, shape, chunk, detail, sharding = value
-    spec = LeafSpec(kind, dtype, tuple(shape), detail)
+    spec, chunk = _checked_spec(kind, dtype, tuple(shape), tuple(chunk), detail)
+    return LeafRecord(spec, chunk, sharding)
+
+
+@functools.lru_cache(4096)
+def _checked_spec(
+    kind: str, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], detail: str
+) -> tuple[LeafSpec, tuple[int, ...]]:
+    """Description and chunk shape of a leaf, once for all leaves that are alike."""
+    spec = leaf_spec(kind, dtype, shape, detail)
     if len(spec.shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in spec.shape):
         raise ValueError(f"impossible shape {shape!r}")
     if dtype and kind != "key":
         dtype_from_name(dtype)
     if spec.stored_bytes >= _MAX_BYTES:
         raise ValueError(f"impossible shape {shape!r}")
-    chunk = tuple(chunk)
     stored = spec.stored_shape if spec.stored_dtype else ()
     if len(chunk) != len(stored) or any(type(n) is not int or n < 1 for n in chunk):
         raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
-    return LeafRecord(spec, chunk, sharding)
+    return spec, chunk
 
 
 _KINDS = frozenset({"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom"})

@@ -414,7 +414,9 @@ def _special_value(opened: Opened, saved: SavedItem, context: Any) -> Any:
         return tuple(parts.values()) if isinstance(parts, dict) else tuple(parts)
     array = read.read_special(opened, saved, context)
     if saved.form == "array":
-        return jax.numpy.asarray(array)
+        tree = saved.orbax
+        as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
+        return array if as_numpy else place.as_jax(array, saved.name)
     note = opened.form.read(opened.path, f"{saved.name}/jax_random_key_metadata/metadata") or b"{}"
     if b'"typed": true' in note or b'"typed":true' in note:
         # Orbax does not say which implementation; the key's width tells all but unsafe_rbg

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from ckpt_core._format.record import (
 from ckpt_core._leaves import LeafSpec
 from ckpt_core._results import logger
 from ckpt_core._storage import KeyValues, Location
-from ckpt_core._tree import LEAF, Node, Path, array_name
+from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,17 @@ class Opened:
         return data
 
 
+@contextlib.contextmanager
+def naming(opened: Opened, path: Path) -> Iterator[None]:
+    """Damage that is met inside is reported with the checkpoint and the leaf as people write it."""
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        where = format_path(path)
+        message = f"{opened.path}: leaf {where}: {error}"
+        raise CheckpointCorrupt(message, file=error.file, leaf=where) from error
+
+
 def form_of(local: bool) -> Any:
     """How directories work, for local paths and for URLs."""
     return LocalForm() if local else StoreForm(lambda url: KeyValues(Location(url, False)))
@@ -124,7 +136,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Opened:
     """
     refuse_in_forked_child()
     text, local = resolve(path)
-    form = form_of(local)
+    try:
+        return _open(text, local, form_of(local))
+    except CheckpointCorrupt as error:
+        if text in str(error):
+            raise
+        raise CheckpointCorrupt(f"{text}: {error}", file=error.file, leaf=error.leaf) from error
+
+
+def _open(text: str, local: bool, form: Form) -> Opened:
     aside = form.replaced(text)
     if aside is not None:
         text = aside  # a replacement was cut short between its two renames: the old one counts

@@ -48,8 +48,8 @@ def plain_targets(
     targets: dict[int, Target] = {}
     for position in positions:
         spec = item.specs[position]
-        if as_numpy and spec.kind == "jax":
-            spec = LeafSpec("numpy", spec.dtype, spec.shape)
+        if as_numpy and spec.kind in ("jax", "key"):
+            spec = LeafSpec("numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape)
         chosen = _chosen(item, position, sharding) if spec.kind in ("jax", "key") and not as_numpy else None
         targets[position] = _target(item, position, spec, chosen, as_numpy)
     return targets
@@ -97,12 +97,8 @@ def _fitting(sharding: Sharding, spec: LeafSpec) -> Sharding:
 
 def _target(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool) -> Target:
     saved = item.specs[position]
-    if spec.kind == "jax" and spec.dtype in _SIXTY_FOUR and not jax.config.jax_enable_x64:
-        raise CheckpointError(
-            f"{format_path(item.paths[position])}: {spec.dtype} would lose half its bits: jax runs "
-            "without 64-bit types. Set jax_enable_x64, load with as_numpy=True, or give a target of "
-            "32 bits and cast=True"
-        )
+    if spec.kind == "jax":
+        _refuse_narrowing(spec.dtype, format_path(item.paths[position]))
     if as_numpy or spec.kind not in ("jax", "key"):
         return Target(spec, None, [whole(saved.stored_shape)])
     regions = _snapshot.local_regions(sharding, saved.shape)
@@ -110,6 +106,20 @@ def _target(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_nu
         words = saved.stored_shape[-1]
         regions = [(*region, (0, words)) for region in regions]
     return Target(spec, sharding, regions)
+
+
+def _refuse_narrowing(dtype: str, where: str) -> None:
+    if dtype in _SIXTY_FOUR and not jax.config.jax_enable_x64:
+        raise CheckpointError(
+            f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
+            "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"
+        )
+
+
+def as_jax(array: Array, where: str) -> Any:
+    """A jax array of a host array, never a narrower one."""
+    _refuse_narrowing(array.dtype.name, where)
+    return jax.numpy.asarray(array)
 
 
 def like_targets(

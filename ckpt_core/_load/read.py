@@ -17,14 +17,14 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
-from ckpt_core._leaves import LeafSpec, dtype_from_name, is_known_impl
-from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._leaves import LeafSpec, is_known_impl
+from ckpt_core._load.opened import Opened, SavedItem, naming
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._plan import (
     ChunkPart,
     Region,
     chunk_key,
-    chunk_parts,
+    keyed_parts,
     coalesce,
     covered_blocks,
     grid,
@@ -93,7 +93,7 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
     size = 0
     for want in wants:
         spec = item.specs[want.leaf]
-        bytes_ = _item_bytes(spec) * sum(math.prod(region_shape(region)) for region in want.regions)
+        bytes_ = spec.numpy_dtype.itemsize * sum(math.prod(region_shape(region)) for region in want.regions)
         if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch
             batch, size = [], 0
@@ -101,10 +101,6 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
         size += bytes_
     if batch:
         yield batch
-
-
-def _item_bytes(spec: LeafSpec) -> int:
-    return dtype_from_name(spec.stored_dtype).itemsize
 
 
 Planned = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
@@ -141,38 +137,59 @@ class _Reader:
         planned: Planned = []
         for want in batch:
             jobs: list[Callable[[], None]] = []
-            parts = {region: self._plan_region(want.leaf, region, jobs, small) for region in want.regions}
+            parts: dict[Region, Array] = {}
+            for region in want.regions:
+                buffer = self._plan_small(want.leaf, region, small)
+                parts[region] = self._plan_region(want.leaf, region, jobs) if buffer is None else buffer
             planned.append((want, parts, jobs))
         shared = [job for file, reads in small.items() for job in self._joined(file, reads)]
         if shared:
             planned[0][2].extend(shared)
         return planned
 
+    def _plan_small(
+        self, leaf: int, region: Region, small: dict[str, list[tuple[Extent, Array, int | None, int]]]
+    ) -> Array | None:
+        """The buffer of a leaf that is one small chunk, which is read together with others."""
+        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        if not self._direct or chunk != spec.stored_shape or region != whole(chunk):
+            return None
+        if spec.stored_bytes > _SMALL_BYTES or not spec.stored_bytes:
+            return None
+        name = self._item.names[leaf]
+        key = chunk_key((0,) * len(chunk))
+        key, extent = self._find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
+        crcs = self._crcs.get(key)
+        if not extent.file or (self._verify and not crcs):
+            return None
+        out = np.empty(chunk, spec.numpy_dtype)
+        small.setdefault(extent.file, []).append((extent, out, crcs[0] if crcs else None, leaf))
+        return out
+
     def _plan_region(
         self,
         leaf: int,
         region: Region,
         jobs: list[Callable[[], None]],
-        small: dict[str, list[tuple[Extent, Array, int | None, int]]],
     ) -> Array:
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
-        dtype = dtype_from_name(spec.stored_dtype)
+        dtype = spec.numpy_dtype
         name = self._item.names[leaf]
         prefix = f"{name}/" if name else ""
         chunk_size = math.prod(chunk) * dtype.itemsize
         if math.prod(grid(spec.stored_shape, chunk)) > len(self._index):
             raise self._corrupt(leaf, "chunks are missing from the index")
-        parts = list(chunk_parts(region, chunk))
-        found = [self._find(leaf, prefix + chunk_key(part.index), chunk_size) for part in parts]
-        out = np.empty(region_shape(region), dtype)
-        for part, (key, extent) in zip(parts, found, strict=True):
+        parts = keyed_parts(region, chunk)
+        found = [self._find(leaf, prefix + key, chunk_size) for key, _ in parts]
+        try:
+            out = np.empty(region_shape(region), dtype)
+        except (MemoryError, ValueError) as error:
+            raise self._corrupt(leaf, f"no memory for its shape {spec.stored_shape}") from error
+        for (_, part), (key, extent) in zip(parts, found, strict=True):
             crcs = self._crcs.get(key)
             if self._verify and crcs is None:
                 raise self._corrupt(leaf, f"no checksum for chunk {key}")
-            if chunk_size <= _SMALL_BYTES and out.shape == chunk and extent.file and self._direct:
-                small.setdefault(extent.file, []).append((extent, out, crcs[0] if crcs else None, leaf))
-            else:
-                self._plan_part(leaf, key, extent, part, out, crcs, jobs)
+            self._plan_part(leaf, key, extent, part, out, crcs, jobs)
         return out
 
     @property
@@ -357,6 +374,7 @@ class _OrbaxReader:
     """Reads a tree that Orbax wrote, through TensorStore's drivers; there are no checksums."""
 
     def __init__(self, opened: Opened, item: SavedItem, context: Any) -> None:
+        self._opened = opened
         self._item = item
         self._arrays = _opened_arrays(opened, item, context)
 
@@ -381,7 +399,8 @@ class _OrbaxReader:
         name = self._item.names[leaf]
 
         def job() -> None:
-            parts[region] = read_into(self._arrays[name], region, name)
+            with naming(self._opened, self._item.paths[leaf]):
+                parts[region] = read_into(self._arrays[name], region, name)
 
         return job
 
@@ -393,7 +412,9 @@ def _open_orbax_array(opened: Opened, item: SavedItem, name: str, context: Any, 
     if ocdbt is None:
         ocdbt = opened.form.read(opened.path, _inside(item, "manifest.ocdbt")) is not None
     location = opened.location / item.directory if item.directory else opened.location
-    return open_array(location, name, context, zarr3=tree.zarr3, ocdbt=ocdbt, limit_bytes=limit_bytes)
+    path = next(leaf.path for leaf in tree.leaves if leaf.name == name)
+    with naming(opened, path):
+        return open_array(location, name, context, zarr3=tree.zarr3, ocdbt=ocdbt, limit_bytes=limit_bytes)
 
 
 def _inside(item: SavedItem, file: str) -> str:

@@ -12,5 +12,6 @@ from ckpt_core._storage.read import open_array as open_array
 from ckpt_core._storage.read import read_index as read_index
 from ckpt_core._storage.read import read_into as read_into
 from ckpt_core._storage.read import read_value as read_value
+from ckpt_core._storage.write import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.write import ArrayWriter as ArrayWriter
 from ckpt_core._storage.write import merge as merge
