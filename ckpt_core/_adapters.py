@@ -97,7 +97,9 @@ def _for_class(cls: type) -> Any:
             adapter = entry.load()
             if adapter.accepts(cls):
                 return adapter
-    has_verbs = callable(getattr(cls, "get_state", None)) and callable(getattr(cls, "set_state", None))
+    has_verbs = callable(getattr(cls, "get_state", None)) and callable(
+        getattr(cls, "set_state", None)
+    )
     return _STATEFUL if has_verbs else None
 
 

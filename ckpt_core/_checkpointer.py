@@ -8,19 +8,22 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from ckpt_core import _processes
 from ckpt_core._directory import resolve
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+)
 from ckpt_core._inspect import describe_opened
 from ckpt_core._load import load_opened, make_request, restore_opened
-from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._options import Options
 from ckpt_core._policies import keep, when
+from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
 from ckpt_core._results import CheckpointInfo, PendingSave, Restored, logger
 from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
+from ckpt_core._steps import Steps
 from ckpt_core._unread import UnreadValues
 
 
@@ -77,9 +80,11 @@ class Checkpointer:
             raise NotImplementedError("local_directory= (a local tier) is not there yet")
         self._directory, local = resolve(directory)
         self._form = form_for(self._directory, local)
-        self._names = StepNames(step_prefix, step_format_fixed_length)
-        self._save_policy = _choose_save_policy(save_policy, save_interval_steps)
-        self._keep_policy = _choose_keep_policy(
+        self._steps = Steps(
+            self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
+        )
+        self._save_policy = choose_save_policy(save_policy, save_interval_steps)
+        self._keep_policy = choose_keep_policy(
             keep_policy, max_to_keep, keep_period, best_metric, best_mode
         )
         self._best = (best_metric, best_mode)
@@ -151,7 +156,7 @@ class Checkpointer:
         self._refuse_old(step, overwrite)
         started = time.monotonic()
         work = prepare_save(
-            f"{self._directory}/{self._names.name(step)}",
+            self._steps.new_path(step),
             chosen,
             single=state is not NOTHING,
             overwrite=overwrite,
@@ -178,7 +183,9 @@ class Checkpointer:
             self._retain()
 
         if self._asynchronous:
-            self._pending = PendingSave(f"{self._directory}: step {step}", save_and_retain, "ckpt-save")
+            self._pending = PendingSave(
+                f"{self._directory}: step {step}", save_and_retain, "ckpt-save"
+            )
             return True
         try:
             save_and_retain()
@@ -245,7 +252,7 @@ class Checkpointer:
             return
         for step in self._to_delete():
             try:
-                self._form.delete(self._step_path(step))
+                self._form.delete(self._steps.path(step))
                 logger.info("%s: deleted step %d", self._directory, step)
             except OSError as error:
                 logger.warning("%s: could not delete step %d: %s", self._directory, step, error)
@@ -258,7 +265,7 @@ class Checkpointer:
         return [step for step in steps if step not in kept]
 
     def _kept(self, steps: list[int]) -> dict[int, str]:
-        facts = [self._facts(step) for step in steps]
+        facts = [self._steps.facts(step) for step in steps]
         policy = self._keep_policy or keep.all()
         kept = policy([entry for entry in facts if entry is not None])
         kept.setdefault(steps[-1], "the newest step")
@@ -267,19 +274,14 @@ class Checkpointer:
                 kept.setdefault(step, "its record cannot be read; never deleted")
         return kept
 
-    def _facts(self, step: int) -> keep.StepFacts | None:
-        try:
-            opened = self._open(step)
-        except (CheckpointError, OSError):
-            return None
-        created = opened.record.created_unix_secs if opened.record else 0.0
-        return keep.StepFacts(step, created, opened.metrics)
-
     def explain(self) -> dict[int, str]:
         """For every step on disk whether it stays at the next clean-up, and why."""
         steps = self.all_steps()
         kept = self._kept(steps) if steps else {}
-        return {step: f"kept: {kept[step]}" if step in kept else "deleted: no policy keeps it" for step in steps}
+        return {
+            step: f"kept: {kept[step]}" if step in kept else "deleted: no policy keeps it"
+            for step in steps
+        }
 
     def _clean(self) -> None:
         removed = self._form.clean(self._directory)
@@ -290,63 +292,40 @@ class Checkpointer:
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending; reads the directory."""
-        return sorted(self._committed())
+        return self._steps.all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None."""
-        return max(self._committed(), default=None)
+        return self._steps.latest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, or None; needs ``best_metric``."""
         metric, mode = self._best
         if metric is None or mode is None:
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        facts = [entry for step in self.all_steps() if (entry := self._facts(step)) is not None]
+        facts = [
+            entry for step in self.all_steps() if (entry := self._steps.facts(step)) is not None
+        ]
         return next(iter(keep.best(metric, mode=mode)(facts)), None)
-
-    def _committed(self) -> dict[int, str]:
-        """Step -> name of its directory; of two names for one step, the one we would write."""
-        found: dict[int, str] = {}
-        for name in self._form.children(self._directory):
-            step = self._names.parse(name)
-            if step is None or not self._form.is_checkpoint(f"{self._directory}/{name}"):
-                continue
-            if step not in found or name == self._names.name(step):
-                found[step] = name
-        return found
-
-    def _step_path(self, step: int) -> str:
-        name = self._names.name(step)
-        if not self._form.exists(f"{self._directory}/{name}"):
-            name = self._committed().get(step, name)
-        return f"{self._directory}/{name}"
-
-    def _open(self, step: int) -> Opened:
-        try:
-            return open_checkpoint(self._step_path(check_step(step)))
-        except CheckpointNotFound:
-            steps = self.all_steps()
-            known = ", ".join(map(str, steps[-10:])) or "none"
-            raise CheckpointNotFound(f"{self._directory} has no step {step}; it has: {known}") from None
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._open(step).metadata
+        return self._steps.open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._open(step).metrics)
+        return dict(self._steps.open(step).metrics)
 
     def inspect(self, step: int) -> CheckpointInfo:
         """A step without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._open(step))
+        return describe_opened(self._steps.open(step))
 
     def delete(self, step: int) -> None:
         """Removes a step."""
         self._refuse_if_read_only("delete")
-        self._open(step)
+        self._steps.open(step)
         if self._processes.index == 0:
-            self._form.delete(self._step_path(step))
+            self._form.delete(self._steps.path(step))
         self._mine.discard(step)
 
     def rollback_to(self, step: int) -> list[int]:
@@ -392,7 +371,7 @@ class Checkpointer:
         failures: list[tuple[int, CheckpointCorrupt]] = []
         for step in reversed(self.all_steps()):
             try:
-                restored = restore_opened(self._open(step), chosen, request, step)
+                restored = restore_opened(self._steps.open(step), chosen, request, step)
             except CheckpointCorrupt as error:
                 if strict_latest:
                     raise
@@ -431,11 +410,13 @@ class Checkpointer:
         self._wait_for_pending()
         request = make_request(only, rename, cast, missing, unexpected, options or self._options)
         chosen = {**(items or {}), **targets}
-        restored = restore_opened(self._open(step), chosen, request, check_step(step))
+        restored = restore_opened(self._steps.open(step), chosen, request, check_step(step))
         self._unread.watch(restored, chosen)
         return restored
 
-    def load(self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any) -> Any:
+    def load(
+        self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
+    ) -> Any:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
         self._wait_for_pending()
         defaults = {
@@ -446,9 +427,13 @@ class Checkpointer:
             "unexpected": "error",
             "options": self._options,
         }
-        return load_opened(self._open(step), like, item, make_request(**{**defaults, **arguments}))
+        return load_opened(
+            self._steps.open(step), like, item, make_request(**{**defaults, **arguments})
+        )
 
-    def wait_for_new_step(self, after: int | None = None, timeout_secs: float | None = None) -> int | None:
+    def wait_for_new_step(
+        self, after: int | None = None, timeout_secs: float | None = None
+    ) -> int | None:
         """The newest step once it is newer than ``after``; None where none came in time.
 
         For an evaluator that follows a trainer; looks at the directory about once a second.
@@ -493,7 +478,9 @@ class Checkpointer:
             self.close()
         except BaseException as failure:
             # the user's own error is what they must see; ours must not hide it
-            error.add_note(f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}")
+            error.add_note(
+                f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}"
+            )
 
     def __repr__(self) -> str:
         return f"Checkpointer({self._directory!r})"
@@ -504,57 +491,6 @@ class Checkpointer:
 
     def _refuse_if_read_only(self, what: str) -> None:
         if self._read_only:
-            raise CheckpointError(f"{self._directory}: {what}() on a Checkpointer with read_only=True")
-
-
-def _choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
-    if policy is not None and interval is not None:
-        raise TypeError("pass save_interval_steps or save_policy, not both")
-    return policy if policy is not None else when.every_steps(1 if interval is None else interval)
-
-
-def _choose_keep_policy(
-    policy: keep.KeepPolicy | None,
-    max_to_keep: int | None,
-    keep_period: int | None,
-    best_metric: str | None,
-    best_mode: str | None,
-) -> keep.KeepPolicy | None:
-    """The policy that the short arguments stand for."""
-    if (best_metric is None) != (best_mode is None):
-        raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
-    if best_mode not in (None, "min", "max"):
-        raise ValueError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
-    if policy is not None:
-        if max_to_keep is not None or keep_period is not None:
-            raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
-        return policy
-    if max_to_keep is None:
-        if keep_period is not None:
-            raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
-        return None
-    if best_metric is not None and best_mode is not None:
-        chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
-    else:
-        chosen = keep.latest(max_to_keep)
-    return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
-
-
-def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    """The metrics as Python floats.
-
-    Raises:
-        TypeError: something that is no number.
-    """
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}")
-    numbers: dict[str, float] = {}
-    for name, value in (metrics or {}).items():
-        array = np.asarray(value)
-        if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
-            raise TypeError(
-                f"metrics takes numbers, and {name!r} is a {type(value).__name__}: to save an item called "
-                "'metrics' or other objects, pass items={...}"
+            raise CheckpointError(
+                f"{self._directory}: {what}() on a Checkpointer with read_only=True"
             )
-        numbers[name] = float(array)
-    return numbers

@@ -85,11 +85,15 @@ class Mismatch:
 class StructureMismatch(CheckpointError, ValueError):
     """What was saved and what is wanted do not fit; every difference is in ``mismatches``."""
 
-    def __init__(self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = "") -> None:
+    def __init__(
+        self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = ""
+    ) -> None:
         self.mismatches = tuple(mismatches)
         count = len(self.mismatches)
         place = f" in {where}" if where else ""
-        lines = [f"{count} mismatch{'es' if count != 1 else ''} between checkpoint and target{place}:"]
+        lines = [
+            f"{count} mismatch{'es' if count != 1 else ''} between checkpoint and target{place}:"
+        ]
         lines += [f"  {mismatch}" for mismatch in self.mismatches]
         if advice:
             lines.append(advice)
@@ -113,7 +117,9 @@ class UnsupportedLeaf(CheckpointError, TypeError):
         type_name: the type that was found.
     """
 
-    def __init__(self, message: str, *, leaf: str | None = None, type_name: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, leaf: str | None = None, type_name: str | None = None
+    ) -> None:
         super().__init__(message)
         self.leaf = leaf
         self.type_name = type_name

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.record import RECORD_FILE, FileRecord
 from ckpt_core._leaves import TEXT_KINDS
+from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem, format_version, open_checkpoint
-from ckpt_core._load.read import Want, read_leaves, with_specs
+from ckpt_core._load.read import read_leaves
+from ckpt_core._load.wants import Want
 from ckpt_core._options import Options
 from ckpt_core._plan import gaps, whole
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
@@ -45,7 +48,9 @@ def describe_opened(opened: Opened) -> CheckpointInfo:
         topology={} if record is None else record.topology,
         format_version=format_version(opened),
         created_unix_secs=None if record is None else record.created_unix_secs,
-        files={} if record is None else {name: entry.size_bytes for name, entry in record.files.items()},
+        files={}
+        if record is None
+        else {name: entry.size_bytes for name, entry in record.files.items()},
     )
 
 
@@ -118,7 +123,11 @@ def _covered(opened: Opened, problems: list[Problem]) -> dict[str, list[tuple[in
 
 
 def _check_file(
-    opened: Opened, name: str, expected: FileRecord, size: int | None, covered: list[tuple[int, int]]
+    opened: Opened,
+    name: str,
+    expected: FileRecord,
+    size: int | None,
+    covered: list[tuple[int, int]],
 ) -> str | None:
     if size is None:
         return "is missing"
@@ -126,7 +135,11 @@ def _check_file(
         return f"has {size} bytes, was saved with {expected.size_bytes}"
     if not expected.data:
         data = opened.form.read(opened.path, name)
-        return None if data is not None and crc32c.crc32c(data) == expected.crc32c else "is damaged: checksum differs"
+        return (
+            None
+            if data is not None and crc32c.crc32c(data) == expected.crc32c
+            else "is damaged: checksum differs"
+        )
     crc = 0
     with open(os.path.join(opened.path, name), "rb") as file:
         for start, stop in gaps(size, covered):
@@ -155,4 +168,3 @@ def _check_leaves(opened: Opened, item: SavedItem) -> list[Problem]:
             if len(problems) >= 100:
                 break
     return problems
-

@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from jax.core import Tracer
 
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._tree import Path, format_path
@@ -38,9 +39,33 @@ TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random
 """Leaves that are stored as text."""
 
 _PLAIN_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
-    "complex128 bfloat16 int2 int4 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "bfloat16",
+        "int2",
+        "int4",
+        "float4_e2m1fn",
+        "float8_e3m4",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ]
 )
 _BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
 _KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
@@ -113,9 +138,7 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     return found
 
 
-_DTYPES = {
-    name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED
-}
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED}
 
 
 def key_impl(dtype: Any) -> str:
@@ -156,7 +179,7 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
         UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
     """
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        if isinstance(leaf, jax.core.Tracer):
+        if isinstance(leaf, Tracer):
             raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
         return _describe_jax(leaf, path)
     if isinstance(leaf, np.ndarray):
@@ -180,7 +203,9 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
             raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
         return LeafSpec("key", impl, tuple(leaf.shape))
     if _dtype_name(dtype) not in _DTYPES:
-        raise _unsupported(leaf, path, f"its dtype {dtype} cannot be stored: convert or leave it out")
+        raise _unsupported(
+            leaf, path, f"its dtype {dtype} cannot be stored: convert or leave it out"
+        )
     weak = getattr(leaf, "weak_type", False) and not leaf.shape
     return leaf_spec("jax", _dtype_name(dtype), tuple(leaf.shape), "weak" if weak else "")
 
@@ -188,7 +213,11 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
 def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
     # jax knows more dtypes than can be stored, numpy many more: objects, dates, records
     if dtype.name not in _DTYPES or dtype.itemsize != _DTYPES[dtype.name].itemsize:
-        raise _unsupported(leaf, path, f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out")
+        raise _unsupported(
+            leaf,
+            path,
+            f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out",
+        )
     return LeafSpec("numpy", dtype.name, leaf.shape, "" if dtype.isnative else ">")
 
 

@@ -75,7 +75,9 @@ def match(
         key = _identity(_renamed(path, rules.rename), loose)
         if by_key.setdefault(key, position) != position:
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
-            raise ValueError(f"rename= gives {both} the same path {format_path(_renamed(path, rules.rename))!r}")
+            raise ValueError(
+                f"rename= gives {both} the same path {format_path(_renamed(path, rules.rename))!r}"
+            )
     used: set[int] = set()
     for path, spec in wanted:
         position = by_key.get(_identity(path, loose))
@@ -88,7 +90,9 @@ def match(
             result.missing.append(format_path(path))
             if rules.missing == "error":
                 text = "something" if spec is None else str(spec)
-                result.mismatches.append(Mismatch(format_path(path), "missing", None, text, None, item))
+                result.mismatches.append(
+                    Mismatch(format_path(path), "missing", None, text, None, item)
+                )
             continue
         used.add(position)
         if spec is not None:
@@ -211,7 +215,9 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
         if part == "**":
             parts.append(r"(?:[^/]+(?:/[^/]+)*)?")
         else:
-            parts.append("".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part))
+            parts.append(
+                "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part)
+            )
     text = "/".join(parts)
     # "a/**" holds a itself, "**/b" holds b itself
     many = re.escape("") + r"(?:[^/]+(?:/[^/]+)*)?"
@@ -220,7 +226,9 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def selector(only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str) -> Select | None:
+def selector(
+    only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
+) -> Select | None:
     """The selection that ``only=`` asks for, over paths inside ``item``.
 
     A pattern is tried on the path inside the item and on ``item/path``.
@@ -254,7 +262,7 @@ def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable
             if path == old:
                 return new
             if path.startswith(old + "/"):
-                return f"{new}{path[len(old):]}".removeprefix("/")
+                return f"{new}{path[len(old) :]}".removeprefix("/")
         return path
 
     return renamed

@@ -56,7 +56,9 @@ class Options:
         if self.timeout_secs <= 0:
             raise ValueError(f"Options.timeout_secs must be positive, got {self.timeout_secs}")
         if self.on_pending not in ("wait", "fail"):
-            raise ValueError(f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}")
+            raise ValueError(
+                f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
+            )
         self.zstd_level()
 
     def zstd_level(self) -> int | None:

@@ -151,7 +151,11 @@ class Block:
 
 
 def blocks(
-    chunk: Shape, itemsize: int, *, rows: tuple[int, int] | None = None, block_bytes: int = BLOCK_BYTES
+    chunk: Shape,
+    itemsize: int,
+    *,
+    rows: tuple[int, int] | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> list[Block]:
     """The checksummed blocks of a chunk, or those that the rows ``[start, stop)`` touch."""
     total = chunk[0] if chunk else 1
@@ -160,7 +164,9 @@ def blocks(
     first, last = rows if rows is not None else (0, total)
     begin = first // step * step
     return [
-        Block(row, min(row + step, total), row * row_bytes, (min(row + step, total) - row) * row_bytes)
+        Block(
+            row, min(row + step, total), row * row_bytes, (min(row + step, total) - row) * row_bytes
+        )
         for row in range(begin, last, step)
     ]
 

@@ -251,7 +251,9 @@ def _register(pending: Pending) -> None:
 
 def _report_at_exit() -> None:
     """Prints failures that nobody was told of, and ends the process with code 1."""
-    failed = [(pending.path, error) for pending in _pending if (error := pending.take_error()) is not None]
+    failed = [
+        (pending.path, error) for pending in _pending if (error := pending.take_error()) is not None
+    ]
     if not failed:
         return
     for path, error in failed:

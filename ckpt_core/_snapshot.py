@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ckpt_core._plan import Region, Shape, region_shape, share_replicas, to_region, whole
@@ -40,7 +41,9 @@ def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Re
     """
     shape: Shape = array.shape
     sharding = array.sharding
-    if isinstance(sharding, SingleDeviceSharding) or array.is_fully_replicated and array.is_fully_addressable:
+    if isinstance(sharding, SingleDeviceSharding) or (
+        array.is_fully_replicated and array.is_fully_addressable
+    ):
         region = whole(shape)
         single = isinstance(sharding, SingleDeviceSharding)
         return [region], [(region, array if single else array.addressable_data(0))]
@@ -70,13 +73,15 @@ def describe_sharding(array: Any) -> dict[str, Any] | None:
     """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
     sharding = array.sharding
     if isinstance(sharding, NamedSharding):
-        mesh = sharding.mesh
+        mesh: Any = sharding.mesh
         described: dict[str, Any] = {
             "sharding_type": "NamedSharding",
             "shape": list(mesh.devices.shape),
             "axis_names": list(mesh.axis_names),
             "axis_types": [f"AxisType.{kind.name}" for kind in mesh.axis_types],
-            "partition_spec": [list(part) if isinstance(part, tuple) else part for part in sharding.spec],
+            "partition_spec": [
+                list(part) if isinstance(part, tuple) else part for part in sharding.spec
+            ],
             "device_mesh": {"mesh": _nested_ids(mesh.devices)},
         }
         if sharding.memory_kind not in (None, "device"):
@@ -91,7 +96,10 @@ def describe_sharding(array: Any) -> dict[str, Any] | None:
 def _nested_ids(devices: Any) -> Any:
     if devices.ndim == 0:
         return {"id": int(devices.item().id)}
-    return [_nested_ids(part) if isinstance(part, np.ndarray) else {"id": int(part.id)} for part in devices]
+    return [
+        _nested_ids(part) if isinstance(part, np.ndarray) else {"id": int(part.id)}
+        for part in devices
+    ]
 
 
 def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None) -> Any:
@@ -113,12 +121,16 @@ def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None)
             return None
         if described["sharding_type"] != "NamedSharding":
             return None
-        spec = [tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]]
+        spec = [
+            tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
+        ]
         if mesh is not None:
             return NamedSharding(mesh, PartitionSpec(*(_refit(part, mesh) for part in spec)))
         saved = _saved_mesh(described)
         kind = described.get("memory_kind")
-        return None if saved is None else NamedSharding(saved, PartitionSpec(*spec), memory_kind=kind)
+        return (
+            None if saved is None else NamedSharding(saved, PartitionSpec(*spec), memory_kind=kind)
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # a description that this jax does not understand is as good as none
 
@@ -143,9 +155,12 @@ def _saved_mesh(described: dict[str, Any]) -> Mesh | None:
     collect(described["device_mesh"]["mesh"])
     if any(device_id not in by_id for device_id in ids):
         return None
-    devices = np.array([by_id[device_id] for device_id in ids], dtype=object).reshape(described["shape"])
+    devices = np.array([by_id[device_id] for device_id in ids], dtype=object).reshape(
+        described["shape"]
+    )
     types = tuple(
-        getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2]) for kind in described.get("axis_types") or []
+        getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2])
+        for kind in described.get("axis_types") or []
     )
     return Mesh(devices, described["axis_names"], axis_types=types or None)
 
@@ -155,7 +170,8 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return [whole(shape)]
     regions = (
-        to_region(index, shape) for index in sharding.addressable_devices_indices_map(shape).values()
+        to_region(index or (), shape)
+        for index in sharding.addressable_devices_indices_map(shape).values()
     )
     return list(dict.fromkeys(regions))
 
@@ -168,7 +184,9 @@ def place(shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         (part,) = parts.values()
         return _put(part, sharding)
-    return jax.make_array_from_callback(shape, sharding, lambda index: parts[to_region(index, shape)])
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: parts[to_region(index, shape)]
+    )
 
 
 def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> Any:
@@ -179,19 +197,21 @@ def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> A
     if _batched_device_put is None:
         return jax.device_put(part, sharding)
     target = SingleDeviceSharding(_default_device()) if sharding is None else sharding
-    aval = jax.core.ShapedArray(part.shape, part.dtype)
+    aval = ShapedArray(part.shape, part.dtype)
     devices = list(target.device_set)
     return _batched_device_put(aval, target, [part], devices, committed=sharding is not None)
 
 
 def _default_device() -> Any:
-    chosen = jax.config.jax_default_device
+    chosen: Any = jax.config.read("jax_default_device")
     if chosen is None:
         return jax.local_devices()[0]
     return jax.local_devices(backend=chosen)[0] if isinstance(chosen, str) else chosen
 
 
-def place_key(shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]) -> Any:
+def place_key(
+    shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]
+) -> Any:
     """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys."""
     words = next(iter(parts.values())).shape[-1]
     data_shape = (*shape, words)

@@ -77,7 +77,9 @@ def array_name(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def flatten(tree: Any, *, expand: Callable[[Any], Any] | None = None, keep: bool = False) -> FlatTree:
+def flatten(
+    tree: Any, *, expand: Callable[[Any], Any] | None = None, keep: bool = False
+) -> FlatTree:
     """Paths, leaves and structure of a tree.
 
     Args:
@@ -173,12 +175,14 @@ class _Walk:
         if hasattr(cls, "__next__"):
             return self._leaf(value, path)  # jax warns of iterators before we can refuse them
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
-            make = (lambda new: cls._make(new)) if self._keep else None  # pyright: ignore
-            fields: tuple[str, ...] = cls._fields  # pyright: ignore
+            make = (lambda new: cls._make(new)) if self._keep else None
+            fields: tuple[str, ...] = cls._fields
             return self._container(
                 "namedtuple", fields, value, path, type_name=_type_name(cls), make=make
             )
-        keyed, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+        keyed, treedef = jax.tree_util.tree_flatten_with_path(
+            value, is_leaf=lambda x: x is not value
+        )
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
             keys = [_path_entry(key_path[0]) for key_path, _ in keyed]
             make = treedef.unflatten if self._keep else None
@@ -233,7 +237,9 @@ def _path_entry(key: Any) -> str | int:
     return str(key)
 
 
-def unflatten(root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None) -> Any:
+def unflatten(
+    root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
+) -> Any:
     """A tree of the structure ``root`` that holds ``leaves`` in order.
 
     Args:
@@ -277,7 +283,8 @@ def _stand_in(node: Node) -> Any:
     """A NamedTuple with the saved fields, for a class that this process does not have."""
     name = node.type_name.rpartition(":")[2].rpartition(".")[2]
     fields = [str(key) for key in node.keys]
-    return collections.namedtuple(name if name.isidentifier() else "Saved", fields, rename=True)  # noqa: PYI024
+    make: Any = collections.namedtuple  # typed NamedTuples cannot be made from names alone
+    return make(name if name.isidentifier() else "Saved", fields, rename=True)
 
 
 TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
@@ -299,12 +306,19 @@ def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
         if not isinstance(cls, type):
             continue
         fields = list(map(str, node.keys))
-        if node.kind == "namedtuple" and issubclass(cls, tuple):
-            if list(getattr(cls, "_fields", ())) == fields:
+        if _fields_of(cls, node.kind) == fields:
+            if node.kind == "namedtuple":
                 return lambda new, cls=cls: tuple.__new__(cls, new)
-        elif node.kind == "dataclass" and dataclasses.is_dataclass(cls):
-            if [field.name for field in dataclasses.fields(cls)] == fields:
-                return lambda new, cls=cls: _fill(cls, fields, new)
+            return lambda new, cls=cls: _fill(cls, fields, new)
+    return None
+
+
+def _fields_of(cls: type, kind: str) -> list[str] | None:
+    """The fields of a class, if it is one of that kind."""
+    if kind == "namedtuple" and issubclass(cls, tuple):
+        return list(getattr(cls, "_fields", ()))
+    if kind == "dataclass" and dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
     return None
 
 

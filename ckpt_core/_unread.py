@@ -25,7 +25,9 @@ class UnreadValues:
     def watch(self, restored: Restored, targets: Mapping[str, Any]) -> None:
         """Remembers the arrays of targets that could not be set in place."""
         self._restored = restored
-        self._old = {name: arrays for name, target in targets.items() if (arrays := _arrays(target))}
+        self._old = {
+            name: arrays for name, target in targets.items() if (arrays := _arrays(target))
+        }
 
     def check(self, items: Mapping[str, Any]) -> None:
         """Refuses to save an item's old arrays while its restored value was never read.

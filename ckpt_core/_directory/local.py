@@ -16,7 +16,13 @@ from ckpt_core._errors import CheckpointExists
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA", "orbax.checkpoint", "commit_success.txt")
+_SIGNS = (
+    "ckpt.json",
+    "_CHECKPOINT_METADATA",
+    "_METADATA",
+    "orbax.checkpoint",
+    "commit_success.txt",
+)
 
 
 class LocalForm:
@@ -194,7 +200,9 @@ def _exists(path: str) -> CheckpointExists:
 
 def _refuse_if_occupied(path: str, overwrite: bool) -> None:
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise CheckpointExists(f"{path} is a file: a checkpoint is a directory; choose another path")
+        raise CheckpointExists(
+            f"{path} is a file: a checkpoint is a directory; choose another path"
+        )
     if not _holds_something(path):
         return
     if not overwrite:
@@ -226,7 +234,9 @@ def _make_directories(path: str, durable: bool) -> list[str]:
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         if not os.path.isdir(directory):
-            raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", directory)
+            raise NotADirectoryError(
+                errno.ENOTDIR, "a file is where a directory should be", directory
+            )
         if durable:
             _sync_directory(os.path.dirname(directory))
     return missing

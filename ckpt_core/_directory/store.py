@@ -14,6 +14,8 @@ from typing import Protocol
 from ckpt_core._errors import CheckpointError, CheckpointExists
 
 RECORD = "ckpt.json"
+ATTEMPT = "ckpt.attempt"
+"""Written first: says that what is there without a record is a try of ours, and may be cleared."""
 _FOREIGN_SIGNS = ("commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA")
 
 
@@ -47,11 +49,13 @@ class StoreForm:
                 )
             raise CheckpointExists(f"{path} exists already: choose another path")
         present = keys.list()
-        if any(key in _FOREIGN_SIGNS for key in present):
-            if overwrite or keys.get("commit_success.txt") is not None and not _is_ours(keys):
-                raise CheckpointExists(f"{path} holds a checkpoint of another library")
+        if present and ATTEMPT not in present:
+            raise CheckpointExists(
+                f"{path} holds something else ({', '.join(present[:3])}): choose another path"
+            )
         if present:
             keys.delete_all()  # what a try that never committed left behind
+        keys.put(ATTEMPT, token.encode())
         return StoreAttempt(path, keys)
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
@@ -74,7 +78,8 @@ class StoreForm:
         keys = self._open(path)
         if keys.get(RECORD) is not None:
             return True
-        return keys.get("commit_success.txt") is not None and not _is_ours(keys)
+        present = keys.list()
+        return ATTEMPT not in present and any(key in _FOREIGN_SIGNS for key in present)
 
     def delete(self, path: str) -> None:
         keys = self._open(path)
@@ -86,11 +91,6 @@ class StoreForm:
 
     def replaced(self, path: str) -> str | None:
         return None
-
-
-def _is_ours(keys: Keys) -> bool:
-    data = keys.get("_CHECKPOINT_METADATA") or b""
-    return b'"ckpt"' in data
 
 
 def _sizes(keys: Keys) -> dict[str, int]:

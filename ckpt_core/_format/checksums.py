@@ -40,12 +40,19 @@ def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
     return block_bytes, cast("dict[str, list[int]]", chunks)
 
 
+def crc_of(data: Any) -> int:
+    """CRC-32C (Castagnoli, as in RFC 3720) of a contiguous buffer."""
+    return crc32c.crc32c(data)
+
+
 def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The bytes of an array in C order, without a copy where it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def whole_chunk(values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape) -> np.ndarray[Any, Any]:
+def whole_chunk(
+    values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape
+) -> np.ndarray[Any, Any]:
     """A chunk as it is stored: at the border of an array it is filled up with zeros."""
     if values.shape == chunk:
         return values
@@ -70,8 +77,8 @@ def checksum_chunk(values: np.ndarray[Any, Any]) -> list[int]:
     chunk, itemsize = values.shape, values.itemsize
     data = bytes_of(values)
     if data.size <= BLOCK_BYTES:
-        return [crc32c.crc32c(data)]
+        return [crc_of(data)]
     return [
-        crc32c.crc32c(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
+        crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes])
         for block in blocks(chunk, itemsize)
     ]

@@ -215,7 +215,9 @@ def read_string(document: Any, name: str) -> str:
     return node
 
 
-def array_metadatas(names: Sequence[str], specs: Sequence[LeafSpec], chunks: Sequence[Any]) -> bytes:
+def array_metadatas(
+    names: Sequence[str], specs: Sequence[LeafSpec], chunks: Sequence[Any]
+) -> bytes:
     """``array_metadatas/process_0``: carries the PRNG implementation of typed keys."""
     entries: list[dict[str, Any]] = []
     for name, spec, chunk in zip(names, specs, chunks, strict=True):
@@ -285,7 +287,9 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
             MARKER in custom,
         )
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{file}: not a description of a tree: {error!r}", file=file) from error
+        raise CheckpointCorrupt(
+            f"{file}: not a description of a tree: {error!r}", file=file
+        ) from error
 
 
 class _Branch(dict[str, Any]):
@@ -327,7 +331,9 @@ def _to_node(value: Any, path: Path, leaves: list[OrbaxLeaf]) -> Node:
         children = [_to_node(value[key], (*path, int(key)), leaves) for key in keys]
         return Node("list", tuple(range(len(children))), tuple(children))
     keys = list(value)
-    return Node("dict", tuple(keys), tuple(_to_node(value[key], (*path, key), leaves) for key in keys))
+    return Node(
+        "dict", tuple(keys), tuple(_to_node(value[key], (*path, key), leaves) for key in keys)
+    )
 
 
 def load_key_impls(data: bytes, file: str) -> dict[str, str]:

@@ -131,7 +131,9 @@ def dump_record(record: Record) -> bytes:
 
 def dump_json(value: Any) -> bytes:
     """Compact JSON, UTF-8; numbers that JSON lacks are written as Python reads them (NaN)."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
+        errors="surrogatepass"
+    )
 
 
 def parse_json(data: bytes, file: str) -> Any:
@@ -153,7 +155,14 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         "codec": item.codec,
         "nodes": dump_nodes(item.tree),
         "leaves": [
-            [leaf.spec.kind, leaf.spec.dtype, leaf.spec.shape, leaf.chunk, leaf.spec.detail, leaf.sharding]
+            [
+                leaf.spec.kind,
+                leaf.spec.dtype,
+                leaf.spec.shape,
+                leaf.chunk,
+                leaf.spec.detail,
+                leaf.sharding,
+            ]
             for leaf in item.leaves
         ],
         "shardings": item.shardings,

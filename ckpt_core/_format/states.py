@@ -70,7 +70,9 @@ def load_exact(data: bytes, file: str) -> Any:
             raise ValueError("leaves and structure do not fit")
         return unflatten(root, leaves, resolve=importable_type)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{file}: not the state of a process: {error!r}", file=file) from error
+        raise CheckpointCorrupt(
+            f"{file}: not the state of a process: {error!r}", file=file
+        ) from error
 
 
 def _load_leaf(value: Any) -> Any:

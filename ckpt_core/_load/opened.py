@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +60,10 @@ class SavedItem:
     value: Any = None
     directory: str = ""
 
+    def file(self, name: str) -> str:
+        """Path of one of the item's files, relative to the checkpoint."""
+        return f"{self.directory}/{name}" if self.directory else name
+
     @property
     def leaves(self) -> list[tuple[Path, LeafSpec]]:
         """Path and description of every leaf."""
@@ -101,7 +105,9 @@ class Opened:
         if self.record is not None:
             expected = self.record.files.get(name)
             if expected is None:
-                raise CheckpointCorrupt(f"{self.path}: file {name} was never saved", file=name, leaf=leaf)
+                raise CheckpointCorrupt(
+                    f"{self.path}: file {name} was never saved", file=name, leaf=leaf
+                )
             if expected.size_bytes != len(data) or expected.crc32c != crc32c.crc32c(data):
                 raise CheckpointCorrupt(
                     f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
@@ -112,7 +118,7 @@ class Opened:
 
 
 @contextlib.contextmanager
-def naming(opened: Opened, path: Path) -> Iterator[None]:
+def naming(opened: Opened, path: Path) -> Generator[None]:
     """Damage that is met inside is reported with the checkpoint and the leaf as people write it."""
     try:
         yield
@@ -189,7 +195,14 @@ def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
             directory=name,
         )
     return Opened(
-        path, Location(path, local), form, items, record.single, record, record.metadata, record.metrics
+        path,
+        Location(path, local),
+        form,
+        items,
+        record.single,
+        record,
+        record.metadata,
+        record.metrics,
     )
 
 
@@ -204,20 +217,26 @@ def _parse_step(data: bytes) -> dict[str, Any]:
 def _open_flat(path: str, local: bool, form: Form, tree: orbax.OrbaxTree) -> Opened:
     """A directory that is itself an item: Orbax's flat form, or one item of ours."""
     if tree.required_record:
-        parent, name = os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
+        parent, name = (
+            os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
+        )
         record = form.read(parent, RECORD_FILE)
         if record is None:
             raise _no_record(path)
         opened = _open_ours(parent, local, form, load_record(record))
         if name not in opened.items:
-            raise CheckpointCorrupt(f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE)
+            raise CheckpointCorrupt(
+                f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE
+            )
         return replace(opened, items={name: opened.items[name]}, single=True)
     logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
     item = _orbax_tree_item(path, form, "", "", tree)
     return Opened(path, Location(path, local), form, {"": item}, True)
 
 
-def _orbax_tree_item(path: str, form: Form, name: str, directory: str, tree: orbax.OrbaxTree) -> SavedItem:
+def _orbax_tree_item(
+    path: str, form: Form, name: str, directory: str, tree: orbax.OrbaxTree
+) -> SavedItem:
     """A tree item that Orbax wrote; dtypes and shapes are known only when arrays are opened."""
     prefix = f"{directory}/" if directory else ""
     shardings: dict[str, dict[str, Any]] = {}
@@ -269,7 +288,12 @@ def _orbax_item(path: str, form: Form, name: str, known: str) -> SavedItem | Non
         if tree.required_record:
             raise _no_record(path)
         item = _orbax_tree_item(path, form, name, directory, tree)
-        return replace(item, form={"array": "array", "jax_key": "jax_key", "numpy_key": "numpy_key"}.get(known, "tree"))
+        return replace(
+            item,
+            form={"array": "array", "jax_key": "jax_key", "numpy_key": "numpy_key"}.get(
+                known, "tree"
+            ),
+        )
     if known in ("array", "jax_key"):
         return SavedItem(name, known, directory=directory)
     for file in ("metadata", "data.json", "metrics"):
@@ -289,18 +313,28 @@ def _not_found(path: str, form: Form) -> CheckpointNotFound:
     """The error for a path without a checkpoint, with what may have been meant."""
     if not form.exists(path):
         parent, _, name = path.rpartition("/")
-        near = difflib.get_close_matches(name, form.children(parent), n=3, cutoff=0.3) if parent else []
+        near = (
+            difflib.get_close_matches(name, form.children(parent), n=3, cutoff=0.3)
+            if parent
+            else []
+        )
         others = near or sorted(form.children(parent))[-5:] if parent else []
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
     inside = sorted(form.children(path), key=lambda text: (len(text), text))
-    steps = [name for name in inside if form.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()]
+    steps = [
+        name
+        for name in inside
+        if form.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()
+    ]
     if steps:
         return CheckpointNotFound(
             f"{path} is a directory of checkpoints, not one: load one of {', '.join(steps[-5:])}, or "
             "use Checkpointer(directory)"
         )
-    what = f"it holds {', '.join(inside[:5])}" if inside else "it is empty, or its save never finished"
+    what = (
+        f"it holds {', '.join(inside[:5])}" if inside else "it is empty, or its save never finished"
+    )
     return CheckpointNotFound(f"no checkpoint at {path}: {what}")
 
 

@@ -49,8 +49,14 @@ def plain_targets(
     for position in positions:
         spec = item.specs[position]
         if as_numpy and spec.kind in ("jax", "key"):
-            spec = LeafSpec("numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape)
-        chosen = _chosen(item, position, sharding) if spec.kind in ("jax", "key") and not as_numpy else None
+            spec = LeafSpec(
+                "numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape
+            )
+        chosen = (
+            _chosen(item, position, sharding)
+            if spec.kind in ("jax", "key") and not as_numpy
+            else None
+        )
         targets[position] = _target(item, position, spec, chosen, as_numpy)
     return targets
 
@@ -61,7 +67,9 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     if sharding is None:
         return _snapshot.rebuild_sharding(described)
     if isinstance(sharding, Mesh):
-        return _snapshot.rebuild_sharding(described, sharding) or NamedSharding(sharding, PartitionSpec())
+        return _snapshot.rebuild_sharding(described, sharding) or NamedSharding(
+            sharding, PartitionSpec()
+        )
     if isinstance(sharding, Sharding):
         return _fitting(sharding, item.specs[position])
     if callable(sharding):
@@ -77,7 +85,7 @@ def _at_path(tree: Any, path: Path) -> Any:
             break
         try:
             named = isinstance(entry, str) and not isinstance(node, Mapping)
-            node = getattr(node, entry) if named else node[entry]
+            node = getattr(node, str(entry)) if named else node[entry]
         except (KeyError, IndexError, AttributeError, TypeError):
             raise TypeError(
                 f"sharding= has nothing for leaf {format_path(path)}: pass a Sharding, a Mesh, a tree of "
@@ -95,7 +103,9 @@ def _fitting(sharding: Sharding, spec: LeafSpec) -> Sharding:
     return sharding
 
 
-def _target(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool) -> Target:
+def _target(
+    item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_numpy: bool
+) -> Target:
     saved = item.specs[position]
     if spec.kind == "jax":
         _refuse_narrowing(spec.dtype, format_path(item.paths[position]))
@@ -109,7 +119,7 @@ def _target(item: SavedItem, position: int, spec: LeafSpec, sharding: Any, as_nu
 
 
 def _refuse_narrowing(dtype: str, where: str) -> None:
-    if dtype in _SIXTY_FOUR and not jax.config.jax_enable_x64:
+    if dtype in _SIXTY_FOUR and not jax.config.read("jax_enable_x64"):
         raise CheckpointError(
             f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
             "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"
@@ -122,9 +132,7 @@ def as_jax(array: Array, where: str) -> Any:
     return jax.numpy.asarray(array)
 
 
-def like_targets(
-    item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]
-) -> list[Target]:
+def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -> list[Target]:
     """Targets for leaves of a ``like``: (position saved, wanted spec, live or abstract leaf)."""
     mesh = _mesh_of(leaf for _, _, leaf in wanted)
     targets: list[Target] = []
@@ -166,7 +174,11 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
     """
     if explicit:
         return
-    unplaced = [target.spec for target in targets if target.sharding is None and target.spec.kind in ("jax", "key")]
+    unplaced = [
+        target.spec
+        for target in targets
+        if target.sharding is None and target.spec.kind in ("jax", "key")
+    ]
     if unplaced and jax.process_count() > 1 and any(item.shardings):
         raise CheckpointError(
             f"item {item.name!r}: several processes run and the saved sharding does not fit their "
@@ -182,7 +194,12 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
 
 
 def value_of(
-    saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path, *, keep_weak: bool = True
+    saved: LeafSpec,
+    target: Target,
+    parts: dict[Region, Array],
+    path: Path,
+    *,
+    keep_weak: bool = True,
 ) -> Any:
     """The leaf's value from the stored arrays of the regions that were asked for."""
     spec = target.spec
@@ -191,7 +208,10 @@ def value_of(
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
         return _snapshot.place_key(saved.shape, spec.dtype, target.sharding, keyed)
-    logical = {region: _converted(as_logical(part, saved), saved, spec, path) for region, part in parts.items()}
+    logical = {
+        region: _converted(as_logical(part, saved), saved, spec, path)
+        for region, part in parts.items()
+    }
     if spec.kind == "jax":
         value = _snapshot.place(saved.shape, target.sharding, logical)
         if keep_weak and saved.detail == "weak" and target.sharding is None:
@@ -225,7 +245,9 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
     numbers = ("int", "bigint")
     if saved.kind in numbers and not np.array_equal(converted.astype(array.dtype), array):
         difference = Mismatch(format_path(path), "dtype", f"int {array.item()}", str(spec))
-        raise StructureMismatch([difference], advice="The saved number does not fit the wanted dtype.")
+        raise StructureMismatch(
+            [difference], advice="The saved number does not fit the wanted dtype."
+        )
     return converted
 
 

@@ -8,48 +8,44 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from typing import Any
 
-import crc32c
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax
-from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, load_checksums
-from ckpt_core._leaves import LeafSpec, is_known_impl
-from ckpt_core._load.opened import Opened, SavedItem, naming
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, crc_of, load_checksums
+from ckpt_core._load.foreign import OrbaxReader
+from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._load.wants import Array, Reads, Want
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._plan import (
     ChunkPart,
     Region,
     chunk_key,
-    keyed_parts,
     coalesce,
     covered_blocks,
     grid,
+    keyed_parts,
     region_shape,
     region_slices,
     whole,
 )
-from ckpt_core._storage import Extent, ForeignArray, Location, open_array, read_index, read_into, read_value
+from ckpt_core._storage import (
+    Extent,
+    Location,
+    open_array,
+    read_index,
+    read_into,
+    read_value,
+)
 from ckpt_core._tree import array_name, format_path
-
-Array = np.ndarray[Any, Any]
 
 _SMALL_BYTES = 64 * KIB
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
 _JOIN_GAP_BYTES = 16 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """One leaf to read: its position in the item, and which regions of the stored array."""
-
-    leaf: int
-    regions: list[Region]
 
 
 def read_leaves(
@@ -62,7 +58,11 @@ def read_leaves(
     Raises:
         CheckpointCorrupt: data is missing, truncated or not what was saved.
     """
-    reader = _OrbaxReader(opened, item, context) if item.orbax else _Reader(opened, item, options, context)
+    reader = (
+        OrbaxReader(opened, item, context)
+        if item.orbax
+        else _Reader(opened, item, options, context)
+    )
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
     with reader, ThreadPoolExecutor(threads, "ckpt-read") as pool:
@@ -93,7 +93,9 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
     size = 0
     for want in wants:
         spec = item.specs[want.leaf]
-        bytes_ = spec.numpy_dtype.itemsize * sum(math.prod(region_shape(region)) for region in want.regions)
+        bytes_ = spec.numpy_dtype.itemsize * sum(
+            math.prod(region_shape(region)) for region in want.regions
+        )
         if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch
             batch, size = [], 0
@@ -101,9 +103,6 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
         size += bytes_
     if batch:
         yield batch
-
-
-Planned = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
 
 
 class _Reader:
@@ -131,16 +130,18 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def plan(self, batch: list[Want]) -> Planned:
+    def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
         small: dict[str, list[tuple[Extent, Array, int | None, int]]] = {}
-        planned: Planned = []
+        planned: Reads = []
         for want in batch:
             jobs: list[Callable[[], None]] = []
             parts: dict[Region, Array] = {}
             for region in want.regions:
                 buffer = self._plan_small(want.leaf, region, small)
-                parts[region] = self._plan_region(want.leaf, region, jobs) if buffer is None else buffer
+                parts[region] = (
+                    self._plan_region(want.leaf, region, jobs) if buffer is None else buffer
+                )
             planned.append((want, parts, jobs))
         shared = [job for file, reads in small.items() for job in self._joined(file, reads)]
         if shared:
@@ -148,7 +149,10 @@ class _Reader:
         return planned
 
     def _plan_small(
-        self, leaf: int, region: Region, small: dict[str, list[tuple[Extent, Array, int | None, int]]]
+        self,
+        leaf: int,
+        region: Region,
+        small: dict[str, list[tuple[Extent, Array, int | None, int]]],
     ) -> Array | None:
         """The buffer of a leaf that is one small chunk, which is read together with others."""
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
@@ -201,7 +205,9 @@ class _Reader:
         if extent is None:
             raise self._corrupt(leaf, f"chunk {key} is missing")
         if self._item.codec is None and extent.size_bytes != chunk_size:
-            raise self._corrupt(leaf, f"chunk {key} has {extent.size_bytes} bytes, not {chunk_size}")
+            raise self._corrupt(
+                leaf, f"chunk {key} has {extent.size_bytes} bytes, not {chunk_size}"
+            )
         if extent.file and self._opened.record is not None:
             file = f"{self._item.directory}/{extent.file}"
             if file not in self._opened.record.files:
@@ -213,7 +219,9 @@ class _Reader:
         full = f"{self._item.directory}/{file}" if file else None
         place = f", file {full}" if full else ""
         return CheckpointCorrupt(
-            f"{self._opened.path}: item {self._item.name!r}, leaf {where}{place}: {what}", file=full, leaf=where
+            f"{self._opened.path}: item {self._item.name!r}, leaf {where}{place}: {what}",
+            file=full,
+            leaf=where,
         )
 
     def _joined(
@@ -221,7 +229,9 @@ class _Reader:
     ) -> Iterator[Callable[[], None]]:
         """Jobs that read many small chunks of one file at once."""
         ranges = [(extent.offset, extent.size_bytes) for extent, _, _, _ in reads]
-        for offset, size, members in coalesce(ranges, gap_bytes=_JOIN_GAP_BYTES, limit_bytes=_JOIN_LIMIT_BYTES):
+        for offset, size, members in coalesce(
+            ranges, gap_bytes=_JOIN_GAP_BYTES, limit_bytes=_JOIN_LIMIT_BYTES
+        ):
 
             def job(offset: int = offset, size: int = size, members: list[int] = members) -> None:
                 buffer = np.empty(size, np.uint8)
@@ -232,7 +242,7 @@ class _Reader:
                     if start + extent.size_bytes > got:
                         raise self._corrupt(leaf, "the file is truncated", file)
                     data = buffer[start : start + extent.size_bytes]
-                    if crc is not None and crc32c.crc32c(data) != crc:
+                    if crc is not None and crc_of(data) != crc:
                         raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
                     out.reshape(-1).view(np.uint8)[:] = data
 
@@ -257,9 +267,11 @@ class _Reader:
         if crcs is not None and first + len(blocks) > len(crcs):
             raise self._corrupt(leaf, f"too few checksums for chunk {key}")
         inner_whole = all(
-            stop - start == size for (start, stop), size in zip(part.in_chunk[1:], chunk[1:], strict=True)
+            stop - start == size
+            for (start, stop), size in zip(part.in_chunk[1:], chunk[1:], strict=True)
         ) and all(
-            stop - start == size for (start, stop), size in zip(part.in_region[1:], out.shape[1:], strict=True)
+            stop - start == size
+            for (start, stop), size in zip(part.in_region[1:], out.shape[1:], strict=True)
         )
         if self._item.codec is not None:
             jobs.append(lambda: self._decode(leaf, key, part, out, crcs))
@@ -274,16 +286,30 @@ class _Reader:
                     self._fill(leaf, key, extent, block.offset_bytes, target, crc)
                     return
                 rows_buffer = np.empty((block.stop - block.start, *chunk[1:]), out.dtype)
-                self._fill(leaf, key, extent, block.offset_bytes, rows_buffer.reshape(-1).view(np.uint8), crc)
+                self._fill(
+                    leaf,
+                    key,
+                    extent,
+                    block.offset_bytes,
+                    rows_buffer.reshape(-1).view(np.uint8),
+                    crc,
+                )
                 start, stop = max(block.start, rows[0]), min(block.stop, rows[1])
-                taken = rows_buffer[(slice(start - block.start, stop - block.start), *region_slices(part.in_chunk[1:]))]
+                taken = rows_buffer[
+                    (
+                        slice(start - block.start, stop - block.start),
+                        *region_slices(part.in_chunk[1:]),
+                    )
+                ]
                 base = part.in_region[0][0] if part.in_region else 0
                 target_rows = slice(base + start - rows[0], base + stop - rows[0])
                 out[(target_rows, *region_slices(part.in_region[1:]))] = taken
 
             jobs.append(job)
 
-    def _fill(self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None) -> None:
+    def _fill(
+        self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None
+    ) -> None:
         """Reads ``target.size`` bytes of a chunk and verifies them."""
         file = extent.file or "manifest.ocdbt"
         if not extent.file:
@@ -296,10 +322,12 @@ class _Reader:
             if len(data) != target.size:
                 raise self._corrupt(leaf, f"chunk {key} is truncated", file)
             target[:] = np.frombuffer(data, np.uint8)
-        if crc is not None and crc32c.crc32c(target) != crc:
+        if crc is not None and crc_of(target) != crc:
             raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
 
-    def _decode(self, leaf: int, key: str, part: ChunkPart, out: Array, crcs: list[int] | None) -> None:
+    def _decode(
+        self, leaf: int, key: str, part: ChunkPart, out: Array, crcs: list[int] | None
+    ) -> None:
         """A compressed chunk: decoded whole by TensorStore, then verified."""
         name, chunk = self._item.names[leaf], self._item.chunks[leaf]
         array = open_array(self._location, name, self._context)
@@ -311,13 +339,17 @@ class _Reader:
             for position, step, size in zip(part.index, chunk, shape, strict=True)
         )
         values = np.zeros(chunk, out.dtype)
-        values[tuple(slice(0, stop - start) for start, stop in region)] = read_into(array, region, name)
+        values[tuple(slice(0, stop - start) for start, stop in region)] = read_into(
+            array, region, name
+        )
         if crcs is not None:
             data = values.reshape(-1).view(np.uint8)
             rows = (0, chunk[0] if chunk else 1)
-            _, blocks = covered_blocks(chunk, out.itemsize, rows=rows, block_bytes=self._block_bytes)
+            _, blocks = covered_blocks(
+                chunk, out.itemsize, rows=rows, block_bytes=self._block_bytes
+            )
             for block, crc in zip(blocks, crcs, strict=False):
-                if crc32c.crc32c(data[block.offset_bytes : block.offset_bytes + block.size_bytes]) != crc:
+                if crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes]) != crc:
                     raise self._corrupt(leaf, f"chunk {key} is damaged: its checksum differs")
         out[region_slices(part.in_region)] = values[region_slices(part.in_chunk)]
 
@@ -341,7 +373,7 @@ class _Files:
     def read(self, file: str, offset: int, target: Array) -> int:
         """Bytes read into ``target``; fewer where the file ends."""
         descriptor = self._descriptor(file)
-        view = memoryview(target)
+        view: Any = memoryview(target.data)
         done = 0
         while done < len(view):
             count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -354,7 +386,9 @@ class _Files:
         with self._lock:
             if file not in self._open:
                 try:
-                    self._open[file] = os.open((self._location / file).path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    self._open[file] = os.open(
+                        (self._location / file).path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+                    )
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
                         raise
@@ -370,114 +404,9 @@ class _Files:
         self._open.clear()
 
 
-class _OrbaxReader:
-    """Reads a tree that Orbax wrote, through TensorStore's drivers; there are no checksums."""
-
-    def __init__(self, opened: Opened, item: SavedItem, context: Any) -> None:
-        self._opened = opened
-        self._item = item
-        self._arrays = _opened_arrays(opened, item, context)
-
-    def __enter__(self) -> _OrbaxReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._arrays.clear()
-
-    def plan(self, batch: list[Want]) -> Planned:
-        """Buffers for a batch, and the jobs that fill them."""
-        planned: Planned = []
-        for want in batch:
-            parts: dict[Region, Array] = {}
-            jobs: list[Callable[[], None]] = [
-                self._job(want.leaf, region, parts) for region in want.regions
-            ]
-            planned.append((want, parts, jobs))
-        return planned
-
-    def _job(self, leaf: int, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
-        name = self._item.names[leaf]
-
-        def job() -> None:
-            with naming(self._opened, self._item.paths[leaf]):
-                parts[region] = read_into(self._arrays[name], region, name)
-
-        return job
-
-
-def _open_orbax_array(opened: Opened, item: SavedItem, name: str, context: Any, limit_bytes: int) -> ForeignArray:
-    tree = item.orbax
-    assert tree is not None
-    ocdbt = tree.ocdbt
-    if ocdbt is None:
-        ocdbt = opened.form.read(opened.path, _inside(item, "manifest.ocdbt")) is not None
-    location = opened.location / item.directory if item.directory else opened.location
-    path = next(leaf.path for leaf in tree.leaves if leaf.name == name)
-    with naming(opened, path):
-        return open_array(location, name, context, zarr3=tree.zarr3, ocdbt=ocdbt, limit_bytes=limit_bytes)
-
-
-def _inside(item: SavedItem, file: str) -> str:
-    return f"{item.directory}/{file}" if item.directory else file
-
-
-def _opened_arrays(opened: Opened, item: SavedItem, context: Any) -> dict[str, ForeignArray]:
-    assert item.orbax is not None
-    sizes = opened.form.files(f"{opened.path}/{item.directory}" if item.directory else opened.path)
-    # a chunk that claims far more than compression can explain would abort the process
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit_bytes = min(max(256 * MIB, 4096 * sum(sizes.values())), memory_bytes)
-    names = [leaf.name for leaf in item.orbax.leaves if leaf.value_type != "string"]
-    with ThreadPoolExecutor(8, "ckpt-open") as pool:
-        arrays = pool.map(lambda name: _open_orbax_array(opened, item, name, context, limit_bytes), names)
-        return dict(zip(names, arrays, strict=True))
-
-
-_SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
-
-
-def with_specs(opened: Opened, item: SavedItem, context: Any) -> SavedItem:
-    """The item with what its leaves are; for Orbax's trees that takes opening every array."""
-    if item.orbax is None or item.specs:
-        return item
-    arrays = _opened_arrays(opened, item, context)
-    impls: dict[str, str] = {}
-    for file in _array_metadata_files(opened, item):
-        data = opened.form.read(opened.path, file)
-        impls |= orbax.load_key_impls(data, file) if data else {}
-    specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in item.orbax.leaves]
-    return replace(item, specs=specs)
-
-
-def _array_metadata_files(opened: Opened, item: SavedItem) -> list[str]:
-    directory = f"{opened.path}/{item.directory}" if item.directory else opened.path
-    return [_inside(item, name) for name in opened.form.files(directory) if name.startswith("array_metadatas/")]
-
-
-def _orbax_spec(leaf: orbax.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None) -> LeafSpec:
-    if leaf.value_type == "string":
-        return LeafSpec("str")
-    array = arrays[leaf.name]
-    if impl is not None and is_known_impl(impl):
-        return LeafSpec("key", impl, array.shape[:-1])
-    if leaf.value_type == "scalar":
-        kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")
-        return LeafSpec(kind, array.dtype)
-    return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
-
-
-def read_special(opened: Opened, item: SavedItem, context: Any) -> Array:
-    """The one array of Orbax's Array and random-key items, which is called ``checkpoint``."""
-    ocdbt = opened.form.read(opened.path, _inside(item, "manifest.ocdbt")) is not None
-    location = opened.location / item.directory
-    zarr3 = opened.form.read(opened.path, _inside(item, "checkpoint/zarr.json")) is not None
-    array = open_array(location, "checkpoint", context, zarr3=zarr3, ocdbt=ocdbt)
-    return read_into(array, whole(array.shape), "checkpoint")
-
-
 def read_texts(opened: Opened, item: SavedItem) -> Callable[[int], str]:
     """Gives the text of a leaf by its position."""
-    name = _inside(item, orbax.STRINGS_FILE)
+    name = item.file(orbax.STRINGS_FILE)
     document: list[Any] = []
 
     def text(leaf: int) -> str:

@@ -100,7 +100,9 @@ def every_steps(interval: int) -> KeepPolicy:
     if interval < 1:
         raise ValueError(f"every_steps({interval}): the interval must be at least 1")
     return KeepPolicy(
-        lambda steps: {facts.step: f"a multiple of {interval}" for facts in steps if facts.step % interval == 0},
+        lambda steps: {
+            facts.step: f"a multiple of {interval}" for facts in steps if facts.step % interval == 0
+        },
         f"every_steps({interval})",
     )
 

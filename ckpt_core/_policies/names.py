@@ -24,9 +24,13 @@ class StepNames:
 
     def __post_init__(self) -> None:
         if self.fixed_length is not None and self.fixed_length < 1:
-            raise ValueError(f"step_format_fixed_length must be at least 1, got {self.fixed_length}")
+            raise ValueError(
+                f"step_format_fixed_length must be at least 1, got {self.fixed_length}"
+            )
         if self.prefix is not None and ("/" in self.prefix or self.prefix.startswith(".")):
-            raise ValueError(f"step_prefix must not hold '/' nor begin with '.', got {self.prefix!r}")
+            raise ValueError(
+                f"step_prefix must not hold '/' nor begin with '.', got {self.prefix!r}"
+            )
 
     def name(self, step: int) -> str:
         """The directory's name."""

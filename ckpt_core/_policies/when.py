@@ -75,7 +75,8 @@ def at_steps(steps: Iterable[int]) -> SavePolicy:
 def every_secs(interval_secs: float) -> SavePolicy:
     """When the last save began at least ``interval_secs`` ago."""
     return SavePolicy(
-        lambda _, context: context.secs_since_save >= interval_secs, f"every_secs({interval_secs:g})"
+        lambda _, context: context.secs_since_save >= interval_secs,
+        f"every_secs({interval_secs:g})",
     )
 
 

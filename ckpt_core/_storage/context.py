@@ -64,7 +64,9 @@ def new_context(*, durable: bool = True) -> Any:
     )
 
 
-def database_spec(location: Location, *, target_data_file_bytes: int | None = None) -> dict[str, Any]:
+def database_spec(
+    location: Location, *, target_data_file_bytes: int | None = None
+) -> dict[str, Any]:
     """Spec of the OCDBT database that lies at a location.
 
     Values of up to 100 bytes stand in the index itself; the index stays small, so one read of it

@@ -49,7 +49,14 @@ def read_index(item: Location, context: Any) -> dict[str, Extent]:
         if "location" in newest["root"]:
             _collect(base, newest["root"]["location"], b"", found, set())
         return found
-    except (ValueError, KeyError, TypeError, RuntimeError, RecursionError, NotImplementedError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        RecursionError,
+        NotImplementedError,
+    ) as error:
         file = "manifest.ocdbt"
         raise CheckpointCorrupt(
             f"{item.path}: the index of the array database cannot be read: {error}", file=file
@@ -151,14 +158,15 @@ def open_array(
             context=context,
         ).result()
     except (ValueError, NotImplementedError) as error:
-        raise CheckpointCorrupt(
-            f"array {name!r}: cannot be opened: {error}", leaf=name
-        ) from error
+        raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
     shape = tuple(store.shape)
     chunk = tuple(store.chunk_layout.read_chunk.shape or ())
     # a hostile shape or chunk would abort the process inside the allocation
     itemsize = store.dtype.numpy_dtype.itemsize
-    if math.prod(shape) * itemsize > _MAX_FOREIGN_BYTES or math.prod(chunk) * itemsize > limit_bytes:
+    if (
+        math.prod(shape) * itemsize > _MAX_FOREIGN_BYTES
+        or math.prod(chunk) * itemsize > limit_bytes
+    ):
         raise CheckpointCorrupt(
             f"array {name!r}: impossible shape {shape} in chunks of {chunk}", leaf=name
         )

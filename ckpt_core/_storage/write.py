@@ -18,7 +18,9 @@ SMALL_LEAF_BYTES = 256 * 1024
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-def zarr_metadata(dtype: str, shape: Sequence[int], chunk: Sequence[int], zstd_level: int | None) -> dict[str, Any]:
+def zarr_metadata(
+    dtype: str, shape: Sequence[int], chunk: Sequence[int], zstd_level: int | None
+) -> dict[str, Any]:
     """``zarr.json`` of an array (zarr-specs, core v3)."""
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
     if np.dtype(_numpy_name(dtype)).itemsize > 1:
@@ -89,7 +91,9 @@ class ArrayWriter:
         self._held_bytes = 0
         self._writes: list[Any] = []
 
-    def put_metadata(self, name: str, dtype: str, shape: Sequence[int], chunk: Sequence[int]) -> None:
+    def put_metadata(
+        self, name: str, dtype: str, shape: Sequence[int], chunk: Sequence[int]
+    ) -> None:
         """Queues ``zarr.json`` of an array."""
         data = self._zarr_json(dtype, tuple(shape), tuple(chunk))
         self._keys.write(f"{name}/zarr.json" if name else "zarr.json", data)

@@ -1,0 +1,77 @@
+"""Reading what was planned: leaves from the disk, the others kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+)
+from ckpt_core._leaves import TEXT_KINDS, LeafSpec, from_text
+from ckpt_core._load import place, read
+from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._load.request import Request, Tally
+from ckpt_core._load.wants import Planned, Want
+from ckpt_core._tree import format_path
+
+
+def read_planned(
+    opened: Opened, planned: Planned, request: Request, context: Any, tally: Tally
+) -> list[Any]:
+    """The leaves of the result: those that were saved read and placed, the others kept."""
+    item = planned.item
+    leaves = list(planned.kept)
+    text = read.read_texts(opened, item)
+    wants: list[Want] = []
+    results: list[int] = []
+    for result, position in enumerate(planned.positions):
+        if position is None:
+            continue
+        spec = item.specs[position]
+        if spec.kind in TEXT_KINDS:
+            leaves[result] = _text_value(item, position, spec, text)
+        elif result in planned.targets:
+            wants.append(Want(position, planned.targets[result].regions))
+            results.append(result)
+    if wants:
+        for result, (want, parts) in zip(
+            results, read.read_leaves(opened, item, wants, request.options, context), strict=True
+        ):
+            target = planned.targets[result]
+            leaves[result] = place.value_of(
+                item.specs[want.leaf], target, parts, item.paths[want.leaf]
+            )
+    _count(planned, tally, item)
+    return leaves
+
+
+def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
+    try:
+        return from_text(text(position), spec)
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        where = format_path(item.paths[position])
+        raise CheckpointCorrupt(
+            f"leaf {where}: its text cannot be read: {error}", leaf=where
+        ) from error
+
+
+def _count(planned: Planned, tally: Tally, item: SavedItem) -> None:
+    prefix = f"{item.name}/" if item.name else ""
+    for result, position in enumerate(planned.positions):
+        if position is None:
+            continue
+        path = prefix + format_path(item.paths[position])
+        tally.loaded.append(path)
+        target = planned.targets.get(result)
+        described = item.shardings[position]
+        sharding = None if target is None else target.sharding
+        if sharding is not None and described and place.is_resharded(described, sharding):
+            tally.resharded.append(path)
+    if planned.match is not None:
+        tally.missing += [prefix + path for path in planned.match.missing]
+        tally.unexpected += [prefix + path for path in planned.match.unexpected]
+        tally.cast += [prefix + path for path in planned.match.cast]

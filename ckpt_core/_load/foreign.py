@@ -1,0 +1,139 @@
+"""Trees that Orbax wrote: read through TensorStore's drivers, without checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._format import orbax
+from ckpt_core._leaves import LeafSpec, is_known_impl
+from ckpt_core._load.opened import Opened, SavedItem, naming
+from ckpt_core._load.wants import Array, Reads, Want
+from ckpt_core._options import MIB
+from ckpt_core._plan import (
+    Region,
+    whole,
+)
+from ckpt_core._storage import (
+    ForeignArray,
+    open_array,
+    read_into,
+)
+
+
+class OrbaxReader:
+    """Reads a tree that Orbax wrote, through TensorStore's drivers; there are no checksums."""
+
+    def __init__(self, opened: Opened, item: SavedItem, context: Any) -> None:
+        self._opened = opened
+        self._item = item
+        self._arrays = _opened_arrays(opened, item, context)
+
+    def __enter__(self) -> OrbaxReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrays.clear()
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        planned: Reads = []
+        for want in batch:
+            parts: dict[Region, Array] = {}
+            jobs: list[Callable[[], None]] = [
+                self._job(want.leaf, region, parts) for region in want.regions
+            ]
+            planned.append((want, parts, jobs))
+        return planned
+
+    def _job(self, leaf: int, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
+        name = self._item.names[leaf]
+
+        def job() -> None:
+            with naming(self._opened, self._item.paths[leaf]):
+                parts[region] = read_into(self._arrays[name], region, name)
+
+        return job
+
+
+def _open_orbax_array(
+    opened: Opened, item: SavedItem, name: str, context: Any, limit_bytes: int
+) -> ForeignArray:
+    tree = item.orbax
+    assert tree is not None
+    ocdbt = tree.ocdbt
+    if ocdbt is None:
+        ocdbt = opened.form.read(opened.path, item.file("manifest.ocdbt")) is not None
+    location = opened.location / item.directory if item.directory else opened.location
+    path = next(leaf.path for leaf in tree.leaves if leaf.name == name)
+    with naming(opened, path):
+        return open_array(
+            location, name, context, zarr3=tree.zarr3, ocdbt=ocdbt, limit_bytes=limit_bytes
+        )
+
+
+def _opened_arrays(opened: Opened, item: SavedItem, context: Any) -> dict[str, ForeignArray]:
+    assert item.orbax is not None
+    sizes = opened.form.files(f"{opened.path}/{item.directory}" if item.directory else opened.path)
+    # a chunk that claims far more than compression can explain would abort the process
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit_bytes = min(max(256 * MIB, 4096 * sum(sizes.values())), memory_bytes)
+    names = [leaf.name for leaf in item.orbax.leaves if leaf.value_type != "string"]
+    with ThreadPoolExecutor(8, "ckpt-open") as pool:
+        arrays = pool.map(
+            lambda name: _open_orbax_array(opened, item, name, context, limit_bytes), names
+        )
+        return dict(zip(names, arrays, strict=True))
+
+
+_SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
+
+
+def with_specs(opened: Opened, item: SavedItem, context: Any) -> SavedItem:
+    """The item with what its leaves are; for Orbax's trees that takes opening every array."""
+    if item.orbax is None or item.specs:
+        return item
+    arrays = _opened_arrays(opened, item, context)
+    impls: dict[str, str] = {}
+    for file in _array_metadata_files(opened, item):
+        data = opened.form.read(opened.path, file)
+        impls |= orbax.load_key_impls(data, file) if data else {}
+    specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in item.orbax.leaves]
+    return replace(item, specs=specs)
+
+
+def _array_metadata_files(opened: Opened, item: SavedItem) -> list[str]:
+    directory = f"{opened.path}/{item.directory}" if item.directory else opened.path
+    return [
+        item.file(name)
+        for name in opened.form.files(directory)
+        if name.startswith("array_metadatas/")
+    ]
+
+
+def _orbax_spec(
+    leaf: orbax.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
+) -> LeafSpec:
+    if leaf.value_type == "string":
+        return LeafSpec("str")
+    array = arrays[leaf.name]
+    if impl is not None and is_known_impl(impl):
+        return LeafSpec("key", impl, array.shape[:-1])
+    if leaf.value_type == "scalar":
+        kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")
+        return LeafSpec(kind, array.dtype)
+    return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
+
+
+def read_special(opened: Opened, item: SavedItem, context: Any) -> Array:
+    """The one array of Orbax's Array and random-key items, which is called ``checkpoint``."""
+    ocdbt = opened.form.read(opened.path, item.file("manifest.ocdbt")) is not None
+    location = opened.location / item.directory
+    zarr3 = opened.form.read(opened.path, item.file("checkpoint/zarr.json")) is not None
+    array = open_array(location, "checkpoint", context, zarr3=zarr3, ocdbt=ocdbt)
+    return read_into(array, whole(array.shape), "checkpoint")

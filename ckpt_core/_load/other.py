@@ -1,0 +1,101 @@
+"""Items that are no trees: a process's state, JSON, and Orbax's single arrays and random keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from ckpt_core import _adapters, _processes
+from ckpt_core._errors import (
+    CheckpointError,
+    Mismatch,
+    StructureMismatch,
+)
+from ckpt_core._format import states
+from ckpt_core._load import place
+from ckpt_core._load.foreign import read_special
+from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._load.wants import NOT_SAVED, Planned
+
+
+def plan_other(opened: Opened, saved: SavedItem, like: Any, context: Any) -> Planned:
+    """Items that are no trees: a process's state, JSON, and Orbax's single arrays and keys."""
+    adapter = None if like is NOT_SAVED else _adapters.adapter_for(like)
+    if saved.form == "process":
+        state = _process_state(opened, saved, adapter, like)
+        if adapter is None:
+            return Planned(saved, [], [], {}, lambda _: state)
+        check = getattr(adapter, "check_state", None)
+        if check is not None:
+            check(like, state)
+
+        def set_it(_: list[Any]) -> Any:
+            adapter.set_state(like, state)
+            return like
+
+        return Planned(saved, [], [], {}, set_it)
+    if saved.form == "json":
+        return Planned(saved, [], [], {}, lambda _: saved.value)
+    value = _special_value(opened, saved, context)
+    return Planned(saved, [], [], {}, lambda _: value)
+
+
+def _process_state(opened: Opened, saved: SavedItem, adapter: Any, like: Any) -> Any:
+    """The state that this process saved, with its types."""
+    processes = _processes.this_run()
+    name = states.file_name(processes.index, processes.count)
+    directory = f"{opened.path}/{saved.directory}"
+    present = [file for file in opened.form.files(directory) if file.startswith("process_")]
+    saved_count = max(
+        (int(file.rpartition("-of-")[2].removesuffix(".json")) for file in present), default=0
+    )
+    if (
+        name not in present
+        and saved_count
+        and opened.record is not None
+        and hasattr(adapter, "check_state")
+    ):
+        # the adapter knows whether its pipeline can go on with another number of processes
+        name = states.file_name(processes.index % saved_count, saved_count)
+    if name not in present:
+        counts = sorted({file.rpartition("-of-")[2].removesuffix(".json") for file in present})
+        raise CheckpointError(
+            f"{opened.path}: item {saved.name!r} was saved by {', '.join(counts) or '?'} process(es), and "
+            f"{processes.count} run now: the state of a data pipeline belongs to one process. Start as many "
+            "processes as saved it, or restore the other items and begin the data anew"
+        )
+    if adapter is not None and not _adapters.is_per_process(adapter):
+        raise StructureMismatch(
+            [
+                Mismatch(
+                    "(root)",
+                    "kind",
+                    "the state of a process",
+                    type(like).__name__,
+                    None,
+                    saved.name,
+                )
+            ],
+            where=opened.path,
+        )
+    if opened.record is not None:
+        exact = f"{saved.directory}/exact/{name}"
+        return states.load_exact(opened.read_file(exact), exact)
+    text = opened.read_file(f"{saved.directory}/{name}").decode(errors="surrogatepass")
+    return text if adapter is None else adapter.from_text(like, text)
+
+
+def _special_value(opened: Opened, saved: SavedItem, context: Any) -> Any:
+    """An item of Orbax's that is one array or one random key."""
+    array = read_special(opened, saved, context)
+    if saved.form == "array":
+        tree = saved.orbax
+        as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
+        return array if as_numpy else place.as_jax(array, saved.name)
+    note = opened.form.read(opened.path, f"{saved.name}/jax_random_key_metadata/metadata") or b"{}"
+    if b'"typed": true' in note or b'"typed":true' in note:
+        # Orbax does not say which implementation; the key's width tells all but unsafe_rbg
+        impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=impl)
+    return jax.numpy.asarray(array)

@@ -1,0 +1,64 @@
+"""The arguments that all loads share, and the tally of what a load did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_core._match import MatchRules, Select, renamer
+from ckpt_core._options import Options
+from ckpt_core._results import RestoreReport
+
+Only = str | Iterable[str] | Select | type | None
+Rename = Mapping[str, str] | Callable[[str], str] | None
+
+
+@dataclass
+class Tally:
+    """What a load did, for the report."""
+
+    loaded: list[str] = field(default_factory=list[str])
+    missing: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    cast: list[str] = field(default_factory=list[str])
+    resharded: list[str] = field(default_factory=list[str])
+
+    def report(self) -> RestoreReport:
+        return RestoreReport(
+            tuple(self.loaded),
+            tuple(self.missing),
+            tuple(self.unexpected),
+            tuple(self.cast),
+            tuple(self.resharded),
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments that all loads share."""
+
+    rules: MatchRules
+    only: Only
+    options: Options
+    sharding: Any = None
+    as_numpy: bool = False
+
+
+def make_request(
+    only: Only,
+    rename: Rename,
+    cast: bool,
+    missing: str,
+    unexpected: str,
+    options: Options | None,
+    sharding: Any = None,
+    as_numpy: bool = False,
+) -> Request:
+    if missing not in ("error", "keep", "ignore"):
+        raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
+    if unexpected not in ("error", "ignore"):
+        raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
+    missing = "keep" if missing == "ignore" else missing
+    rules = MatchRules(renamer(rename), cast, missing, unexpected)
+    return Request(rules, only, options or Options(), sharding, as_numpy)

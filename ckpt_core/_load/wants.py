@@ -1,0 +1,54 @@
+"""What is to be read: plain values that the planner and the readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._load.opened import SavedItem
+from ckpt_core._load.place import Target
+from ckpt_core._match import Match
+from ckpt_core._plan import Region
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One leaf to read: its position in the item, and which regions of the stored array."""
+
+    leaf: int
+    regions: list[Region]
+
+
+Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
+"""Per leaf: the buffers by region, and the jobs that fill them (any job may serve several leaves)."""
+
+
+NOT_SAVED = object()
+"""Stands for a target that was not given, as None is a target."""
+
+
+@dataclass
+class Planned:
+    """One item, matched and ready to be read.
+
+    Attributes:
+        item: as saved, with specs.
+        positions: for every leaf of the result the position in the item, or None to keep it.
+        kept: the values of leaves that are not read, by position in the result.
+        targets: what each leaf that is read becomes, by position in the result.
+        finish: from the leaves of the result to the item's value.
+        match: for the report; None without a target.
+        value: of an item that is no tree.
+    """
+
+    item: SavedItem
+    positions: Sequence[int | None]
+    kept: Sequence[Any]
+    targets: dict[int, Target]
+    finish: Callable[[list[Any]], Any]
+    match: Match | None = None

@@ -1,0 +1,64 @@
+"""What the Checkpointer's short arguments stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ckpt_core._policies import keep, when
+
+
+def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
+    if policy is not None and interval is not None:
+        raise TypeError("pass save_interval_steps or save_policy, not both")
+    return policy if policy is not None else when.every_steps(1 if interval is None else interval)
+
+
+def choose_keep_policy(
+    policy: keep.KeepPolicy | None,
+    max_to_keep: int | None,
+    keep_period: int | None,
+    best_metric: str | None,
+    best_mode: str | None,
+) -> keep.KeepPolicy | None:
+    """The policy that the short arguments stand for."""
+    if (best_metric is None) != (best_mode is None):
+        raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
+    if best_mode not in (None, "min", "max"):
+        raise ValueError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
+    if policy is not None:
+        if max_to_keep is not None or keep_period is not None:
+            raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
+        return policy
+    if max_to_keep is None:
+        if keep_period is not None:
+            raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
+        return None
+    if best_metric is not None and best_mode is not None:
+        chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
+    else:
+        chosen = keep.latest(max_to_keep)
+    return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
+
+
+def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """The metrics as Python floats.
+
+    Raises:
+        TypeError: something that is no number.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}"
+        )
+    numbers: dict[str, float] = {}
+    for name, value in (metrics or {}).items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
+            raise TypeError(
+                f"metrics takes numbers, and {name!r} is a {type(value).__name__}: to save an item called "
+                "'metrics' or other objects, pass items={...}"
+            )
+        numbers[name] = float(array)
+    return numbers

@@ -1,0 +1,192 @@
+"""Saving: flatten, plan, snapshot, write, commit."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core import _processes
+from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
+from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._fork import refuse_in_forked_child
+from ckpt_core._options import Options
+from ckpt_core._results import PendingSave, logger
+from ckpt_core._save.items import NOTHING as NOTHING
+from ckpt_core._save.items import Nothing, check_metadata
+from ckpt_core._save.items import collect_items as collect_items
+from ckpt_core._save.prepare import PreparedItem, prepare_item
+from ckpt_core._save.write import Write
+from ckpt_core._storage import (
+    KeyValues,
+    Location,
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a finished save was: for the log line."""
+
+    path: str
+    bytes: int
+    total_secs: float
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Any = NOTHING,
+    /,
+    *,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+    items: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> None:
+    """A durable checkpoint at ``path``; returns when a power cut can no longer lose it.
+
+    Blocks until everything is written, verified to be on disk and renamed into place. Where
+    several processes run, all must call it, with the same structure.
+
+    Args:
+        path: of the checkpoint's directory; must not exist. Parents are made.
+        state: one pytree or object, stored as one item named ``state``.
+        overwrite: replace a checkpoint that is there, in one step.
+        metadata: JSON of your own, kept with the checkpoint.
+        options: see ``Options``.
+        items: further named items, for names that are not identifiers or are argument names.
+        **named: named items: models, optimizers, data iterators, pytrees.
+
+    Raises:
+        CheckpointExists: something is at ``path``.
+        UnsupportedLeaf: a value that cannot be saved, named by path and type.
+        OSError: the system refused (disk full, permission); nothing is left behind.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
+    """
+    chosen = collect_items(state, items, named)
+    single = not isinstance(state, Nothing)
+    prepare_save(
+        path,
+        chosen,
+        single=single,
+        overwrite=overwrite,
+        metadata=metadata,
+        options=options,
+        copy=False,
+    )()
+
+
+def save_async(
+    path: str | os.PathLike[str],
+    state: Any = NOTHING,
+    /,
+    *,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+    items: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> PendingSave:
+    """A save in the background; returns when the state is safe from what the caller does next.
+
+    Arrays may be donated and numpy arrays changed right after. Arguments and errors are those of
+    ``save``; what fails later is raised by ``.result()``, or printed at exit with exit code 1.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> pending = ckpt.save_async("/tmp/ckpt-docs/two", {"w": jnp.ones(3)}, overwrite=True)
+        >>> pending.result()
+    """
+    chosen = collect_items(state, items, named)
+    single = not isinstance(state, Nothing)
+    work = prepare_save(
+        path,
+        chosen,
+        single=single,
+        overwrite=overwrite,
+        metadata=metadata,
+        options=options,
+        copy=True,
+    )
+    return PendingSave(resolve(path)[0], work, "ckpt-save")
+
+
+def form_for(path: str, local: bool) -> Any:
+    """How directories work where ``path`` lies."""
+    return LocalForm() if local else StoreForm(lambda url: KeyValues(Location(url, False)))
+
+
+def prepare_save(
+    path: str | os.PathLike[str],
+    items: Mapping[str, Any],
+    *,
+    single: bool,
+    overwrite: bool,
+    metadata: Any,
+    options: Options | None,
+    copy: bool,
+    metrics: Mapping[str, float] | None = None,
+    before_commit: Callable[[], None] | None = None,
+) -> Callable[[], Saved]:
+    """Takes the snapshot now and gives the function that writes and commits it.
+
+    Args:
+        copy: whether host memory that the caller could change is copied.
+        metrics: numbers of the step.
+        before_commit: called last before the commit; may raise to prevent it.
+        (others: see ``save``)
+    """
+    refuse_in_forked_child()
+    started = time.monotonic()
+    options = options or Options()
+    target, local = resolve(path)
+    check_metadata(metadata)
+    processes = _processes.this_run()
+    tag = _processes.next_round()
+    prepared = [
+        _prepare(name, value, processes, options, copy, single) for name, value in items.items()
+    ]
+    form: Form = form_for(target, local)
+    token = secrets.token_hex(16)
+    attempt = None
+    if processes.index == 0:
+        attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
+    logger.debug("%s: snapshot taken in %.3f s", target, time.monotonic() - started)
+
+    def write_and_commit() -> Saved:
+        save_ = Write(form, target, local, prepared, processes, options, token, tag)
+        written = save_.run(attempt, single, metadata, dict(metrics or {}), before_commit)
+        total_secs = time.monotonic() - started
+        logger.info(
+            "%s: saved %.1f MB in %.3f s (%.2f GB/s)",
+            target,
+            written / 1e6,
+            total_secs,
+            written / total_secs / 1e9,
+        )
+        return Saved(target, written, total_secs)
+
+    return write_and_commit
+
+
+def _prepare(
+    name: str,
+    value: Any,
+    processes: _processes.Processes,
+    options: Options,
+    copy: bool,
+    single: bool,
+) -> PreparedItem:
+    try:
+        return prepare_item(name, value, processes, options, copy)
+    except UnsupportedLeaf as error:
+        if single:
+            raise
+        message = f"item {name!r}: {error}"
+        raise UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name) from error

@@ -1,0 +1,356 @@
+"""Writing and committing a prepared save: everything that needs the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import crc32c
+
+from ckpt_core import _processes, _snapshot
+from ckpt_core._directory import Attempt, Form
+from ckpt_core._errors import CheckpointError
+from ckpt_core._format import orbax
+from ckpt_core._format.checksums import (
+    CHECKSUM_DIRECTORY,
+    checksum_chunk,
+    dump_checksums,
+    stored_chunks,
+)
+from ckpt_core._format.record import (
+    RECORD_FILE,
+    FileRecord,
+    Record,
+    dump_json,
+    dump_record,
+)
+from ckpt_core._options import MIB, Options
+from ckpt_core._plan import gaps
+from ckpt_core._save.prepare import ArrayToWrite, PreparedItem
+from ckpt_core._storage import (
+    SMALL_LEAF_BYTES,
+    ArrayWriter,
+    Location,
+    merge,
+    new_context,
+    read_index,
+)
+
+_WHOLE_DIGEST_BYTES = 32 * MIB
+"""Data files up to this size are digested whole; larger ones only where no checksum covers them."""
+
+
+class Write:
+    """Writing and committing one prepared save: everything that needs the disk."""
+
+    def __init__(
+        self,
+        form: Form,
+        target: str,
+        local: bool,
+        items: list[PreparedItem],
+        processes: _processes.Processes,
+        options: Options,
+        token: str,
+        tag: str,
+    ) -> None:
+        self._form = form
+        self._target = target
+        self._local = local
+        self._items = items
+        self._processes = processes
+        self._options = options
+        self._token = token
+        self._tag = tag
+
+    def run(
+        self,
+        attempt: Attempt | None,
+        single: bool,
+        metadata: Any,
+        metrics: dict[str, float],
+        before_commit: Callable[[], None] | None,
+    ) -> int:
+        """Writes, agrees, commits; gives the bytes of the arrays that this process wrote."""
+        try:
+            attempt = self._agree_to_start(attempt)
+            written = self._together("written", lambda: self._write_items(attempt))
+            self._together(
+                "committed",
+                lambda: self._commit(attempt, single, metadata, metrics, before_commit),
+                only_first=True,
+            )
+            return written
+        except BaseException:
+            if attempt is not None and self._processes.index == 0:
+                attempt.abort()
+            raise
+
+    def _agree_to_start(self, attempt: Attempt | None) -> Attempt:
+        """Agreement 1: on the token, the structure and where to write."""
+        if self._processes.count == 1:
+            assert attempt is not None
+            return attempt
+        where = ""
+        if attempt is not None:
+            attempt.write("ckpt.token", self._token.encode())
+            where = attempt.path
+        mine = {
+            "where": where,
+            "token": self._token,
+            "tree": self._tree_digest(),
+            "path": self._target,
+        }
+        others = [json.loads(text) for text in self._exchange("start", json.dumps(mine))]
+        first = others[0]
+        for key, what in (("path", "the path"), ("tree", "the structure of the state")):
+            differing = [index for index, other in enumerate(others) if other[key] != first[key]]
+            if differing:
+                raise CheckpointError(
+                    f"{self._target}: {what} on processes {differing} differs from that on process "
+                    "0: all processes must save the same tree to the same path"
+                )
+        joined = attempt or self._form.join(
+            self._target, first["where"], durable=self._options.durable
+        )
+        if attempt is None:
+            self._token = first["token"]
+
+        def see() -> None:
+            try:
+                seen = joined.read("ckpt.token")
+            except FileNotFoundError:
+                seen = b""
+            if seen != self._token.encode():
+                raise CheckpointError(
+                    f"{self._target} is not a directory that all processes share: process "
+                    f"{self._processes.index} does not see what process 0 wrote in it"
+                )
+
+        self._together("seen", see)
+        return joined
+
+    def _tree_digest(self) -> str:
+        digest = hashlib.sha256()
+        for item in self._items:
+            specs = [str(leaf.spec) for leaf in item.record.leaves]
+            digest.update(repr((item.name, item.record.form, item.names, specs)).encode())
+        return digest.hexdigest()
+
+    def _exchange(self, what: str, value: str) -> list[str]:
+        return self._processes.exchange(f"{self._tag}/{what}", value, self._options.timeout_secs)
+
+    def _together(self, what: str, work: Callable[[], Any], *, only_first: bool = False) -> Any:
+        """Does the work and agrees that all did it; a failure of one is a failure of all."""
+        result, error = None, None
+        try:
+            if not only_first or self._processes.index == 0:
+                result = work()
+        except BaseException as caught:
+            error = caught
+        if self._processes.count > 1:
+            told = "" if error is None else f"{type(error).__name__}: {error}"
+            others = self._exchange(what, told)
+            failed = [(index, text) for index, text in enumerate(others) if text]
+            if failed and error is None:
+                index, text = failed[0]
+                raise CheckpointError(f"{self._target}: process {index} failed to save: {text}")
+        if error is not None:
+            raise error
+        return result
+
+    def _write_items(self, attempt: Attempt) -> int:
+        """The arrays, states and checksums of this process."""
+        context = new_context(durable=self._options.durable)
+        written = 0
+        for item in self._items:
+            for name, data in item.state_files.items():
+                attempt.write(f"{item.name}/{name}", data)
+                written += len(data)
+            if item.record.form == "tree":
+                written += self._write_arrays(attempt, item, context)
+        # every process's databases are merged in the context that wrote this process's one
+        self._context = context
+        return written
+
+    def _write_arrays(self, attempt: Attempt, item: PreparedItem, context: Any) -> int:
+        options = self._options
+        writer = ArrayWriter(
+            Location(f"{attempt.path}/{item.name}", self._local),
+            self._processes.index,
+            context,
+            target_data_file_bytes=options.target_data_file_bytes,
+            max_host_bytes=options.max_host_bytes,
+            zstd_level=options.zstd_level(),
+        )
+        checksums: dict[str, list[int]] = {}
+        large: list[ArrayToWrite] = []
+        for array in item.arrays:
+            stored = (array.name, array.spec.stored_dtype, array.spec.stored_shape, array.chunk)
+            if self._processes.index == 0:
+                writer.put_metadata(*stored)
+            if array.size_bytes > SMALL_LEAF_BYTES or options.compression is not None:
+                writer.put_array(*stored, array.pieces)
+                large.append(array)
+                continue
+            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
+                data = values.tobytes()
+                writer.put_value(key, data)
+                checksums[key] = [crc32c.crc32c(data)]
+        writer.start()
+        # checksums of what is large are computed while it is being written
+        for array in large:
+            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
+                checksums[key] = checksum_chunk(values)
+        name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
+        attempt.write(name, dump_checksums(checksums))
+        writer.finish()
+        return sum(array.size_bytes for array in item.arrays)
+
+    def _commit(
+        self,
+        attempt: Attempt,
+        single: bool,
+        metadata: Any,
+        metrics: dict[str, float],
+        before_commit: Callable[[], None] | None,
+    ) -> None:
+        """Process 0: merges, describes, and makes the checkpoint visible."""
+        for item in self._items:
+            if item.record.form == "tree":
+                location = Location(f"{attempt.path}/{item.name}", self._local)
+                merge(
+                    location,
+                    self._processes.count,
+                    self._context,
+                    target_data_file_bytes=self._options.target_data_file_bytes,
+                )
+        for name, data in self._metadata_files(metadata, metrics):
+            attempt.write(name, data)
+        record = Record(
+            items={item.name: item.record for item in self._items},
+            files=self._digests(attempt),
+            token=self._token,
+            single=single,
+            metadata=metadata,
+            metrics=metrics,
+            versions=library_versions(),
+            topology=_snapshot.topology(),
+            created_unix_secs=time.time(),
+        )
+        if before_commit is not None:
+            before_commit()
+        attempt.commit(RECORD_FILE, dump_record(record))
+
+    def _metadata_files(
+        self, metadata: Any, metrics: dict[str, float]
+    ) -> Iterable[tuple[str, bytes]]:
+        """Everything that Orbax reads besides the arrays."""
+        handlers: dict[str, str] = {}
+        for item in self._items:
+            handlers[item.name] = orbax.HANDLERS[_handler(item)]
+            if item.record.form == "process":
+                note = dump_json(
+                    {"format": "ckpt process state", "process_count": self._processes.count}
+                )
+                yield f"{item.name}/metadata", note
+                yield f"{item.name}/data.json", note
+                continue
+            specs = [leaf.spec for leaf in item.record.leaves]
+            chunks = [leaf.chunk for leaf in item.record.leaves]
+            yield f"{item.name}/{orbax.ITEM_METADATA}", orbax.item_metadata(item.record.tree, specs)
+            yield (
+                f"{item.name}/{orbax.SHARDING_FILE}",
+                orbax.sharding_file(item.names, item.all_shardings),
+            )
+            yield (
+                f"{item.name}/{orbax.ARRAY_METADATA}",
+                orbax.array_metadatas(item.names, specs, chunks),
+            )
+            if item.texts:
+                paths = dict(zip(item.names, item.record.paths, strict=True))
+                yield f"{item.name}/{orbax.STRINGS_FILE}", orbax.strings_file(item.texts, paths)
+        if metrics:
+            handlers["metrics"] = orbax.HANDLERS["json"]
+            yield "metrics/metrics", dump_json(metrics)
+        yield orbax.STEP_METADATA, orbax.step_metadata(handlers, metadata)
+        text = f"Checkpoint commit was successful to {self._target}"
+        yield orbax.COMMIT_FILE, text.encode(errors="surrogateescape")
+
+    def _digests(self, attempt: Attempt) -> dict[str, FileRecord]:
+        """Size and digest of every file, the other processes' included."""
+        covered = self._covered(attempt)
+        found: dict[str, FileRecord] = {}
+        for name, size in attempt.files().items():
+            if size > _WHOLE_DIGEST_BYTES and name in covered:
+                crc = _crc_of_ranges(attempt.path, name, gaps(size, covered[name]))
+                found[name] = FileRecord(size, crc, data=True)
+            else:
+                found[name] = FileRecord(size, crc32c.crc32c(attempt.read(name)))
+        return found
+
+    def _covered(self, attempt: Attempt) -> dict[str, list[tuple[int, int]]]:
+        """For the data files that are too large to digest whole: what block checksums cover."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        large = any(size > _WHOLE_DIGEST_BYTES for size in attempt.files().values()) and self._local
+        for item in self._items:
+            # what is compressed is checked when it is decoded, and its stored bytes here
+            if not large or item.record.form != "tree" or item.record.codec is not None:
+                continue
+            index = read_index(Location(f"{attempt.path}/{item.name}", True), self._context)
+            for key, extent in index.items():
+                if extent.file and not key.endswith("zarr.json"):
+                    ranges = found.setdefault(f"{item.name}/{extent.file}", [])
+                    ranges.append((extent.offset, extent.size_bytes))
+        return found
+
+
+def _handler(item: PreparedItem) -> str:
+    if item.record.form == "process":
+        return "json"
+    return "text_tree" if item.texts else "tree"
+
+
+def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> int:
+    crc = 0
+    with open(os.path.join(directory, name), "rb") as file:
+        for start, stop in ranges:
+            file.seek(start)
+            crc = crc32c.crc32c(file.read(stop - start), crc)
+    return crc
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of ckpt, of what it rests on, and of the frameworks in use."""
+    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
+    frameworks = {
+        "flax": "flax",
+        "optax": "optax",
+        "keras": "keras",
+        "torch": "torch",
+        "torchax": "torchax",
+        "grain": "grain",
+    }
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for distribution, module in (names | frameworks).items():
+        if module in sys.modules:
+            found[distribution] = _version(distribution)
+    return found
+
+
+_versions: dict[str, str] = {}
+
+
+def _version(distribution: str) -> str:
+    if distribution not in _versions:
+        try:
+            _versions[distribution] = version(distribution)
+        except PackageNotFoundError:
+            _versions[distribution] = "unknown"
+    return _versions[distribution]

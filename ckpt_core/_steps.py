@@ -1,0 +1,72 @@
+"""The steps that lie in a directory: which there are, under which names, and what is known of them."""
+
+from __future__ import annotations
+
+from ckpt_core._directory import Form
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._load.opened import Opened, open_checkpoint
+from ckpt_core._policies import keep
+from ckpt_core._policies.names import StepNames, check_step
+
+
+class Steps:
+    """The committed steps below a directory; every call looks at the directory anew."""
+
+    def __init__(self, directory: str, form: Form, names: StepNames) -> None:
+        self._directory = directory
+        self._form = form
+        self._names = names
+
+    def all(self) -> list[int]:
+        """Every committed step, ascending."""
+        return sorted(self._committed())
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        return max(self._committed(), default=None)
+
+    def new_path(self, step: int) -> str:
+        """Where a step of this number is to be written."""
+        return f"{self._directory}/{self._names.name(step)}"
+
+    def _committed(self) -> dict[int, str]:
+        """Step -> name of its directory; of two names for one step, the one we would write."""
+        found: dict[int, str] = {}
+        for name in self._form.children(self._directory):
+            step = self._names.parse(name)
+            if step is None or not self._form.is_checkpoint(f"{self._directory}/{name}"):
+                continue
+            if step not in found or name == self._names.name(step):
+                found[step] = name
+        return found
+
+    def path(self, step: int) -> str:
+        """Where a step lies, under whichever name."""
+        name = self._names.name(step)
+        if not self._form.exists(f"{self._directory}/{name}"):
+            name = self._committed().get(step, name)
+        return f"{self._directory}/{name}"
+
+    def open(self, step: int) -> Opened:
+        """A step's metadata.
+
+        Raises:
+            CheckpointNotFound: with the steps that there are.
+        """
+        try:
+            return open_checkpoint(self.path(check_step(step)))
+        except CheckpointNotFound:
+            steps = self.all()
+            known = ", ".join(map(str, steps[-10:])) or "none"
+            raise CheckpointNotFound(
+                f"{self._directory} has no step {step}; it has: {known}"
+            ) from None
+
+    def facts(self, step: int) -> keep.StepFacts | None:
+        """What policies may know of a step; None where its record cannot be read."""
+        try:
+            opened = self.open(step)
+        except (CheckpointError, OSError):
+            return None
+        created = opened.record.created_unix_secs if opened.record else 0.0
+        return keep.StepFacts(step, created, opened.metrics)
