@@ -17,11 +17,12 @@ from ckpt_core._errors import (
 )
 from ckpt_core._inspect import describe_opened
 from ckpt_core._load import load_opened, make_request, restore_opened
-from ckpt_core._options import Options
+from ckpt_core._options import DEFAULTS, Options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
 from ckpt_core._results import CheckpointInfo, PendingSave, Restored, logger
+from ckpt_core._retention import Retention
 from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
 from ckpt_core._steps import Steps
 from ckpt_core._unread import UnreadValues
@@ -84,13 +85,15 @@ class Checkpointer:
             self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
         )
         self._save_policy = choose_save_policy(save_policy, save_interval_steps)
-        self._keep_policy = choose_keep_policy(
-            keep_policy, max_to_keep, keep_period, best_metric, best_mode
+        self._retention = Retention(
+            self._steps,
+            self._form,
+            choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
         )
         self._best = (best_metric, best_mode)
         self._asynchronous = asynchronous
         self._read_only = read_only
-        self._options = options or Options()
+        self._options = options or DEFAULTS
         self._pending: PendingSave | None = None
         self._pending_step: int | None = None
         self._mine: set[int] = set()
@@ -180,7 +183,8 @@ class Checkpointer:
                 saved.total_secs,
                 saved.bytes / max(saved.total_secs, 1e-9) / 1e9,
             )
-            self._retain()
+            if self._processes.index == 0:
+                self._retention.apply()
 
         if self._asynchronous:
             self._pending = PendingSave(
@@ -246,42 +250,9 @@ class Checkpointer:
             error.add_note(f"while saving step {step} to {self._directory} in the background")
             raise error
 
-    def _retain(self) -> None:
-        """Deletes what no policy keeps; a failure is reported and not fatal."""
-        if self._processes.index != 0:
-            return
-        for step in self._to_delete():
-            try:
-                self._form.delete(self._steps.path(step))
-                logger.info("%s: deleted step %d", self._directory, step)
-            except OSError as error:
-                logger.warning("%s: could not delete step %d: %s", self._directory, step, error)
-
-    def _to_delete(self) -> list[int]:
-        steps = self.all_steps()
-        if self._keep_policy is None or len(steps) < 2:
-            return []
-        kept = self._kept(steps)
-        return [step for step in steps if step not in kept]
-
-    def _kept(self, steps: list[int]) -> dict[int, str]:
-        facts = [self._steps.facts(step) for step in steps]
-        policy = self._keep_policy or keep.all()
-        kept = policy([entry for entry in facts if entry is not None])
-        kept.setdefault(steps[-1], "the newest step")
-        for step, entry in zip(steps, facts, strict=True):
-            if entry is None:
-                kept.setdefault(step, "its record cannot be read; never deleted")
-        return kept
-
     def explain(self) -> dict[int, str]:
         """For every step on disk whether it stays at the next clean-up, and why."""
-        steps = self.all_steps()
-        kept = self._kept(steps) if steps else {}
-        return {
-            step: f"kept: {kept[step]}" if step in kept else "deleted: no policy keeps it"
-            for step in steps
-        }
+        return self._retention.explain()
 
     def _clean(self) -> None:
         removed = self._form.clean(self._directory)
@@ -419,17 +390,8 @@ class Checkpointer:
     ) -> Any:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
         self._wait_for_pending()
-        defaults = {
-            "only": None,
-            "rename": None,
-            "cast": False,
-            "missing": "error",
-            "unexpected": "error",
-            "options": self._options,
-        }
-        return load_opened(
-            self._steps.open(step), like, item, make_request(**{**defaults, **arguments})
-        )
+        request = make_request(**{"options": self._options, **arguments})
+        return load_opened(self._steps.open(step), like, item, request)
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None

@@ -6,14 +6,14 @@ import os
 
 from ckpt_core._errors import ForkedProcess
 
-_HOME_PID = os.getpid()
+HOME_PID = os.getpid()
+"""The process that imported ckpt; any other id means a forked child."""
 
 
-def refuse_in_forked_child() -> None:
-    """Raise ForkedProcess in a child made by ``os.fork`` after ckpt was imported."""
-    if os.getpid() != _HOME_PID:
-        raise ForkedProcess(
-            f"process {os.getpid()} was forked from {_HOME_PID}, which had imported ckpt_core; "
-            "TensorStore and JAX do not survive a fork. Save and load in the parent, or start "
-            "the child with multiprocessing's 'spawn' or 'forkserver' method."
-        )
+def forked() -> ForkedProcess:
+    """The error for any use in a child that ``os.fork`` made after ckpt was imported."""
+    return ForkedProcess(
+        f"process {os.getpid()} was forked from {HOME_PID}, which had imported ckpt_core; "
+        "TensorStore and JAX do not survive a fork. Save and load in the parent, or start "
+        "the child with multiprocessing's 'spawn' or 'forkserver' method."
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 KIB = 1024
@@ -30,6 +30,7 @@ class Options:
         on_pending: what a save does while the previous asynchronous one is still running:
             ``"wait"`` for it, or ``"fail"`` with CheckpointError.
         broadcast: let one replica read and send to the others (several processes).
+        zstd_level: the level that ``compression`` names; derived.
         atomic_restore: load everything before anything is changed, at double the memory.
 
     Example:
@@ -48,6 +49,7 @@ class Options:
     on_pending: Literal["wait", "fail"] = "wait"
     broadcast: bool = False
     atomic_restore: bool = False
+    zstd_level: int | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):
@@ -59,15 +61,20 @@ class Options:
             raise ValueError(
                 f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
             )
-        self.zstd_level()
+        object.__setattr__(self, "zstd_level", _zstd_level(self.compression))
 
-    def zstd_level(self) -> int | None:
-        """The zstd level that ``compression`` names, or None for no compression."""
-        if self.compression is None:
-            return None
-        name, _, level = self.compression.partition(":")
-        if name != "zstd" or not (level == "" or level.isdigit()):
-            raise ValueError(
-                f"Options.compression must be None, 'zstd' or 'zstd:<level>', got {self.compression!r}"
-            )
-        return int(level or 1)
+
+def _zstd_level(compression: str | None) -> int | None:
+    """The zstd level that ``Options.compression`` names, or None for no compression."""
+    if compression is None:
+        return None
+    name, _, level = compression.partition(":")
+    if name != "zstd" or not (level == "" or level.isdigit()):
+        raise ValueError(
+            f"Options.compression must be None, 'zstd' or 'zstd:<level>', got {compression!r}"
+        )
+    return int(level or 1)
+
+
+DEFAULTS = Options()
+"""What counts where the caller passes no options."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from ckpt_core._leaves import is_key_dtype
 from ckpt_core._plan import Region, Shape, region_shape, share_replicas, to_region, whole
 
 try:  # not public; jax.device_put stands in where a later jax lacks it
@@ -21,16 +22,18 @@ except ImportError:
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-def start_transfers(arrays: Sequence[Any]) -> None:
-    """Starts copying arrays to the host, all at once; nothing to do where they are there already."""
-    for array in arrays:
-        if not _on_host(array):
-            for shard in array.addressable_shards:
+def start_transfers(leaves: Sequence[Any]) -> None:
+    """Starts copying arrays to the host, all at once; nothing to do on CPU.
+
+    There ``np.asarray`` is a view of the array's own memory: it keeps the buffer, so a later step
+    that donates the array leaves it alone and takes new memory instead.
+    """
+    if jax.default_backend() == "cpu":
+        return
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and not is_key_dtype(leaf.dtype):
+            for shard in leaf.addressable_shards:
                 shard.data.copy_to_host_async()
-
-
-def _on_host(array: Any) -> bool:
-    return next(iter(array.sharding.device_set)).platform == "cpu"
 
 
 def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Region, Any]]]:
@@ -58,15 +61,6 @@ def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Re
         if owner[region] == process and region not in mine:
             mine[region] = shard.data
     return list(holders), list(mine.items())
-
-
-def to_host(data: Any) -> np.ndarray[Any, Any]:
-    """The values of a single-device array; a view of its memory where that is the host's.
-
-    A view keeps the buffer: a later step that donates the array leaves it alone and takes new
-    memory instead.
-    """
-    return np.asarray(data)
 
 
 def describe_sharding(array: Any) -> dict[str, Any] | None:
@@ -170,7 +164,7 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return [whole(shape)]
     regions = (
-        to_region(index or (), shape)
+        to_region(tuple(index or ()), shape)
         for index in sharding.addressable_devices_indices_map(shape).values()
     )
     return list(dict.fromkeys(regions))
@@ -203,7 +197,8 @@ def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> A
 
 
 def _default_device() -> Any:
-    chosen: Any = jax.config.read("jax_default_device")
+    config: Any = jax.config
+    chosen: Any = config.jax_default_device
     if chosen is None:
         return jax.local_devices()[0]
     return jax.local_devices(backend=chosen)[0] if isinstance(chosen, str) else chosen

@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("3 what the spines are made of", {"_adapters", "_results"}),
     ("3 the spines", {"_load", "_save"}),
     ("3 beside the spines", {"_inspect", "_steps", "_unread"}),
+    ("3 what a directory of steps is made of", {"_retention"}),
     ("4", {"_checkpointer", "_tiers"}),
     ("5 the front door", {"__init__"}),
     ("5 faces", {"bench", "cli", "convert", "report", "testing"}),

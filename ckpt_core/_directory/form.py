@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 TEMPORARY_PREFIX = ".ckpt-tmp."
 REPLACED_PREFIX = ".ckpt-old."
-_REMOTE = ("memory://", "s3://", "gs://")
-
-
-def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL without a slash at its end, and whether it is local.
-
-    Relative paths and ``~`` are resolved now, so a later ``chdir`` changes nothing.
-    """
-    text = os.fspath(path)
-    if not text:
-        raise ValueError("the path of a checkpoint must not be empty")
-    if text.startswith(_REMOTE):
-        return text.rstrip("/"), False
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme.isalnum():
-        raise ValueError(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
-    return os.path.abspath(os.path.expanduser(text)), True
 
 
 class Attempt(Protocol):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
+import hashlib
 import os
 import secrets
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 
 from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
-from ckpt_core._directory.owner import is_dead, this_owner
 from ckpt_core._errors import CheckpointExists
 
 _AT_FDCWD = -100
@@ -25,6 +28,25 @@ _SIGNS = (
 )
 
 
+_REMOTE = ("memory://", "s3://", "gs://")
+
+
+def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
+    """Absolute path or URL without a slash at its end, and whether it is local.
+
+    Relative paths and ``~`` are resolved now, so a later ``chdir`` changes nothing.
+    """
+    text = os.fspath(path)
+    if not text:
+        raise ValueError("the path of a checkpoint must not be empty")
+    if text.startswith(_REMOTE):
+        return text.rstrip("/"), False
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme.isalnum():
+        raise ValueError(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
+    return os.path.abspath(os.path.expanduser(text)), True
+
+
 class LocalForm:
     """Checkpoints as directories; see ``Form``."""
 
@@ -33,7 +55,7 @@ class LocalForm:
         parent, name = os.path.split(path)
         created = _make_directories(parent, durable)
         temporary = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{_this_owner()}.{secrets.token_hex(4)}"
         )
         try:
             self._clean_named(parent, name)
@@ -84,7 +106,7 @@ class LocalForm:
     def delete(self, path: str) -> None:
         parent, name = os.path.split(path)
         hidden = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{_this_owner()}.{secrets.token_hex(4)}"
         )
         os.rename(path, hidden)
         shutil.rmtree(hidden)
@@ -94,7 +116,7 @@ class LocalForm:
         for entry in _hidden(path, TEMPORARY_PREFIX):
             owner = entry.rsplit(".", 2)[-2]
             full = os.path.join(path, entry)
-            if is_dead(owner, full):
+            if _is_dead(owner, full):
                 shutil.rmtree(full, ignore_errors=True)
                 removed.append(entry)
         return removed
@@ -103,7 +125,7 @@ class LocalForm:
         """Removes what dead tries at this very checkpoint left."""
         for entry in _hidden(parent, f"{TEMPORARY_PREFIX}{name[:100]}."):
             full = os.path.join(parent, entry)
-            if is_dead(entry.rsplit(".", 2)[-2], full):
+            if _is_dead(entry.rsplit(".", 2)[-2], full):
                 shutil.rmtree(full, ignore_errors=True)
 
     def replaced(self, path: str) -> str | None:
@@ -287,3 +309,61 @@ def _exchange(one: str, other: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), other)
+
+
+# ---- who a temporary directory belongs to ----
+#
+# The owner stands in its name: a digest of host, boot and process namespace, the process id and its
+# start time. No file has to be written for it, and none is left over.
+
+FOREIGN_AGE_SECS = 3600.0
+"""A temporary directory of another host is taken for dead when nothing changed in it for this long."""
+
+
+def _this_owner() -> str:
+    """The name part that says: this process."""
+    return f"{_host()}-{os.getpid()}-{_start_time(os.getpid())}"
+
+
+@functools.cache
+def _host() -> str:
+    parts = [socket.gethostname()]
+    for path in ("/proc/sys/kernel/random/boot_id",):
+        try:
+            with open(path) as file:
+                parts.append(file.read().strip())
+        except OSError:
+            parts.append("")
+    try:
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        parts.append("")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+def _start_time(pid: int) -> str:
+    """Start time of a process in clock ticks; empty where it does not run or cannot be known."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # the command, in parentheses, may hold anything
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _is_dead(owner: str, path: str) -> bool:
+    """Whether the process that a temporary directory at ``path`` is named after has ended."""
+    host, _, process = owner.partition("-")
+    pid, _, start = process.partition("-")
+    if host == _host() and pid.isdigit() and os.path.isdir("/proc/self"):
+        return _start_time(int(pid)) != start
+    try:
+        newest = max(os.stat(entry).st_mtime for entry in [path, *_entries(path)])
+    except OSError:
+        return False
+    return time.time() - newest > FOREIGN_AGE_SECS
+
+
+def _entries(path: str) -> list[str]:
+    return [entry.path for entry in os.scandir(path)]

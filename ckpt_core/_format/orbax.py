@@ -8,6 +8,7 @@ escaped, so two different paths can share a name: such trees are refused.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -94,7 +95,7 @@ def item_metadata(root: Node, specs: Sequence[LeafSpec]) -> bytes:
     """``_METADATA`` of an item: the tree, as Orbax describes one."""
     entries: dict[str, Any] = {}
     leaves = iter(specs)
-    _describe(root, [], leaves, entries)
+    _describe(root, [], (), leaves, entries)
     return dump_json(
         {
             "tree_metadata": entries,
@@ -118,31 +119,33 @@ _EMPTY = {
 }
 
 
-def _describe(node: Node, keys: list[dict[str, Any]], leaves: Any, entries: dict[str, Any]) -> None:
+def _describe(
+    node: Node,
+    keys: list[dict[str, Any]],
+    texts: tuple[str, ...],
+    leaves: Any,
+    entries: dict[str, Any],
+) -> None:
     if node.kind == "expanded":
-        _describe(node.children[0], keys, leaves, entries)
+        _describe(node.children[0], keys, texts, leaves, entries)
     elif node.kind == "leaf":
-        entries[_entry_name(keys)] = {
+        entries[str(texts)] = {
             "key_metadata": keys,
             "value_metadata": _value_metadata(next(leaves)),
         }
     elif not node.children:
-        entries[_entry_name(keys)] = {
-            "key_metadata": keys,
-            "value_metadata": {"value_type": _EMPTY[node.kind], "skip_deserialize": True},
-        }
+        value = {"value_type": _EMPTY[node.kind], "skip_deserialize": True}
+        entries[str(texts)] = {"key_metadata": keys, "value_metadata": value}
     else:
         named = node.kind not in ("list", "tuple")
         for key, child in zip(node.keys, node.children, strict=True):
             by_name = named and not (node.kind == "custom" and isinstance(key, int))
-            step = {"key": str(key), "key_type": _NAMED if by_name else _SEQUENCE}
-            _describe(child, [*keys, step], leaves, entries)
+            text = str(key)
+            step = {"key": text, "key_type": _NAMED if by_name else _SEQUENCE}
+            _describe(child, [*keys, step], (*texts, text), leaves, entries)
 
 
-def _entry_name(keys: list[dict[str, Any]]) -> str:
-    return str(tuple(key["key"] for key in keys))
-
-
+@functools.lru_cache(1024)
 def _value_metadata(spec: LeafSpec) -> dict[str, Any]:
     if spec.kind in TEXT_KINDS:
         return {"value_type": "string", "skip_deserialize": False}

@@ -13,7 +13,7 @@ import crc32c
 
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
-from ckpt_core._fork import refuse_in_forked_child
+from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax
 from ckpt_core._format.record import (
     FORMAT_VERSION,
@@ -140,7 +140,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Opened:
         CheckpointNotFound: there is none.
         CheckpointCorrupt: its metadata is damaged.
     """
-    refuse_in_forked_child()
+    if os.getpid() != HOME_PID:
+        raise forked()
     text, local = resolve(path)
     try:
         return _open(text, local, form_of(local))

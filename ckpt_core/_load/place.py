@@ -19,6 +19,7 @@ from ckpt_core._tree import Path, format_path
 
 Array = np.ndarray[Any, Any]
 
+_jax_config: Any = jax.config  # its flags are not typed
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
@@ -119,7 +120,7 @@ def _target(
 
 
 def _refuse_narrowing(dtype: str, where: str) -> None:
-    if dtype in _SIXTY_FOUR and not jax.config.read("jax_enable_x64"):
+    if dtype in _SIXTY_FOUR and not _jax_config.jax_enable_x64:
         raise CheckpointError(
             f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
             "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,8 +30,8 @@ from ckpt_core._plan import (
     whole,
 )
 from ckpt_core._storage import (
+    DataFiles,
     Extent,
-    Location,
     open_array,
     read_index,
     read_into,
@@ -114,7 +112,7 @@ class _Reader:
         self._context = context
         self._verify = options.checksums
         self._location = opened.location / item.directory
-        self._files = _Files(self._location)
+        self._files = DataFiles(self._location)
         opened.read_file(f"{item.directory}/manifest.ocdbt")
         self._index = read_index(self._location, context)
         self._crcs: dict[str, list[int]] = {}
@@ -360,48 +358,6 @@ def _rows(out: Array, part: ChunkPart, start: int, stop: int) -> Array:
         return out.reshape(-1).view(np.uint8)
     base = part.in_region[0][0]
     return out[base + start : base + stop].reshape(-1).view(np.uint8)
-
-
-class _Files:
-    """The data files of an item, each opened once."""
-
-    def __init__(self, location: Location) -> None:
-        self._location = location
-        self._open: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def read(self, file: str, offset: int, target: Array) -> int:
-        """Bytes read into ``target``; fewer where the file ends."""
-        descriptor = self._descriptor(file)
-        view: Any = memoryview(target.data)
-        done = 0
-        while done < len(view):
-            count = os.preadv(descriptor, [view[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
-        return done
-
-    def _descriptor(self, file: str) -> int:
-        with self._lock:
-            if file not in self._open:
-                try:
-                    self._open[file] = os.open(
-                        (self._location / file).path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-                    )
-                except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-                        raise
-                    raise CheckpointCorrupt(
-                        f"{self._location.path}: file {file} is missing, or a link", file=file
-                    ) from error
-            return self._open[file]
-
-    def close(self) -> None:
-        """Closes them all."""
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
 
 
 def read_texts(opened: Opened, item: SavedItem) -> Callable[[int], str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import secrets
 import time
@@ -12,18 +14,27 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._fork import refuse_in_forked_child
-from ckpt_core._options import Options
+from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._format.orbax import COMMIT_FILE
+from ckpt_core._format.record import RECORD_FILE
+from ckpt_core._options import DEFAULTS, Options
 from ckpt_core._results import PendingSave, logger
-from ckpt_core._save.items import NOTHING as NOTHING
-from ckpt_core._save.items import Nothing, check_metadata
-from ckpt_core._save.items import collect_items as collect_items
 from ckpt_core._save.prepare import PreparedItem, prepare_item
 from ckpt_core._save.write import Write
 from ckpt_core._storage import (
     KeyValues,
     Location,
 )
+
+_RESERVED_ITEMS = frozenset({"metrics", "metadata"})
+_ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
+
+
+class _Nothing:
+    """Stands for a state that was not passed, as None is a state."""
+
+
+NOTHING = _Nothing()
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def save(
         >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
     """
     chosen = collect_items(state, items, named)
-    single = not isinstance(state, Nothing)
+    single = not isinstance(state, _Nothing)
     prepare_save(
         path,
         chosen,
@@ -104,7 +115,7 @@ def save_async(
         >>> pending.result()
     """
     chosen = collect_items(state, items, named)
-    single = not isinstance(state, Nothing)
+    single = not isinstance(state, _Nothing)
     work = prepare_save(
         path,
         chosen,
@@ -142,9 +153,10 @@ def prepare_save(
         before_commit: called last before the commit; may raise to prevent it.
         (others: see ``save``)
     """
-    refuse_in_forked_child()
+    if os.getpid() != HOME_PID:
+        raise forked()
     started = time.monotonic()
-    options = options or Options()
+    options = options or DEFAULTS
     target, local = resolve(path)
     check_metadata(metadata)
     processes = _processes.this_run()
@@ -190,3 +202,63 @@ def _prepare(
             raise
         message = f"item {name!r}: {error}"
         raise UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name) from error
+
+
+def collect_items(
+    state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The items by name that a call's arguments ask for.
+
+    Raises:
+        TypeError: a state together with items, none of both, or a name that looks like a
+            misspelt argument.
+    """
+    twice = sorted(set(items or {}) & set(named))
+    if twice:
+        raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
+    chosen = {**(items or {}), **named}
+    if not isinstance(state, _Nothing):
+        if chosen:
+            raise TypeError(
+                f"pass one state, or named items ({', '.join(chosen)}), not both: "
+                "give the state a name too"
+            )
+        return {"state": state}
+    if not chosen:
+        raise TypeError("nothing to save: pass a state, or named items such as model=model")
+    for name in named:
+        close = difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.8)
+        if close:
+            raise TypeError(
+                f"{name!r} looks like the argument {close[0]!r}: to save an item of this name, "
+                f"pass items={{{name!r}: ...}}"
+            )
+    for name in chosen:
+        _check_item_name(name)
+    return chosen
+
+
+def _check_item_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"item names must be text, got {name!r}")
+    bad = (
+        not name
+        or "/" in name
+        or ".orbax-checkpoint-tmp" in name
+        or "\0" in name
+        or name.startswith((".", "_"))
+        or len(name) > 200
+    )
+    if bad or name in _RESERVED_ITEMS or name in (RECORD_FILE, COMMIT_FILE):
+        raise ValueError(
+            f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
+            f"beginning with '.' or '_', and none of {', '.join(sorted(_RESERVED_ITEMS))}"
+        )
+
+
+def check_metadata(metadata: Any) -> None:
+    """Refuses metadata that JSON cannot hold."""
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"metadata must be plain JSON values: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from ckpt_core._format.record import (
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, as_stored, describe, to_host_array, to_text
 from ckpt_core._options import Options
 from ckpt_core._plan import Region, chunk_shape, whole
-from ckpt_core._tree import FlatTree, flatten, format_path
+from ckpt_core._tree import NONE, FlatTree, flatten, format_path
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
@@ -31,11 +32,7 @@ class ArrayToWrite:
     spec: LeafSpec
     chunk: tuple[int, ...]
     pieces: list[Piece]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the pieces."""
-        return sum(values.nbytes for _, values in self.pieces)
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def prepare_item(
     if adapter is not None and _adapters.is_per_process(adapter):
         state = adapter.get_state(value)
         files = states.dump(state, adapter.to_text(state), processes.index, processes.count)  # pyright: ignore
-        record = ItemRecord("process", process_count=processes.count)
+        record = ItemRecord("process", NONE, process_count=processes.count)
         return PreparedItem(name, record, state_files=files)
     flat = flatten(value, expand=_adapters.expand)
     return _prepare_tree(name, flat, processes, options, copy)
@@ -68,110 +65,120 @@ def prepare_item(
 def _prepare_tree(
     name: str, flat: FlatTree, processes: _processes.Processes, options: Options, copy: bool
 ) -> PreparedItem:
-    specs = _describe_all(flat)
+    specs = [describe(leaf, path) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
+    _refuse_abstract(flat)
     names = tuple(orbax.check_names(flat.paths))
-    _snapshot.start_transfers(
-        [leaf for leaf in flat.leaves if isinstance(leaf, jax.Array) and not _is_key(leaf)]
-    )
-    table = _ShardingTable()
-    plan = _ChunkPlan(options.chunk_bytes)
-    arrays: list[ArrayToWrite] = []
-    leaves: list[LeafRecord] = []
-    texts: dict[str, str] = {}
+    _snapshot.start_transfers(flat.leaves)
+    plan = _TreePlan(processes.index, options.chunk_bytes, copy)
     for array_name, spec, leaf in zip(names, specs, flat.leaves, strict=True):
         if spec.kind in TEXT_KINDS:
-            texts[array_name] = to_text(leaf, spec)
-            leaves.append(LeafRecord(spec))
-            table.add(None)
+            plan.add_text(array_name, spec, leaf)
         elif spec.kind in ("jax", "key"):
-            data = jax.random.key_data(leaf) if spec.kind == "key" else leaf
-            regions, mine = _snapshot.owned_regions(data, processes.index)
-            chunk = plan.chunk(spec, regions)
-            pieces = [(region, as_stored(_snapshot.to_host(part), spec)) for region, part in mine]
-            arrays.append(ArrayToWrite(array_name, spec, chunk, pieces))
-            leaves.append(LeafRecord(spec, chunk, table.add(leaf)))
+            plan.add_device_array(array_name, spec, leaf)
         else:
-            host = to_host_array(leaf, spec)
-            if copy and spec.kind == "numpy":
-                host = host.copy()
-            chunk = plan.chunk(spec, [whole(spec.stored_shape)])
-            pieces = [(whole(spec.stored_shape), host)] if processes.index == 0 else []
-            arrays.append(ArrayToWrite(array_name, spec, chunk, pieces))
-            leaves.append(LeafRecord(spec, chunk))
-            table.add(None)
-    if texts:
-        orbax.strings_file(texts, dict(zip(names, flat.paths, strict=True)))
+            plan.add_host_array(array_name, spec, leaf)
+    if plan.texts:
+        orbax.strings_file(plan.texts, dict(zip(names, flat.paths, strict=True)))
     record = ItemRecord(
         "tree",
         flat.root,
         tuple(flat.paths),
-        tuple(leaves),
-        tuple(table.distinct),
+        tuple(plan.leaves),
+        tuple(plan.distinct_shardings),
         options.compression,
         processes.count,
     )
-    return PreparedItem(name, record, names, tuple(arrays), texts, tuple(table.every))
+    return PreparedItem(name, record, names, tuple(plan.arrays), plan.texts, tuple(plan.shardings))
 
 
-def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _describe_all(flat: FlatTree) -> list[LeafSpec]:
-    specs: list[LeafSpec] = []
+def _refuse_abstract(flat: FlatTree) -> None:
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if type(leaf) is jax.ShapeDtypeStruct:
             where = format_path(path)
             raise UnsupportedLeaf(
                 f"{where}: cannot save a jax.ShapeDtypeStruct: it has no values",
                 leaf=where,
                 type_name="jax.ShapeDtypeStruct",
             )
-        specs.append(describe(leaf, path))
-    return specs
 
 
-class _ShardingTable:
-    """The shardings of an item: each distinct one once, for our record, and one per leaf."""
+class _TreePlan:
+    """What is stored of every leaf of a tree, collected leaf by leaf.
 
-    def __init__(self) -> None:
-        self.distinct: list[dict[str, Any]] = []
-        self.every: list[dict[str, Any] | None] = []
-        self._positions: dict[Any, int | None] = {}
-        self._described: dict[Any, dict[str, Any] | None] = {}
+    Trees of thousands of leaves repeat few shapes and shardings: chunk shapes and descriptions of
+    shardings are computed once for all that are alike.
+    """
 
-    def add(self, leaf: Any) -> int | None:
-        """The position of a leaf's sharding; None for host leaves and uncommitted arrays."""
-        if leaf is None:
-            self.every.append(None)
-            return None
-        sharding = leaf.sharding
-        if sharding not in self._described:
-            described = _snapshot.describe_sharding(leaf)
-            self._described[sharding] = described
-        described = self._described[sharding]
-        self.every.append(described)
-        if described is None or not getattr(leaf, "committed", True):
-            return None
-        if sharding not in self._positions:
-            self._positions[sharding] = len(self.distinct)
-            self.distinct.append(described)
-        return self._positions[sharding]
-
-
-class _ChunkPlan:
-    """Chunk shapes, computed once for all arrays that are alike."""
-
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, process: int, chunk_bytes: int, copy: bool) -> None:
+        self.arrays: list[ArrayToWrite] = []
+        self.leaves: list[LeafRecord] = []
+        self.texts: dict[str, str] = {}
+        self.shardings: list[dict[str, Any] | None] = []
+        self.distinct_shardings: list[dict[str, Any]] = []
+        self._process = process
         self._chunk_bytes = chunk_bytes
-        self._known: dict[Any, tuple[int, ...]] = {}
+        self._copy = copy
+        self._chunks: dict[Any, tuple[int, ...]] = {}
+        self._known: dict[Any, tuple[dict[str, Any] | None, int | None]] = {}
 
-    def chunk(self, spec: LeafSpec, regions: list[Region]) -> tuple[int, ...]:
+    def add_text(self, name: str, spec: LeafSpec, leaf: Any) -> None:
+        """A leaf that is stored as text."""
+        self.texts[name] = to_text(leaf, spec)
+        self.leaves.append(LeafRecord(spec))
+        self.shardings.append(None)
+
+    def add_host_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
+        """A numpy array, a number or bytes; written by process 0."""
+        host = to_host_array(leaf, spec)
+        if self._copy and spec.kind == "numpy":
+            host = host.copy()
+        region = whole(spec.stored_shape)
+        pieces = [(region, host)] if self._process == 0 else []
+        self._add(name, spec, (region,), pieces, None)
+        self.shardings.append(None)
+
+    def add_device_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
+        """A jax array, or an array of keys; each distinct shard is written by one process."""
+        data = jax.random.key_data(leaf) if spec.kind == "key" else leaf
+        regions, mine = _snapshot.owned_regions(data, self._process)
+        if spec.stored_dtype == spec.dtype or spec.kind == "key":
+            pieces = [(region, np.asarray(part)) for region, part in mine]
+        else:
+            pieces = [(region, as_stored(np.asarray(part), spec)) for region, part in mine]
+        sharding = leaf.sharding
+        known = self._known.get(sharding)
+        if known is None:
+            known = self._describe_sharding(leaf)
+        described, position = known
+        self.shardings.append(described)
+        committed = getattr(leaf, "committed", True)
+        self._add(name, spec, regions, pieces, position if committed else None)
+
+    def _add(
+        self,
+        name: str,
+        spec: LeafSpec,
+        regions: Sequence[Region],
+        pieces: list[Piece],
+        sharding: int | None,
+    ) -> None:
         key = (spec.stored_dtype, spec.stored_shape, tuple(regions))
-        found = self._known.get(key)
-        if found is None:
-            shape = spec.stored_shape
-            itemsize = spec.stored_bytes // max(1, int(np.prod(shape))) or 1
-            found = chunk_shape(shape, regions, itemsize, self._chunk_bytes)
-            self._known[key] = found
-        return found
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            itemsize = spec.numpy_dtype.itemsize
+            chunk = chunk_shape(spec.stored_shape, regions, itemsize, self._chunk_bytes)
+            self._chunks[key] = chunk
+        size_bytes = 0
+        for _, values in pieces:
+            size_bytes += values.nbytes
+        self.arrays.append(ArrayToWrite(name, spec, chunk, pieces, size_bytes))
+        self.leaves.append(LeafRecord(spec, chunk, sharding))
+
+    def _describe_sharding(self, leaf: Any) -> tuple[dict[str, Any] | None, int | None]:
+        described = _snapshot.describe_sharding(leaf)
+        position = None
+        if described is not None:
+            position = len(self.distinct_shardings)
+            self.distinct_shardings.append(described)
+        self._known[leaf.sharding] = described, position
+        return described, position

@@ -187,7 +187,7 @@ class Write:
             context,
             target_data_file_bytes=options.target_data_file_bytes,
             max_host_bytes=options.max_host_bytes,
-            zstd_level=options.zstd_level(),
+            zstd_level=options.zstd_level,
         )
         checksums: dict[str, list[int]] = {}
         large: list[ArrayToWrite] = []

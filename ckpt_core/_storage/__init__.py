@@ -6,6 +6,7 @@
 from ckpt_core._storage.context import KeyValues as KeyValues
 from ckpt_core._storage.context import Location as Location
 from ckpt_core._storage.context import new_context as new_context
+from ckpt_core._storage.read import DataFiles as DataFiles
 from ckpt_core._storage.read import Extent as Extent
 from ckpt_core._storage.read import ForeignArray as ForeignArray
 from ckpt_core._storage.read import open_array as open_array

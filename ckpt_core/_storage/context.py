@@ -11,7 +11,7 @@ from typing import Any
 import tensorstore as ts
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._fork import refuse_in_forked_child
+from ckpt_core._fork import HOME_PID, forked
 
 _CACHE_BYTES = 100_000_000
 
@@ -53,7 +53,8 @@ def new_context(*, durable: bool = True) -> Any:
     Raises:
         ForkedProcess: in a forked child.
     """
-    refuse_in_forked_child()
+    if os.getpid() != HOME_PID:
+        raise forked()
     return ts.Context(
         {
             "cache_pool": {"total_bytes_limit": _CACHE_BYTES},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import threading
 import urllib.parse
 from dataclasses import dataclass
 from typing import Any
@@ -201,3 +204,45 @@ def read_into(array: ForeignArray, region: Region, name: str) -> np.ndarray[Any,
         translated = system_error(error, f"array {name!r}")
         raise CheckpointCorrupt(f"{translated}", leaf=name) from error
     return out
+
+
+class DataFiles:
+    """The data files of an item, each opened once."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._open: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+        """Bytes read into ``target``; fewer where the file ends."""
+        descriptor = self._descriptor(file)
+        view: Any = memoryview(target.data)
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def _descriptor(self, file: str) -> int:
+        with self._lock:
+            if file not in self._open:
+                try:
+                    self._open[file] = os.open(
+                        (self._location / file).path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+                    )
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                        raise
+                    raise CheckpointCorrupt(
+                        f"{self._location.path}: file {file} is missing, or a link", file=file
+                    ) from error
+            return self._open[file]
+
+    def close(self) -> None:
+        """Closes them all."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
