@@ -13,15 +13,15 @@ from ckpt_core._directory import resolve
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
-    CheckpointExists,
 )
+from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
 from ckpt_core._load import load_opened, make_request, restore_opened
 from ckpt_core._options import DEFAULTS, Options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
-from ckpt_core._results import CheckpointInfo, PendingSave, Restored, logger
+from ckpt_core._results import CheckpointInfo, Restored, logger
 from ckpt_core._retention import Retention
 from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
 from ckpt_core._steps import Steps
@@ -94,15 +94,16 @@ class Checkpointer:
         self._asynchronous = asynchronous
         self._read_only = read_only
         self._options = options or DEFAULTS
-        self._pending: PendingSave | None = None
-        self._pending_step: int | None = None
+        self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
         self._last_save_secs = float("-inf")
         self._unread = UnreadValues()
         self._closed = False
         self._processes = _processes.this_run()
         if not read_only and self._processes.index == 0:
-            self._clean()
+            removed = self._form.clean(self._directory)
+            if removed:
+                logger.info("%s: removed %d unfinished saves", self._directory, len(removed))
 
     @property
     def directory(self) -> str:
@@ -146,17 +147,19 @@ class Checkpointer:
         """
         self._refuse_if_closed()
         self._refuse_if_read_only("save")
-        self._raise_failure()
+        self._in_flight.raise_failure()
         step = check_step(step)
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
-        if not overwrite and (step in self._mine or step == self._pending_step):
+        if not overwrite and (step in self._mine or step == self._in_flight.step):
             return False
         if not force and not self.should_save(step):
             return False
         self._unread.check(chosen)
-        self._wait_for_pending()
-        self._refuse_old(step, overwrite)
+        if self._options.on_pending == "fail":
+            self._in_flight.refuse_if_running()
+        self._in_flight.wait()
+        self._steps.refuse_taken(step, overwrite)
         started = time.monotonic()
         work = prepare_save(
             self._steps.new_path(step),
@@ -169,7 +172,6 @@ class Checkpointer:
             metrics=numbers,
         )
         self._last_save_secs = time.monotonic()
-        self._pending_step = step
         blocking_secs = time.monotonic() - started
 
         def save_and_retain() -> None:
@@ -187,14 +189,9 @@ class Checkpointer:
                 self._retention.apply()
 
         if self._asynchronous:
-            self._pending = PendingSave(
-                f"{self._directory}: step {step}", save_and_retain, "ckpt-save"
-            )
-            return True
-        try:
+            self._in_flight.start(step, save_and_retain)
+        else:
             save_and_retain()
-        finally:
-            self._pending_step = None
         return True
 
     def should_save(self, step: int) -> bool:
@@ -202,62 +199,18 @@ class Checkpointer:
         context = when.SaveContext(
             newest_step=self._newest(),
             secs_since_save=time.monotonic() - self._last_save_secs,
-            saving=self._pending is not None and not self._pending.done(),
+            saving=self._in_flight.running,
         )
         return not self._read_only and bool(self._save_policy(check_step(step), context))
 
     def _newest(self) -> int | None:
-        if self._pending_step is not None:
-            return self._pending_step
+        if self._in_flight.step is not None:
+            return self._in_flight.step
         return max(self._mine) if self._mine else self.latest_step()
-
-    def _refuse_old(self, step: int, overwrite: bool) -> None:
-        """A step on disk, or older than one on disk, is somebody else's work."""
-        steps = self.all_steps()
-        if step in steps and not overwrite:
-            raise CheckpointExists(
-                f"{self._directory}: step {step} is there already, and not from this Checkpointer: pass "
-                "overwrite=True to replace it"
-            )
-        newer = [other for other in steps if other > step]
-        if newer and step not in steps:
-            shown = ", ".join(map(str, newer[:5]))
-            raise CheckpointExists(
-                f"{self._directory}: step {step} is older than {shown}, which are there already: "
-                f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
-                "them, or save to another directory"
-            )
-
-    def _wait_for_pending(self) -> None:
-        if self._pending is None:
-            return
-        if not self._pending.done() and self._options.on_pending == "fail":
-            raise CheckpointError(
-                f"{self._directory}: the save of step {self._pending_step} is still running, and "
-                "Options(on_pending='fail') does not wait"
-            )
-        self._pending.wait()
-        self._raise_failure()
-        self._pending, self._pending_step = None, None
-
-    def _raise_failure(self) -> None:
-        """Raises, once, what made a background save fail."""
-        if self._pending is None or not self._pending.done():
-            return
-        error = self._pending.take_error()
-        step, self._pending, self._pending_step = self._pending_step, None, None
-        if error is not None:
-            error.add_note(f"while saving step {step} to {self._directory} in the background")
-            raise error
 
     def explain(self) -> dict[int, str]:
         """For every step on disk whether it stays at the next clean-up, and why."""
         return self._retention.explain()
-
-    def _clean(self) -> None:
-        removed = self._form.clean(self._directory)
-        if removed:
-            logger.info("%s: removed what %d unfinished saves left", self._directory, len(removed))
 
     # ---- steps --------------------------------------------------------------------------------
 
@@ -302,7 +255,7 @@ class Checkpointer:
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
         self._refuse_if_read_only("rollback_to")
-        self._wait_for_pending()
+        self._in_flight.wait()
         retired = [other for other in self.all_steps() if other > check_step(step)]
         for other in retired:
             self.delete(other)
@@ -336,7 +289,7 @@ class Checkpointer:
             CheckpointCorrupt: there are steps, and none can be loaded.
             StructureMismatch: the targets do not fit.
         """
-        self._wait_for_pending()
+        self._in_flight.wait()
         request = make_request(only, rename, cast, missing, unexpected, options or self._options)
         chosen = {**(items or {}), **targets}
         failures: list[tuple[int, CheckpointCorrupt]] = []
@@ -378,7 +331,7 @@ class Checkpointer:
         **targets: Any,
     ) -> Restored:
         """One step restored into live objects; see ``ckpt_core.restore``."""
-        self._wait_for_pending()
+        self._in_flight.wait()
         request = make_request(only, rename, cast, missing, unexpected, options or self._options)
         chosen = {**(items or {}), **targets}
         restored = restore_opened(self._steps.open(step), chosen, request, check_step(step))
@@ -389,8 +342,9 @@ class Checkpointer:
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
-        self._wait_for_pending()
-        request = make_request(**{"options": self._options, **arguments})
+        self._in_flight.wait()
+        arguments.setdefault("options", self._options)
+        request = make_request(**arguments)
         return load_opened(self._steps.open(step), like, item, request)
 
     def wait_for_new_step(
@@ -418,9 +372,7 @@ class Checkpointer:
         Raises:
             Exception: what made the save fail, with its own type.
         """
-        if self._pending is not None:
-            self._pending.wait()
-        self._raise_failure()
+        self._in_flight.wait()
 
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""

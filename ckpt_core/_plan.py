@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 Region = tuple[tuple[int, int], ...]
 Shape = tuple[int, ...]
@@ -19,7 +20,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 """A checksum covers about this much: a slice is verified by reading little more than the slice."""
 
 
-def to_region(index: Sequence[slice], shape: Shape) -> Region:
+def to_region(index: Any, shape: Shape) -> Region:
     """The region that a tuple of slices (of ``jax.Array`` shards) selects."""
     bounds = (part.indices(size) for part, size in zip(index, shape, strict=True))
     return tuple((start, stop) for start, stop, _ in bounds)

@@ -164,7 +164,7 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return [whole(shape)]
     regions = (
-        to_region(tuple(index or ()), shape)
+        to_region(index, shape)
         for index in sharding.addressable_devices_indices_map(shape).values()
     )
     return list(dict.fromkeys(regions))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt_core._directory import Form
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._policies import keep
 from ckpt_core._policies.names import StepNames, check_step
@@ -70,3 +70,24 @@ class Steps:
             return None
         created = opened.record.created_unix_secs if opened.record else 0.0
         return keep.StepFacts(step, created, opened.metrics)
+
+    def refuse_taken(self, step: int, overwrite: bool) -> None:
+        """Refuses to write a step that is there, or that newer ones would hide.
+
+        Raises:
+            CheckpointExists: with what is there.
+        """
+        steps = self.all()
+        if step in steps and not overwrite:
+            raise CheckpointExists(
+                f"{self._directory}: step {step} is there already, and not from this Checkpointer: pass "
+                "overwrite=True to replace it"
+            )
+        newer = [other for other in steps if other > step]
+        if newer and step not in steps:
+            shown = ", ".join(map(str, newer[:5]))
+            raise CheckpointExists(
+                f"{self._directory}: step {step} is older than {shown}, which are there already: "
+                f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
+                "them, or save to another directory"
+            )
