@@ -19,6 +19,8 @@ from ckpt_core._errors import CheckpointExists
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_ABORT_TRIES = 100
+_ABORT_PAUSE_SECS = 0.02
 _SIGNS = (
     "ckpt.json",
     "_CHECKPOINT_METADATA",
@@ -210,7 +212,12 @@ class LocalAttempt:
         return aside
 
     def abort(self) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        # writes that were under way when the first one failed make their directories again
+        for _ in range(_ABORT_TRIES):
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            time.sleep(_ABORT_PAUSE_SECS)
+            if not os.path.lexists(self._temporary):
+                break
         _remove_empty(self._created)
 
 

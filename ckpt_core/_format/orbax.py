@@ -281,6 +281,8 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
             _insert(nested, entry)
         leaves: list[OrbaxLeaf] = []
         root = _to_node(nested, (), leaves)
+        if isinstance(value.get("value_metadata_tree"), str):
+            root = _with_types(root, parse_json(value["value_metadata_tree"].encode(), file))
         custom = value.get("custom_metadata") or {}
         return OrbaxTree(
             root,
@@ -337,6 +339,29 @@ def _to_node(value: Any, path: Path, leaves: list[OrbaxLeaf]) -> Node:
     return Node(
         "dict", tuple(keys), tuple(_to_node(value[key], (*path, key), leaves) for key in keys)
     )
+
+
+def _with_types(node: Node, rich: Any) -> Node:
+    """The structure with the tuples and NamedTuples that Orbax's rich metadata tells of."""
+    if not isinstance(rich, (dict, list)) or not node.children:
+        empty_tuple = isinstance(rich, dict) and rich.get("clazz") == "tuple" and node is not LEAF
+        return Node("tuple") if empty_tuple else node
+    category = rich.get("category") if isinstance(rich, dict) else None
+    kind, type_name, below = node.kind, "", rich
+    if category == "custom" and rich["clazz"] == "tuple":
+        kind, below = "tuple", rich["entries"]
+    elif category == "namedtuple":
+        kind, type_name = "namedtuple", f"{rich['module']}:{rich['clazz']}"
+        below = {entry["key"]: entry["value"] for entry in rich["entries"]}
+    keys, children = node.keys, node.children
+    if kind == "namedtuple":  # its fields have an order, which the flat metadata does not keep
+        by_key = dict(zip(keys, children, strict=True))
+        keys = tuple(key for key in below if key in by_key)
+        if keys != node.keys:
+            return node  # leaves are read in the order of the flat metadata: leave it a dict
+        children = tuple(by_key[key] for key in keys)
+    typed = tuple(_with_types(child, below[key]) for key, child in zip(keys, children, strict=True))
+    return Node(kind, keys, typed, type_name)
 
 
 def load_key_impls(data: bytes, file: str) -> dict[str, str]:

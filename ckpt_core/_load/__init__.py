@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core._load.finish import read_planned
-from ckpt_core._load.opened import Opened, open_checkpoint
+from ckpt_core._load.opened import Opened, naming_checkpoint, open_checkpoint
 from ckpt_core._load.plan import (
     NOT_SAVED,
     Planned,
@@ -93,6 +93,11 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
 
 def load_opened(opened: Opened, like: Any, item: str | None, request: Request) -> Any:
     """``load`` of a checkpoint that is open already."""
+    with naming_checkpoint(opened.path):
+        return _load_items(opened, like, item, request)
+
+
+def _load_items(opened: Opened, like: Any, item: str | None, request: Request) -> Any:
     if item is not None:
         chosen = {item: find_item(opened, item)}
     else:
@@ -168,16 +173,8 @@ def restore_opened(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    context = new_context()
-    prepared = [
-        plan_item(opened, find_item(opened, name), target, request, context)
-        for name, target in targets.items()
-    ]
-    raise_mismatches(opened, prepared)
-    check_patterns(opened, prepared, request)
-    tally = Tally()
-    # everything is read and verified before the first object is touched
-    leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
+    with naming_checkpoint(opened.path):
+        prepared, leaves, tally = _read_items(opened, targets, request)
     finished = {
         planned.item.name: planned.finish(read_leaves)
         # pipelines first: they begin to prefetch while the others are set
@@ -189,3 +186,19 @@ def restore_opened(
     return Restored(
         values, path=opened.path, metadata=opened.metadata, report=tally.report(), step=step
     )
+
+
+def _read_items(
+    opened: Opened, targets: Mapping[str, Any], request: Request
+) -> tuple[list[Planned], list[list[Any]], Tally]:
+    """Everything that the targets need, read and verified before the first of them is touched."""
+    context = new_context()
+    prepared = [
+        plan_item(opened, find_item(opened, name), target, request, context)
+        for name, target in targets.items()
+    ]
+    raise_mismatches(opened, prepared)
+    check_patterns(opened, prepared, request)
+    tally = Tally()
+    leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
+    return prepared, leaves, tally

@@ -143,12 +143,19 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Opened:
     if os.getpid() != HOME_PID:
         raise forked()
     text, local = resolve(path)
-    try:
+    with naming_checkpoint(text):
         return _open(text, local, form_of(local))
+
+
+@contextlib.contextmanager
+def naming_checkpoint(path: str) -> Generator[None]:
+    """Damage that is met inside is reported with the checkpoint that it was met in."""
+    try:
+        yield
     except CheckpointCorrupt as error:
-        if text in str(error):
+        if path in str(error):
             raise
-        raise CheckpointCorrupt(f"{text}: {error}", file=error.file, leaf=error.leaf) from error
+        raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error
 
 
 def _open(text: str, local: bool, form: Form) -> Opened:

@@ -61,13 +61,13 @@ def plan_item(
 
 
 def _plan_numpy_key(opened: Opened, saved: SavedItem, request: Request, context: Any) -> Planned:
-    """Orbax's numpy random key: the tuple of numpy's legacy state."""
+    """Orbax's numpy random key: what numpy's ``set_state`` takes, a tuple or a dict."""
     planned = _plan_as_saved(with_specs(opened, replace(saved, form="tree"), context), request)
     make = planned.finish
 
     def finish(leaves: list[Any]) -> Any:
         value = make(leaves)
-        return tuple(value.values()) if isinstance(value, dict) else tuple(value)
+        return value if isinstance(value, dict) else tuple(value)
 
     planned.finish = finish
     return planned
@@ -176,26 +176,24 @@ def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
 
     def finish(leaves: list[Any]) -> Any:
         if renamed is not None:
-            return _nested(
-                {
-                    renamed(format_path(item.paths[p])): v
-                    for p, v in zip(positions, leaves, strict=True)
-                }
-            )
+            paths = [renamed(format_path(item.paths[position])) for position in positions]
+            return _nested(paths, leaves)
         return unflatten(root, leaves, resolve=importable_type)
 
     return Planned(item, positions, [None] * len(positions), by_result, finish)
 
 
-def _nested(values: dict[str, Any]) -> Any:
+def _nested(paths: list[str], leaves: list[Any]) -> Any:
     """Renamed leaves as nested dicts: their old containers no longer fit."""
     root: dict[str, Any] = {}
-    for path, value in values.items():
-        node = root
+    for path, leaf in zip(paths, leaves, strict=True):
+        node: Any = root
         *parents, last = path.split("/")
         for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = value
+            node = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or last in node:
+            raise ValueError(f"rename= gives two leaves the path {path!r}, or one inside another")
+        node[last] = leaf
     return root
 
 
