@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-
-import crc32c
+import zlib
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.record import RECORD_FILE, FileRecord
@@ -137,15 +136,15 @@ def _check_file(
         data = opened.form.read(opened.path, name)
         return (
             None
-            if data is not None and crc32c.crc32c(data) == expected.crc32c
+            if data is not None and zlib.crc32(data) == expected.crc32
             else "is damaged: checksum differs"
         )
     crc = 0
     with open(os.path.join(opened.path, name), "rb") as file:
         for start, stop in gaps(size, covered):
             file.seek(start)
-            crc = crc32c.crc32c(file.read(stop - start), crc)
-    return None if crc == expected.crc32c else "is damaged outside its arrays: checksum differs"
+            crc = zlib.crc32(file.read(stop - start), crc)
+    return None if crc == expected.crc32 else "is damaged outside its arrays: checksum differs"
 
 
 def _check_leaves(opened: Opened, item: SavedItem) -> list[Problem]:

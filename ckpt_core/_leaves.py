@@ -38,6 +38,9 @@ ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Leaves that are stored as text."""
 
+KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
+"""Every kind of leaf."""
+
 _PLAIN_DTYPES = frozenset(
     [
         "bool",
@@ -138,6 +141,8 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     return found
 
 
+STORED_DTYPES = _PLAIN_DTYPES
+"""Names of the dtypes that zarr arrays can have."""
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED}
 
 

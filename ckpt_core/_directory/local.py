@@ -11,11 +11,12 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 
 from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
-from ckpt_core._errors import CheckpointExists
+from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -53,6 +54,9 @@ class LocalForm:
     """Checkpoints as directories; see ``Form``."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        aside = self.replaced(path)
+        if aside is not None:  # a replacement was cut short between its two renames
+            os.rename(aside, path)
         _refuse_if_occupied(path, overwrite)
         parent, name = os.path.split(path)
         created = _make_directories(parent, durable)
@@ -71,14 +75,29 @@ class LocalForm:
         return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
 
     def read(self, path: str, name: str) -> bytes | None:
+        full = os.path.join(path, name)
         try:
-            with open(os.path.join(path, name), "rb") as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            # a pipe would never answer: it is opened without waiting, and then refused
+            descriptor = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                return None
+            _refuse_special(mode, full)
+            return file.read()
 
     def files(self, path: str) -> dict[str, int]:
-        return {os.path.relpath(file, path): os.stat(file).st_size for file in _walk_files(path)}
+        found: dict[str, int] = {}
+        for file in _walk_files(path):
+            try:
+                status = os.stat(file)
+            except FileNotFoundError:  # a link to nowhere
+                continue
+            _refuse_special(status.st_mode, file)
+            found[os.path.relpath(file, path)] = status.st_size
+        return found
 
     def children(self, path: str) -> list[str]:
         try:
@@ -129,6 +148,9 @@ class LocalForm:
             full = os.path.join(parent, entry)
             if _is_dead(entry.rsplit(".", 2)[-2], full):
                 shutil.rmtree(full, ignore_errors=True)
+        if os.path.lexists(os.path.join(parent, name)):
+            for entry in _hidden(parent, f"{REPLACED_PREFIX}{name}."):
+                shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
 
     def replaced(self, path: str) -> str | None:
         """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
@@ -208,7 +230,11 @@ class LocalAttempt:
         parent, name = os.path.split(self._target)
         aside = os.path.join(parent, f"{REPLACED_PREFIX}{name}.{secrets.token_hex(4)}")
         os.rename(self._target, aside)
-        os.rename(self._temporary, self._target)
+        try:
+            os.rename(self._temporary, self._target)
+        except OSError:
+            os.rename(aside, self._target)
+            raise
         return aside
 
     def abort(self) -> None:
@@ -219,6 +245,14 @@ class LocalAttempt:
             if not os.path.lexists(self._temporary):
                 break
         _remove_empty(self._created)
+
+
+def _refuse_special(mode: int, path: str) -> None:
+    if not stat.S_ISREG(mode):
+        name = os.path.basename(path)
+        raise CheckpointCorrupt(
+            f"{path} is no regular file (a pipe, a device or a socket)", file=name
+        )
 
 
 def _exists(path: str) -> CheckpointExists:
@@ -259,15 +293,19 @@ def _make_directories(path: str, durable: bool) -> list[str]:
     while not os.path.isdir(current):
         missing.append(current)
         current = os.path.dirname(current)
-    for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(directory)
-        if not os.path.isdir(directory):
-            raise NotADirectoryError(
-                errno.ENOTDIR, "a file is where a directory should be", directory
-            )
-        if durable:
-            _sync_directory(os.path.dirname(directory))
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if not os.path.isdir(directory):
+                raise NotADirectoryError(
+                    errno.ENOTDIR, "a file is where a directory should be", directory
+                )
+            if durable:
+                _sync_directory(os.path.dirname(directory))
+    except OSError:
+        _remove_empty(missing)
+        raise
     return missing
 
 

@@ -346,13 +346,14 @@ def _with_types(node: Node, rich: Any) -> Node:
     if not isinstance(rich, (dict, list)) or not node.children:
         empty_tuple = isinstance(rich, dict) and rich.get("clazz") == "tuple" and node is not LEAF
         return Node("tuple") if empty_tuple else node
-    category = rich.get("category") if isinstance(rich, dict) else None
-    kind, type_name, below = node.kind, "", rich
-    if category == "custom" and rich["clazz"] == "tuple":
-        kind, below = "tuple", rich["entries"]
+    described: Any = rich
+    category = described.get("category") if isinstance(rich, dict) else None
+    kind, type_name, below = node.kind, "", described
+    if category == "custom" and described["clazz"] == "tuple":
+        kind, below = "tuple", described["entries"]
     elif category == "namedtuple":
-        kind, type_name = "namedtuple", f"{rich['module']}:{rich['clazz']}"
-        below = {entry["key"]: entry["value"] for entry in rich["entries"]}
+        kind, type_name = "namedtuple", f"{described['module']}:{described['clazz']}"
+        below = {entry["key"]: entry["value"] for entry in described["entries"]}
     keys, children = node.keys, node.children
     if kind == "namedtuple":  # its fields have an order, which the flat metadata does not keep
         by_key = dict(zip(keys, children, strict=True))

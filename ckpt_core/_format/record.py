@@ -16,7 +16,8 @@ from typing import Any
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._leaves import LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._options import Options
 from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
 
 RECORD_FILE = "ckpt.json"
@@ -35,12 +36,14 @@ class FileRecord:
 
     Attributes:
         size_bytes: exact size.
-        crc32c: of the whole file; of a data file, of the bytes that no block checksum covers.
+        crc32: of the whole file; of a data file, of the bytes that no block checksum covers. Not
+            CRC-32C: OCDBT's files end in their own, and the CRC-32C of such a file is the same
+            for all of one length.
         data: whether it is a data file of the array database.
     """
 
     size_bytes: int
-    crc32c: int
+    crc32: int
     data: bool = False
 
 
@@ -121,7 +124,7 @@ def dump_record(record: Record) -> bytes:
         "metrics": record.metrics,
         "items": {name: _dump_item(item) for name, item in record.items.items()},
         "files": {
-            name: [entry.size_bytes, entry.crc32c, int(entry.data)]
+            name: [entry.size_bytes, entry.crc32, int(entry.data)]
             for name, entry in sorted(record.files.items())
         },
     }
@@ -208,10 +211,12 @@ def load_record(data: bytes) -> Record:
                 f"format version {version!r} is not known to this version of ckpt "
                 f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
             )
+        if not value["items"]:
+            raise ValueError("it names no item")
         return Record(
-            items={str(name): _load_item(item) for name, item in value["items"].items()},
+            items={_item_name(name): _load_item(item) for name, item in value["items"].items()},
             files={
-                str(name): FileRecord(_size(size), int(crc), bool(is_data))
+                _file_name(name): FileRecord(_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
             },
             token=str(value["token"]),
@@ -238,18 +243,39 @@ def _size(value: Any) -> int:
     return value
 
 
+def _item_name(name: str) -> str:
+    if not name or name.startswith(".") or len(name.encode(errors="replace")) > 255:
+        raise ValueError(f"impossible name of an item {name[:80]!r}")
+    if "/" in name or "\0" in name:
+        raise ValueError(f"impossible name of an item {name[:80]!r}")
+    return name
+
+
+def _file_name(name: str) -> str:
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"impossible name of a file {name[:80]!r}")
+    return name
+
+
 def _load_item(value: dict[str, Any]) -> ItemRecord:
     paths: list[Path] = []
     root = load_nodes(value["nodes"], paths)
     leaves = tuple(_load_leaf(leaf) for leaf in value["leaves"])
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
+    shardings = tuple(value["shardings"])
+    positions = {leaf.sharding for leaf in leaves} - {None}
+    if not positions <= set(range(len(shardings))):
+        raise ValueError("a leaf refers to a sharding that is not there")
+    if value["form"] not in ("tree", "process"):
+        raise ValueError(f"unknown form of an item {value['form']!r}")
+    Options(compression=value["codec"])  # refuses codecs that it does not know
     return ItemRecord(
         form=str(value["form"]),
         tree=root,
         paths=tuple(paths),
         leaves=leaves,
-        shardings=tuple(value["shardings"]),
+        shardings=shardings,
         codec=value["codec"],
         process_count=int(value["process_count"]),
     )
@@ -266,6 +292,8 @@ def _checked_spec(
     kind: str, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], detail: str
 ) -> tuple[LeafSpec, tuple[int, ...]]:
     """Description and chunk shape of a leaf, once for all leaves that are alike."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of leaf {kind!r}")
     spec = leaf_spec(kind, dtype, shape, detail)
     if len(spec.shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in spec.shape):
         raise ValueError(f"impossible shape {shape!r}")

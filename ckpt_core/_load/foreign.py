@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax
-from ckpt_core._leaves import LeafSpec, is_known_impl
+from ckpt_core._leaves import STORED_DTYPES, LeafSpec, is_known_impl
 from ckpt_core._load.opened import Opened, SavedItem, naming
 from ckpt_core._load.wants import Array, Reads, Want
 from ckpt_core._options import MIB
@@ -24,6 +25,7 @@ from ckpt_core._storage import (
     open_array,
     read_into,
 )
+from ckpt_core._tree import format_path
 
 
 class OrbaxReader:
@@ -122,6 +124,9 @@ def _orbax_spec(
     if leaf.value_type == "string":
         return LeafSpec("str")
     array = arrays[leaf.name]
+    if array.dtype not in STORED_DTYPES:
+        where = format_path(leaf.path)
+        raise CheckpointCorrupt(f"leaf {where}: no such dtype: {array.dtype}", leaf=where)
     if impl is not None and is_known_impl(impl):
         return LeafSpec("key", impl, array.shape[:-1])
     if leaf.value_type == "scalar":

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import crc32c
 
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
@@ -108,7 +107,7 @@ class Opened:
                 raise CheckpointCorrupt(
                     f"{self.path}: file {name} was never saved", file=name, leaf=leaf
                 )
-            if expected.size_bytes != len(data) or expected.crc32c != crc32c.crc32c(data):
+            if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):
                 raise CheckpointCorrupt(
                     f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
                     file=name,

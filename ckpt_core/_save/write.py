@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -189,13 +190,27 @@ class Write:
             max_host_bytes=options.max_host_bytes,
             zstd_level=options.zstd_level,
         )
+        try:
+            checksums = self._put_arrays(writer, item.arrays)
+            name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
+            attempt.write(name, dump_checksums(checksums))
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        return sum(array.size_bytes for array in item.arrays)
+
+    def _put_arrays(
+        self, writer: ArrayWriter, arrays: Sequence[ArrayToWrite]
+    ) -> dict[str, list[int]]:
+        """Starts writing the arrays; gives the checksums of their chunks."""
         checksums: dict[str, list[int]] = {}
         large: list[ArrayToWrite] = []
-        for array in item.arrays:
+        for array in arrays:
             stored = (array.name, array.spec.stored_dtype, array.spec.stored_shape, array.chunk)
             if self._processes.index == 0:
                 writer.put_metadata(*stored)
-            if array.size_bytes > SMALL_LEAF_BYTES or options.compression is not None:
+            if array.size_bytes > SMALL_LEAF_BYTES or self._options.compression is not None:
                 writer.put_array(*stored, array.pieces)
                 large.append(array)
                 continue
@@ -208,10 +223,7 @@ class Write:
         for array in large:
             for key, values in stored_chunks(array.name, array.pieces, array.chunk):
                 checksums[key] = checksum_chunk(values)
-        name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
-        attempt.write(name, dump_checksums(checksums))
-        writer.finish()
-        return sum(array.size_bytes for array in item.arrays)
+        return checksums
 
     def _commit(
         self,
@@ -292,7 +304,7 @@ class Write:
                 crc = _crc_of_ranges(attempt.path, name, gaps(size, covered[name]))
                 found[name] = FileRecord(size, crc, data=True)
             else:
-                found[name] = FileRecord(size, crc32c.crc32c(attempt.read(name)))
+                found[name] = FileRecord(size, zlib.crc32(attempt.read(name)))
         return found
 
     def _covered(self, attempt: Attempt) -> dict[str, list[tuple[int, int]]]:
@@ -322,7 +334,7 @@ def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> 
     with open(os.path.join(directory, name), "rb") as file:
         for start, stop in ranges:
             file.seek(start)
-            crc = crc32c.crc32c(file.read(stop - start), crc)
+            crc = zlib.crc32(file.read(stop - start), crc)
     return crc
 
 

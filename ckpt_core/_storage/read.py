@@ -231,7 +231,8 @@ class DataFiles:
             if file not in self._open:
                 try:
                     self._open[file] = os.open(
-                        (self._location / file).path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+                        (self._location / file).path,
+                        os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
                     )
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):

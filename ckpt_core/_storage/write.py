@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +91,7 @@ class ArrayWriter:
         self._keys: Any = self._store.with_transaction(self._transaction)
         self._held_bytes = 0
         self._writes: list[Any] = []
+        self._committing: Any = None
 
     def put_metadata(
         self, name: str, dtype: str, shape: Sequence[int], chunk: Sequence[int]
@@ -149,7 +151,7 @@ class ArrayWriter:
         try:
             for write in self._writes:
                 write.copy.result()
-            self._committing: Any = self._transaction.commit_async()
+            self._committing = self._transaction.commit_async()
         except Exception as error:
             raise system_error(error, "writing arrays") from error
 
@@ -161,8 +163,12 @@ class ArrayWriter:
             raise system_error(error, "writing arrays") from error
 
     def abort(self) -> None:
-        """Drops what was queued."""
+        """Drops what was queued, and returns when nothing is being written any more."""
         self._transaction.abort()
+        for future in [*(write.copy for write in self._writes), self._committing]:
+            with contextlib.suppress(Exception):
+                if future is not None:
+                    future.result()
 
 
 def merge(item: Location, process_count: int, context: Any, *, target_data_file_bytes: int) -> None:

@@ -1,0 +1,263 @@
+"""Kills `train_nnx.py` in the middle of its saves and shows that nothing was lost, to the bit.
+
+One run goes through. Another is killed with SIGKILL while a checkpoint is being written, several
+times, at moments spread over the time that a save takes, and started again each time. Then both
+runs must agree in every loss they ever computed and in every leaf of the state they end with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+WANTED_HITS = 5
+MOST_KILLS = 12
+FIRST_KILL_STEP = 0  # the very first save: the resumed run then finds no checkpoint at all
+STEPS_BETWEEN_KILLS = 16
+# Where in a save to kill, as a fraction of the time of the uninterrupted run's shortest save.
+MOMENTS = (0.0, 0.5, 0.25, 0.6, 0.1)
+
+
+@dataclass
+class Life:
+    """One process of the interrupted run, from its start to its death."""
+
+    first_step: int = 0
+    saving_step: int | None = None  # None: it lived to the end
+    delay_secs: float = 0.0
+    hit: bool = False
+    unfinished_bytes: int = 0
+    losses: list[tuple[int, float, str]] = field(default_factory=list)
+
+
+def demonstrate(directory: Path, total_steps: int) -> int:
+    """Runs the whole demonstration below `directory`; gives the exit status."""
+    started = time.monotonic()
+    directory = directory.expanduser().resolve()
+    straight, killed = directory / "straight", directory / "killed"
+    for run in (straight, killed):
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(parents=True)
+
+    print(f"run 1: {total_steps} steps without interruption", flush=True)
+    save_secs = run_through(straight, total_steps)
+    straight_losses = read_losses(straight)
+    took_secs = time.monotonic() - started
+    print(f"  {took_secs:.0f} s; saves are in flight for {save_secs * 1e3:.0f} ms at the least")
+
+    print("run 2: the same, killed with SIGKILL in the middle of its saves", flush=True)
+    lives = run_with_kills(killed, total_steps, save_secs)
+
+    failures = compare(straight, killed, straight_losses, lives)
+    draw(directory / "loss.png", straight_losses, lives)
+    print(f"picture: {directory / 'loss.png'}\ntotal: {time.monotonic() - started:.0f} s")
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    print("FAILED" if failures else "OK: every bit of the killed run equals the uninterrupted run")
+    return 1 if failures else 0
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+def run_through(run: Path, total_steps: int) -> float:
+    """Runs to the end; gives the least of the seconds from the return of a `save` to its commit."""
+    in_flight_secs: list[float] = []
+    with start(run, total_steps) as process:
+        for line in lines_of(process):
+            if (step := saved_step(line)) is not None:
+                began = time.monotonic()
+                while not is_committed(run, step) and process.poll() is None:
+                    time.sleep(0.0005)
+                in_flight_secs.append(time.monotonic() - began)
+    if process.returncode != 0:
+        raise SystemExit(f"the uninterrupted run ended with status {process.returncode}")
+    return min(in_flight_secs)
+
+
+def run_with_kills(run: Path, total_steps: int, save_secs: float) -> list[Life]:
+    """Starts, kills and starts again until the run reaches its end."""
+    lives: list[Life] = []
+    next_kill_step = FIRST_KILL_STEP
+    while True:
+        hits = sum(life.hit for life in lives)
+        more = hits < WANTED_HITS and len(lives) < MOST_KILLS
+        delay_secs = MOMENTS[len(lives) % len(MOMENTS)] * save_secs
+        life = live(run, total_steps, next_kill_step if more else None, delay_secs)
+        lives.append(life)
+        describe(life)
+        if life.saving_step is None:
+            return lives
+        # After a hit the same save comes again and is let through; a miss is tried again at once.
+        next_kill_step = life.saving_step + (STEPS_BETWEEN_KILLS if life.hit else 1)
+
+
+def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) -> Life:
+    """One process: to the end, or to the first save at or after `kill_step`."""
+    life = Life(delay_secs=delay_secs)
+    steps_before = len(read_losses(run))
+    with start(run, total_steps) as process:
+        for line in lines_of(process):
+            if line.startswith("starting at step "):
+                life.first_step = int(line.split()[-1])
+            step = saved_step(line)
+            if step is not None and kill_step is not None and step >= kill_step:
+                time.sleep(delay_secs)
+                # The whole group: the data workers of a dead trainer would linger.
+                os.killpg(process.pid, signal.SIGKILL)
+                life.saving_step = step
+                break
+    life.losses = read_losses(run)[steps_before:]
+    if life.saving_step is None:
+        if process.returncode != 0:
+            raise SystemExit(f"the resumed run ended with status {process.returncode}")
+    else:
+        unfinished = list_unfinished(run)
+        life.hit = bool(unfinished) and not is_committed(run, life.saving_step)
+        life.unfinished_bytes = sum(map(size_bytes, unfinished))
+    return life
+
+
+def start(run: Path, total_steps: int) -> subprocess.Popen[str]:
+    """The training script as a process of its own, in a group of its own."""
+    command = [sys.executable, str(HERE / "train_nnx.py"), "--directory", str(run)]
+    environment = os.environ | {
+        # Compile once, not at each start.
+        "JAX_COMPILATION_CACHE_DIR": str(run.parent / "jax_cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PLATFORMS": "cpu",
+    }
+    return subprocess.Popen(
+        [*command, "--steps", str(total_steps)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def lines_of(process: subprocess.Popen[str]):
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line.rstrip("\n")
+
+
+def saved_step(line: str) -> int | None:
+    """The step whose save has just gone to the background, when that is what the line says."""
+    return int(line.split()[-1]) if line.startswith("saving step ") else None
+
+
+# ------------------------------------------------------------------------------ looking at the disk
+
+
+def is_committed(run: Path, step: int) -> bool:
+    return (run / "checkpoints" / str(step)).exists()
+
+
+def list_unfinished(run: Path) -> list[Path]:
+    return list((run / "checkpoints").glob(".ckpt-tmp.*"))
+
+
+def size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def read_losses(run: Path) -> list[tuple[int, float, str]]:
+    """(step, loss, bit pattern) of every step that was ever computed, repeated ones included."""
+    path = run / "losses.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(entry["step"], entry["loss"], entry["bits"]) for entry in map(json.loads, lines)]
+
+
+# ---------------------------------------------------------------------------------------- reporting
+
+
+def describe(life: Life) -> None:
+    """One row of the table of lives."""
+    if life.saving_step is None:
+        end = "reached the end"
+    else:
+        written = f"{life.unfinished_bytes / 1e6:.1f} MB of it on disk" if life.hit else "too late"
+        moment = f"{life.delay_secs * 1e3:3.0f} ms into saving step {life.saving_step:3}"
+        end = f"killed {moment}: {written}"
+    print(f"  from step {life.first_step:3}  {len(life.losses):3} steps  {end}", flush=True)
+
+
+def compare(
+    straight: Path, killed: Path, straight_losses: list[tuple[int, float, str]], lives: list[Life]
+) -> list[str]:
+    """Prints what was compared; gives what differs, in words."""
+    rows: list[tuple[str, int, int]] = []
+    expected = {step: bits for step, _, bits in straight_losses}
+    computed = [(step, bits) for life in lives for step, _, bits in life.losses]
+    differing = sum(expected.get(step) != bits for step, bits in computed)
+    rows.append(("losses", len(computed), differing + len(expected.keys() - dict(computed).keys())))
+
+    ours = json.loads((killed / "fingerprint.json").read_text())
+    for group, theirs in json.loads((straight / "fingerprint.json").read_text()).items():
+        names = theirs.keys() | ours[group].keys()
+        differing = sum(theirs.get(name) != ours[group].get(name) for name in names)
+        rows.append((group, len(names), differing))
+
+    print(f"\n  {'killed run against uninterrupted run':38} {'compared':>8} {'differ':>7}")
+    for group, compared, differing in rows:
+        print(f"  {group:38} {compared:8} {differing:7}")
+    hits = sum(life.hit for life in lives)
+    kills = sum(life.saving_step is not None for life in lives)
+    leftovers = len(list_unfinished(killed))
+    print(f"\nkills: {kills}, of which {hits} hit an unfinished save; left over: {leftovers}")
+
+    failures = [f"{group}: {differing} differ" for group, _, differing in rows if differing]
+    if hits < WANTED_HITS:
+        failures.append(f"only {hits} kills hit an unfinished save, {WANTED_HITS} were wanted")
+    if leftovers:
+        failures.append(f"{leftovers} unfinished saves were not cleaned up")
+    return failures
+
+
+def draw(path: Path, straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
+    """Writes the picture: both loss curves, and where the kills were."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (curves, bars) = pyplot.subplots(
+        2, 1, figsize=(10, 7), sharex=True, height_ratios=(3, 1), layout="constrained"
+    )
+    steps, losses, _ = zip(*straight, strict=True)
+    curves.plot(steps, losses, color="#c8d3e0", linewidth=7, label="uninterrupted run")
+    for number, life in enumerate(lives):
+        if not life.losses:
+            continue
+        steps, losses, _ = zip(*life.losses, strict=True)
+        curves.plot(steps, losses, color=f"C{number}", linewidth=1.5)
+        bars.plot(
+            (steps[0], steps[-1]), (number + 1,) * 2, color=f"C{number}", linewidth=7, alpha=0.8
+        )
+        if life.saving_step is not None:
+            for axes, height in ((curves, losses[-1]), (bars, number + 1)):
+                axes.plot(steps[-1], height, "x", color="black", markersize=9, markeredgewidth=2)
+                axes.axvline(steps[-1], color="black", linewidth=0.7, linestyle=":")
+    curves.plot([], [], color="C1", linewidth=1.5, label="killed run, one colour a process")
+    curves.plot([], [], "x", color="black", markersize=9, markeredgewidth=2, label="kill -9")
+    curves.set_ylabel("loss")
+    curves.set_title(
+        "Killed in the middle of saves, resumed each time: the same losses, to the bit"
+    )
+    curves.legend()
+    bars.set_xlabel("step")
+    bars.set_ylabel("process")
+    bars.set_yticks(range(1, len(lives) + 1))
+    bars.invert_yaxis()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

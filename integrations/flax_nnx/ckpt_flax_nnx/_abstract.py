@@ -1,0 +1,136 @@
+"""Models that are not made: shapes and shardings to restore into, and what to do without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Protocol, TypeVar
+
+import jax
+from flax import nnx
+from flax.nnx import spmd
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ckpt_flax_nnx._adapter import ADAPTER
+
+T = TypeVar("T")
+
+
+class _Checkpointer(Protocol):
+    def restore_latest(self, **items: Any) -> Any: ...
+
+
+def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
+    """What ``make()`` would return, holding shapes, dtypes and shardings instead of arrays.
+
+    Restoring into it places every array straight where it belongs, and leaves a model that can be
+    used at once; nothing is initialised first::
+
+        model, optimizer = abstract(make, mesh)
+        ckpt.restore(path, model=model, optimizer=optimizer)
+
+    Args:
+        make: makes NNX objects: one, or a tuple, list or dictionary of them.
+        mesh: where the arrays shall live. Variables with sharding annotations are laid out by
+            them, everything else is replicated. Without it, the mesh of ``jax.set_mesh`` counts;
+            without that too, shardings are left open.
+
+    Raises:
+        ValueError: the model has annotations, and there is no mesh to resolve them on.
+    """
+    mesh = _current_mesh() if mesh is None else mesh
+    with nullcontext() if mesh is None else jax.set_mesh(mesh):
+        made = _eval_shape(make)
+        if mesh is not None:
+            # A tuple or dictionary of modules is an NNX graph as good as a module.
+            ADAPTER.set_state(made, _placed(nnx.state(made, graph=True), mesh))
+    return made
+
+
+def restore_or_init(
+    checkpointer: _Checkpointer,
+    make: Callable[[], T],
+    mesh: Mesh | None = None,
+    **targets: Any,
+) -> tuple[T, Any]:
+    """What ``make()`` describes, from the latest checkpoint or new; and the ``Restored``, or None.
+
+    From a checkpoint, the arrays go straight to their devices and nothing is initialised first.
+    Without one, ``make`` runs; on a mesh it runs compiled, so that no device holds more than its
+    part. The dictionary that ``make`` returns names the items that are restored, and should be
+    what is saved later::
+
+        items, restored = restore_or_init(checkpointer, make, mesh, data=iterator)
+        for step in range(restored.step + 1 if restored else 0, total):
+            ...
+            checkpointer.save(step, **items, data=iterator)
+
+    Args:
+        checkpointer: a ``ckpt_core.Checkpointer``.
+        make: makes the NNX objects. A dictionary gives one item per key; anything else is the one
+            item of ``checkpointer.save(step, state)``.
+        mesh: as for ``abstract``.
+        **targets: further items to restore from the same step, such as a data iterator.
+
+    Raises:
+        TypeError: ``make`` returns no dictionary, and there are further targets.
+    """
+    wanted = abstract(make, mesh)
+    if isinstance(wanted, dict):
+        restored = checkpointer.restore_latest(**wanted, **targets)
+    elif targets:
+        raise TypeError(
+            "restore_or_init with further targets needs a make() that returns a dictionary of items"
+        )
+    else:
+        restored = checkpointer.restore_latest(state=wanted)
+    if restored is not None:
+        return wanted, restored
+    return _init(make, _current_mesh() if mesh is None else mesh), None
+
+
+def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
+    """``make()``, on a mesh compiled with the shardings that its annotations ask for."""
+    if mesh is None:
+        return make()
+    graphdef, wanted = nnx.split(abstract(make, mesh))
+    with jax.set_mesh(mesh):
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+        state = jax.jit(lambda: nnx.split(make())[1], out_shardings=shardings)()
+    return nnx.merge(graphdef, state)
+
+
+def _eval_shape(make: Callable[[], T]) -> T:
+    try:
+        # Not nnx.eval_shape: on a mesh it fails over Variables without an array (optax.masked).
+        return nnx.merge(*jax.eval_shape(lambda: nnx.split(make())))
+    except ValueError as error:
+        if "mesh" not in str(error):
+            raise
+        raise ValueError(
+            "the model has sharding annotations, which need a mesh: pass mesh=, or call inside "
+            "`with jax.set_mesh(mesh):`"
+        ) from error
+
+
+def _current_mesh() -> Mesh | None:
+    """The mesh of an enclosing ``jax.set_mesh``, the real one with devices, or None."""
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else mesh
+
+
+def _placed(node: Any, mesh: Mesh) -> Any:
+    """The abstract values of an ``nnx.state``, each with its sharding on ``mesh``."""
+    if isinstance(node, Mapping):
+        return {key: _placed(child, mesh) for key, child in node.items()}
+    if not isinstance(node, nnx.Variable):
+        return _on_mesh(node, mesh, None)
+    annotated = spmd.get_var_pspec(node)
+    return jax.tree.map(lambda leaf: _on_mesh(leaf, mesh, annotated), node.get_raw_value())
+
+
+def _on_mesh(leaf: Any, mesh: Mesh, annotated: PartitionSpec | None) -> jax.ShapeDtypeStruct:
+    # On an Explicit mesh the trace knows the layout, over a mesh without devices: keep its spec.
+    traced = getattr(leaf.sharding, "spec", None)
+    sharding = NamedSharding(mesh, traced or annotated or PartitionSpec())
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

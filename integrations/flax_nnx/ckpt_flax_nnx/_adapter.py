@@ -1,0 +1,199 @@
+"""NNX objects taken apart into values, and values set on the live Variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx import variablelib
+from jax.sharding import AbstractMesh, NamedSharding
+
+Key = str | int
+"""One step of a path: ``str`` for attributes and text keys, ``int`` for positions and int keys."""
+
+
+class NNXAdapter:
+    """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``.
+
+    What belongs to the code stays with the code: static attributes, Variable metadata, hooks,
+    annotations. So a restore changes values and nothing else.
+    """
+
+    def accepts(self, cls: type, /) -> bool:
+        """Whether objects of this class are NNX objects.
+
+        The other half of the ``flax`` package (Linen's TrainState, FrozenDict, Partitioned,
+        ``flax.struct`` dataclasses) are ordinary immutable pytrees, which the core saves by itself.
+        """
+        return issubclass(cls, _NNX_TYPES) and not _is_keras(cls)
+
+    def get_state(self, obj: Any, /) -> Any:
+        """The values of an NNX object, as dictionaries nested like its attributes.
+
+        A Variable that is reached on several ways (tied weights) is there once, under the first of
+        its paths. Values are the raw ones: hooks such as ``on_get_value`` do not run. Positions in
+        an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` of a module
+        are left out: they are what the last forward pass left behind, not state of the model.
+        """
+        if isinstance(obj, nnx.Variable):
+            return _value_of(obj)
+        return _values(_live_state(obj))
+
+    def set_state(self, obj: Any, state: Any, /) -> None:
+        """Puts values that are structured like ``get_state(obj)`` on the Variables of ``obj``.
+
+        The Variables stay the same objects with the same metadata, so whatever shares them (tied
+        weights, an optimizer, a compiled step) sees the new values.
+        """
+        if isinstance(obj, nnx.Variable):
+            _set_variable(obj, state)
+            return
+        bare = _set_variables(_live_state(obj), state)
+        if bare:
+            _set_bare(obj, bare)
+
+    def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Key, ...], object], bool]:
+        """For ``only=nnx.Param``: whether a leaf, given by its path, is of such a Variable."""
+        chosen = set(_paths(nnx.state(obj, variable_type, graph=True), ()))
+        return lambda path, leaf: any(path[:end] in chosen for end in range(len(path) + 1))
+
+
+_NNX_TYPES = (nnx.Pytree, nnx.Variable, nnx.State, variablelib.HijaxVariable)
+
+
+def _is_keras(cls: type) -> bool:
+    # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are no NNX graph.
+    return any(base.__module__.partition(".")[0] == "keras" for base in cls.__mro__)
+
+
+def _live_state(obj: Any) -> Mapping[Key, Any]:
+    """The live Variables (and bare arrays) of an object, nested by path, duplicates removed."""
+    # graph=True whatever nnx.set_graph_mode says: tree mode repeats or refuses shared Variables.
+    if isinstance(obj, nnx.State):
+        return nnx.state(obj, graph=True)
+    return nnx.state(obj, nnx.Not(nnx.Intermediate), graph=True)
+
+
+def _values(live: Mapping[Key, Any]) -> dict[Key, Any]:
+    return {
+        key: _values(child) if isinstance(child, Mapping) else _value_of(child)
+        for key, child in live.items()
+    }
+
+
+def _paths(live: Any, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
+    if not isinstance(live, Mapping):
+        yield path
+        return
+    for key, child in live.items():
+        yield from _paths(child, (*path, key))
+
+
+def _value_of(leaf: Any) -> Any:
+    """What a Variable or a bare leaf holds, read out of a mutable reference."""
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return _on_devices(value)
+    return value[...] if variablelib.is_array_ref(value) else value
+
+
+def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """An abstract value whose sharding names devices: those of the mesh that is set.
+
+    ``nnx.eval_shape`` inside ``jax.set_mesh`` gives shardings over an abstract mesh, which says how
+    arrays are cut and not where the parts are.
+    """
+    sharding = value.sharding
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
+        return value
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        raise ValueError(
+            "the model was made by nnx.eval_shape over a mesh that is no longer set: restore "
+            "inside `with jax.set_mesh(mesh):`, or make it with ckpt_flax_nnx.abstract(make, mesh)"
+        )
+    return value.update(sharding=NamedSharding(mesh, sharding.spec))
+
+
+def _set_variable(variable: Any, value: Any) -> None:
+    current = variable.get_raw_value()
+    if variablelib.is_array_ref(current):
+        current[...] = value  # the reference itself may be shared, and is what compiled steps hold
+    else:
+        variable.set_raw_value(value)
+
+
+def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Key, Any]:
+    """Sets Variables and references; returns what is left, nested: the new bare leaves."""
+    bare: dict[Key, Any] = {}
+    for key, child in live.items():
+        if isinstance(child, Mapping):
+            if inner := _set_variables(child, state[key]):
+                bare[key] = inner
+        elif isinstance(child, nnx.Variable):
+            _set_variable(child, state[key])
+        elif variablelib.is_array_ref(child):
+            child[...] = state[key]
+        else:
+            bare[key] = _Bare(state[key])
+    return bare
+
+
+class _Bare:
+    """A new value for a leaf without a Variable, told apart from a dictionary of leaves."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
+    """``node`` with new leaves: itself, changed in place, or a copy where it is immutable."""
+    children = _children(node)
+    changed: dict[Key, Any] = {}
+    for key, leaf in leaves.items():
+        new = leaf.value if isinstance(leaf, _Bare) else _set_bare(children[key], leaf)
+        if new is not children[key]:
+            changed[key] = new
+    if not changed:
+        return node
+    if isinstance(node, nnx.Pytree):
+        for key, new in changed.items():
+            setattr(node, str(key), nnx.data(new))  # nnx.List keeps its items as attributes too
+        return node
+    container: Any = node
+    if isinstance(node, (list, dict, nnx.State)):
+        for key, new in changed.items():
+            container[key] = new
+        return container
+    _, treedef = _one_level(node)
+    return treedef.unflatten([changed.get(key, child) for key, child in children.items()])
+
+
+def _children(node: Any) -> dict[Key, Any]:
+    """What a node holds, by the path part that leads there."""
+    if isinstance(node, nnx.Pytree):
+        attributes = vars(node)
+        as_int = isinstance(node, nnx.List)
+        return {int(k) if as_int and k.isdigit() else k: v for k, v in attributes.items()}
+    if isinstance(node, Mapping):
+        return dict(node)
+    paths, _ = _one_level(node)
+    return {_path_part(path[0]): child for path, child in paths}
+
+
+def _one_level(node: Any) -> tuple[list[Any], Any]:
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+
+
+def _path_part(entry: Any) -> Key:
+    """The part of a path as NNX writes it, from an entry of a JAX key path."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)
+
+
+ADAPTER = NNXAdapter()
+"""What the entry point ``ckpt_core.adapters: flax`` names."""

@@ -1,0 +1,71 @@
+"""Eight CPU devices for every test, and what else must be settled before jax is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+
+if "jax" in sys.modules:
+    # The flags below would come too late, and half of the suite would quietly test one device.
+    raise RuntimeError("jax was imported before tests/conftest.py, by a pytest plugin perhaps")
+
+DEVICES = 8
+_FLAG = "--xla_force_host_platform_device_count"
+# Children of the tests inherit these.
+os.environ["JAX_PLATFORMS"] = "cpu"
+if _FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}={DEVICES}".strip()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's notes on CPU features
+
+# The first example compiles, and the machine may be busy: time is no property under test.
+hypothesis.settings.register_profile(
+    "here", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("here"), derandomize=True, print_blob=True
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[Any]:
+    """All devices: eight, of the CPU."""
+    import jax
+
+    found = jax.devices()
+    assert len(found) == DEVICES, found
+    return found
+
+
+@pytest.fixture(scope="session")
+def mesh(devices: list[Any]) -> Any:
+    """A mesh of 4 x 2 devices with the axes `data` and `model`."""
+    import jax
+    import numpy as np
+
+    return jax.sharding.Mesh(np.array(devices).reshape(4, 2), ("data", "model"))
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., Any]:
+    """Runs code in a fresh interpreter; gives what it prints last, read as JSON."""
+
+    def run(code: str, *arguments: str, timeout_secs: float = 120, **environment: str) -> Any:
+        result = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_secs,
+        )
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run

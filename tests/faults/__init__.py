@@ -1,0 +1,1 @@
+"""Tools that make a saving process fail at a chosen file operation; see `harness`."""

@@ -1,0 +1,714 @@
+"""Checkpoints made to harm: our own format, signed again after each change, and Orbax's.
+
+A `Case` turns a copy of a good checkpoint into a hostile one. Beside the checkpoint stands a
+directory `outside` with a file of `SECRET`, for what tries to leave the checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import numpy as np
+import tensorstore as ts
+
+GIB = 2**30
+SECRET = b"SECRET--" * 125
+
+
+@dataclass(frozen=True)
+class Case:
+    """A hostile checkpoint.
+
+    Attributes:
+        make: turns a copy of the good checkpoint, or an empty directory, into the hostile one.
+        may_load: whether some reader may succeed, because what is odd is harmless or not read.
+        found: whether `verify` must find it, whatever a load needs.
+    """
+
+    name: str
+    make: Callable[[Path], None]
+    may_load: bool = False
+    found: bool = False
+
+
+# ---- our record ---------------------------------------------------------------------------------
+
+_HEAD = b'{"crc32c":"%08x","record":'
+
+
+def read_record(path: Path) -> Any:
+    data = (path / "ckpt.json").read_bytes()
+    return json.loads(data)["record"]
+
+
+def write_record(path: Path, record: Any) -> None:
+    body = record if isinstance(record, bytes) else json.dumps(record).encode()
+    (path / "ckpt.json").write_bytes(_HEAD % crc32c.crc32c(body) + body + b"}\n")
+
+
+def _sign(path: Path) -> None:
+    """Makes sizes and digests of all files fit again."""
+    record = read_record(path)
+    for name, entry in record["files"].items():
+        if not entry[2] and (path / name).is_file():
+            data = (path / name).read_bytes()
+            record["files"][name] = [len(data), crc32c.crc32c(data), 0]
+    write_record(path, record)
+
+
+def _record(name: str, change: Callable[[Any], Any], *, may_load: bool = False) -> Case:
+    """A case that changes the record, or replaces it by what `change` returns."""
+
+    def make(path: Path) -> None:
+        record = read_record(path)
+        replaced = change(record)
+        write_record(path, record if replaced is None else replaced)
+
+    return Case(f"record-{name}", make, may_load)
+
+
+def _leaf(name: str, index: int, value: Any, *, may_load: bool = False) -> Case:
+    """A case that sets one field of the first leaf: kind, dtype, shape, chunk, detail, sharding."""
+
+    def change(record: Any) -> None:
+        record["items"]["state"]["leaves"][0][index] = value
+
+    return _record(f"leaf-{name}", change, may_load=may_load)
+
+
+def _shape(name: str, shape: list[Any], chunk: list[Any]) -> Case:
+    def change(record: Any) -> None:
+        record["items"]["state"]["leaves"][0][2:4] = [shape, chunk]
+
+    return _record(f"shape-{name}", change)
+
+
+def _item(name: str, field: str, value: Any, *, may_load: bool = False) -> Case:
+    def change(record: Any) -> None:
+        record["items"]["state"][field] = value
+
+    return _record(f"item-{name}", change, may_load=may_load)
+
+
+def _field(name: str, field: str, value: Any, *, may_load: bool = False) -> Case:
+    return _record(name, lambda record: record.update({field: value}), may_load=may_load)
+
+
+def _renamed_item(new: str) -> Case:
+    def change(record: Any) -> None:
+        record["items"] = {new: record["items"]["state"]}
+
+    return _record(f"item-named-{new[:12]!r}", change)
+
+
+def _listed_file(name: str, entry: Any) -> Case:
+    """A file in the list of files: a load may do without it, `verify` may not."""
+
+    def change(record: Any) -> None:
+        record["files"][name] = entry
+
+    case = _record(f"file-{name[:20]!r}-{entry}", change, may_load=True)
+    return dataclasses.replace(case, found=True)
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def _deep_record(record: Any) -> bytes:
+    body = json.dumps(record).encode()
+    return body.replace(b'"metadata": null', b'"metadata": ' + _nested(200_000), 1)
+
+
+def _doubled_record(record: Any) -> bytes:
+    """The files again, under keys that stand there already, without any file in them."""
+    return json.dumps(record).encode()[:-1] + b', "files": {}}'
+
+
+def _not_a_number(record: Any) -> bytes:
+    body = json.dumps(record).encode()
+    return re.sub(rb'"created_unix_secs": [0-9.e+-]+', b'"created_unix_secs": NaN', body)
+
+
+def _long_number(record: Any) -> bytes:
+    return re.sub(
+        rb'"format_version": 1', b'"format_version": ' + b"9" * 100_000, json.dumps(record).encode()
+    )
+
+
+def _code_as_type(type_name: str, kind: str) -> Case:
+    """A container whose class is code: resuming must not call what a stranger names."""
+    nodes = [["dict", "", ["a"]], [kind, type_name, ["command"]], 0]
+
+    def change(record: Any) -> None:
+        item = record["items"]["state"]
+        item["nodes"] = nodes
+        item["leaves"] = [["str", "", [], [], "touch outside/made", None]]
+
+    return _record(f"class-{kind}-{type_name}", change, may_load=True)
+
+
+def _checksums(name: str, change: Callable[[Any], Any], *, may_load: bool = False) -> Case:
+    def make(path: Path) -> None:
+        for file in path.glob("*/checksums/*"):
+            value = json.loads(file.read_bytes())
+            replaced = change(value)
+            body = replaced if isinstance(replaced, bytes) else json.dumps(value).encode()
+            file.write_bytes(body)
+        _sign(path)
+
+    return Case(f"checksums-{name}", make, may_load)
+
+
+def _blocks(count: int) -> Callable[[Any], None]:
+    def change(value: Any) -> None:
+        for key in value["chunks"]:
+            value["chunks"][key] = [0] * count
+
+    return change
+
+
+RECORD_CASES = [
+    _shape("huge", [2**40, 2**19], [2**40, 2**19]),
+    _shape("overflow-64", [2**62, 2**62], [2**62, 2**62]),
+    _shape("beyond-64", [2**70], [2**70]),
+    _shape("thousand-digits", [10**1000], [10**1000]),
+    _shape("negative", [-3, -4], [3, 4]),
+    _shape("fraction", [1.5, 4], [1, 4]),
+    _shape("text", ["3", "4"], ["3", "4"]),
+    _shape("bool", [True, 12], [True, 12]),
+    _shape("many-dimensions", [1] * 1000, [1] * 1000),
+    _shape("terabyte", [2**38], [2**38]),
+    _shape("terabyte-in-tiny-chunks", [2**38], [1]),
+    _shape("zero-chunk", [3, 4], [0, 0]),
+    _shape("huge-chunk", [3, 4], [2**62, 2**62]),
+    _shape("hundred-million-chunks", [10**8], [1]),
+    _shape("not-a-list", None, None),  # type: ignore[arg-type]
+    _shape("one-element-more", [3, 5], [3, 5]),
+    _leaf("kind", 0, "evil"),
+    _leaf("kind-list", 0, ["evil"]),
+    _leaf("dtype", 1, "object"),
+    _leaf("dtype-void", 1, "V1000000000"),
+    _leaf("dtype-text", 1, "U1000000000"),
+    _leaf("dtype-nothing", 1, None),
+    _leaf("dtype-number", 1, 7),
+    _leaf("dtype-list", 1, [["a", "f4"]]),
+    _leaf("dtype-wider", 1, "float64"),
+    _leaf("sharding-index", 5, 10**9),
+    _leaf("sharding-negative", 5, -1, may_load=True),
+    _leaf("sharding-text", 5, "x"),
+    _item("form", "form", "evil"),
+    _item("codec", "codec", "evil"),
+    _item("process-count", "process_count", 10**15, may_load=True),
+    _item("process-count-negative", "process_count", -1, may_load=True),
+    _item("no-nodes", "nodes", []),
+    _item("deep-nodes", "nodes", [["dict", "", ["a"]]] * 200_000 + [0]),
+    _item("endless-list", "nodes", [["list", "", 2**59], 0, 0, 0]),
+    _item("negative-list", "nodes", [["list", "", -3], 0, 0, 0]),
+    _item("unknown-kind", "nodes", [["set", "", ["a"]], 0]),
+    _item("double-key", "nodes", [["dict", "", ["a", "a", "b", "large"]], 0, 0, 0, 0]),
+    _item("float-key", "nodes", [["dict", "", [1.5]], 0]),
+    _item("many-shardings", "shardings", [{"sharding_type": "NamedSharding"}] * 100, may_load=True),
+    _item("shardings-text", "shardings", "x", may_load=True),
+    *(
+        _renamed_item(name)
+        for name in (
+            "../outside",
+            "/etc",
+            "a/../../outside",
+            "..",
+            ".",
+            "",
+            "a\0b",
+            "state/",
+            "x" * 5000,
+        )
+    ),
+    *(
+        _listed_file(name, [8, 0, 0])
+        for name in (
+            "../outside/canary",
+            "/etc/passwd",
+            "state/../../outside/canary",
+            "",
+            "a\0b",
+            "..",
+            "state",
+        )
+    ),
+    _listed_file("state/_METADATA", [-1, 0, 0]),
+    _listed_file("state/_METADATA", [2**59, 0, 0]),
+    _listed_file("state/_METADATA", [float("nan"), 0, 0]),
+    _listed_file("state/_METADATA", "text"),
+    _listed_file("state/missing", [1, 1, 1]),
+    _field("version-future", "format_version", 999),
+    _field("version-text", "format_version", "1"),
+    _field("version-nothing", "format_version", None),
+    _field("items-list", "items", ["state"]),
+    _field("items-empty", "items", {}, may_load=True),
+    _field("files-list", "files", ["a"]),
+    _field("files-empty", "files", {}, may_load=True),
+    _field("metrics", "metrics", {"loss": [[]]}, may_load=True),
+    _field("metrics-text", "metrics", "loss"),
+    _field("token", "token", {"a": [1]}, may_load=True),
+    _field("single", "single", False, may_load=True),
+    _record("a-list", lambda record: b"[]"),
+    _record("a-number", lambda record: b"1"),
+    _record("nothing", lambda record: b"null"),
+    _record("empty-object", lambda record: b"{}"),
+    _record("deep", _deep_record),
+    _record("all-deep", lambda record: _nested(200_000)),
+    _record("double-files", _doubled_record, may_load=True),
+    _record("nan-time", _not_a_number, may_load=True),
+    _record("long-number", _long_number),
+    _record("not-utf8", lambda record: b'{"format_version": "\xff\xfe"}'),
+    _code_as_type("os.system", "namedtuple"),
+    _code_as_type("os:system", "namedtuple"),
+    _code_as_type("os.system", "dataclass"),
+    _code_as_type("subprocess.Popen", "dataclass"),
+    _code_as_type("subprocess:Popen", "custom"),
+    _code_as_type("builtins.exec", "custom"),
+    _code_as_type("trap_module.Trap", "namedtuple"),
+    _checksums("block-bytes-zero", lambda value: value.update(block_bytes=0)),
+    _checksums("block-bytes-one", lambda value: value.update(block_bytes=1)),
+    # One block all the same, so nothing is wrong with what it says.
+    _checksums("block-bytes-huge", lambda value: value.update(block_bytes=2**80), may_load=True),
+    _checksums("block-bytes-text", lambda value: value.update(block_bytes="4194304")),
+    _checksums("no-chunks", lambda value: value.update(chunks={})),
+    _checksums("chunks-list", lambda value: value.update(chunks=[])),
+    _checksums("no-blocks", _blocks(0)),
+    _checksums("many-blocks", _blocks(1000)),
+    _checksums("wrong-blocks", _blocks(1)),
+    _checksums(
+        "text-blocks", lambda value: value.update(chunks=dict.fromkeys(value["chunks"], "x"))
+    ),
+    _checksums("deep", lambda value: _nested(200_000)),
+]
+
+# ---- files that are not files -------------------------------------------------------------------
+
+
+_NEEDED = ("ckpt.json", "state/manifest.ocdbt")  # a load reads these, the rest is for Orbax
+
+
+def _pipe(name: str) -> Case:
+    """Opening a pipe that nobody writes to blocks for ever."""
+
+    def make(path: Path) -> None:
+        (path / name).unlink()
+        os.mkfifo(path / name)
+
+    return Case(f"pipe-{name}", make, name not in _NEEDED, found=True)
+
+
+def _link(name: str, target: str) -> Case:
+    def make(path: Path) -> None:
+        (path / name).unlink()
+        (path / name).symlink_to(target)
+
+    return Case(f"link-{name}-{Path(target).name}", make, name not in _NEEDED, found=True)
+
+
+def _directory_as_file(name: str) -> Case:
+    def make(path: Path) -> None:
+        (path / name).unlink()
+        (path / name).mkdir()
+
+    return Case(f"directory-{name}", make, name not in _NEEDED, found=True)
+
+
+def _item_link(path: Path) -> None:
+    """The item is a link to a directory outside."""
+    outside = path.parent / "outside" / f"state-of-{path.name}"
+    (path / "state").rename(outside)
+    (path / "state").symlink_to(outside)
+
+
+def _data_link(path: Path) -> None:
+    """A data file is a link to a file outside; its size fits."""
+    file = max((path / "state").rglob("d/*"), key=lambda file: file.stat().st_size)
+    size = file.stat().st_size
+    outside = path.parent / "outside" / f"data-of-{path.name}"
+    outside.write_bytes((SECRET * (size // len(SECRET) + 1))[:size])
+    file.unlink()
+    file.symlink_to(outside)
+
+
+def _loop(path: Path) -> None:
+    (path / "loop").symlink_to(path)
+    (path / "state" / "loop").symlink_to(path)
+
+
+FILE_CASES = [
+    *(
+        _pipe(name)
+        for name in ("ckpt.json", "_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt")
+    ),
+    *(
+        _link(name, "/dev/zero")
+        for name in ("ckpt.json", "_CHECKPOINT_METADATA", "state/_METADATA")
+    ),
+    *(
+        _link(name, "/etc/passwd")
+        for name in ("ckpt.json", "state/_METADATA", "state/manifest.ocdbt")
+    ),
+    *(
+        _directory_as_file(name)
+        for name in ("ckpt.json", "_CHECKPOINT_METADATA", "state/manifest.ocdbt")
+    ),
+    Case("link-item", _item_link, may_load=True),
+    Case("link-data", _data_link),
+    Case("link-loop", _loop, may_load=True),
+]
+
+# ---- Orbax's directories: nothing there is signed -----------------------------------------------
+
+_LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+_DATA = np.arange(12, dtype="<f4").tobytes()
+
+
+def zarr3_json(**changes: Any) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [3, 4],
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 4]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0.0,
+        "codecs": [_LITTLE],
+        "attributes": {},
+        **changes,
+    }
+
+
+def zarr2_json(**changes: Any) -> dict[str, Any]:
+    return {
+        "zarr_format": 2,
+        "shape": [3, 4],
+        "chunks": [3, 4],
+        "dtype": "<f4",
+        "order": "C",
+        "compressor": None,
+        "fill_value": None,
+        "filters": None,
+        "dimension_separator": ".",
+        **changes,
+    }
+
+
+def grid(*shape: Any) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+
+
+def as_json(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def _metadata(names: list[list[str]], *, zarr3: bool, ocdbt: bool, **more: Any) -> dict[str, Any]:
+    entries = {
+        str(tuple(keys)): {
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+            "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
+        }
+        for keys in names
+    }
+    return {"tree_metadata": entries, "use_ocdbt": ocdbt, "use_zarr3": zarr3, **more}
+
+
+def _write_keys(item: Path, keys: dict[str, bytes], *, ocdbt: bool) -> None:
+    if ocdbt:
+        store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{item}/"}).result()
+        for key, value in keys.items():
+            store.write(key, value).result()
+        return
+    for key, value in keys.items():
+        (item / key).parent.mkdir(parents=True, exist_ok=True)
+        (item / key).write_bytes(value)
+
+
+def _orbax(
+    name: str,
+    zarr: Any = None,
+    *,
+    zarr3: bool = True,
+    ocdbt: bool = True,
+    chunk: bytes = _DATA,
+    keys: list[str] | None = None,
+    metadata: Any = None,
+    may_load: bool = False,
+    extra: dict[str, bytes] | None = None,
+) -> Case:
+    """A directory as Orbax writes it, of one array, with parts replaced."""
+
+    def make(path: Path) -> None:
+        shutil.rmtree(path)
+        item = path / "state"
+        item.mkdir(parents=True)
+        path_of_leaf = keys or ["a"]
+        array = ".".join(path_of_leaf)
+        stored = zarr if zarr is not None else zarr3_json() if zarr3 else zarr2_json()
+        values = {f"{array}/{'zarr.json' if zarr3 else '.zarray'}": as_json(stored)}
+        values[f"{array}/{'c/0/0' if zarr3 else '0.0'}"] = chunk
+        if keys is None:
+            _write_keys(item, values, ocdbt=ocdbt)
+        tree = metadata or _metadata([path_of_leaf], zarr3=zarr3, ocdbt=ocdbt)
+        (item / "_METADATA").write_bytes(as_json(tree))
+        for file, data in (extra or {}).items():
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
+            (path / file).write_bytes(data)
+        if "_CHECKPOINT_METADATA" not in (extra or {}):
+            (path / "_CHECKPOINT_METADATA").write_text("{}")
+
+    return Case(f"orbax-{name}", make, may_load)
+
+
+def _zstd_zeros(blocks: int) -> bytes:
+    """A zstd frame, written by hand: `blocks` times 128 KiB of zeros in four bytes each."""
+    header = b"\x28\xb5\x2f\xfd" + b"\x00" + b"\x58"  # magic, no size given, 2 MiB window
+    run, last, length = 1 << 1, 1, 2**17 << 3
+    block = (run | length).to_bytes(3, "little") + b"\0"
+    end = (run | last | length).to_bytes(3, "little") + b"\0"
+    return header + block * (blocks - 1) + end
+
+
+def _nested_sharding(depth: int) -> dict[str, Any]:
+    codecs: list[Any] = [_LITTLE]
+    for _ in range(depth):
+        configuration = {
+            "chunk_shape": [3, 4],
+            "codecs": codecs,
+            "index_codecs": [_LITTLE, {"name": "crc32c"}],
+            "index_location": "end",
+        }
+        codecs = [{"name": "sharding_indexed", "configuration": configuration}]
+    return zarr3_json(codecs=codecs)
+
+
+def _deep_attributes(depth: int) -> bytes:
+    return as_json(zarr3_json()).replace(
+        b'"attributes": {}', b'"attributes": {"x": ' + _nested(depth) + b"}"
+    )
+
+
+_BOMB_CODECS = [_LITTLE, {"name": "zstd", "configuration": {"level": 1}}]
+_TOO_BIG = [("2-50", [2**50]), ("overflow", [2**61, 2**61]), ("2-63", [2**63]), ("2-70", [2**70])]
+
+
+def _bomb(path: Path) -> None:
+    """A chunk of 64 KiB that decompresses to 2 GiB, in an array of twelve elements."""
+    _orbax("", zarr3_json(codecs=_BOMB_CODECS), chunk=_zstd_zeros(2 * GIB // 2**17)).make(path)
+
+
+def _outside_reference(path: Path) -> None:
+    """The array database of the item refers to a data file outside the directory."""
+    shutil.rmtree(path)
+    item, child = path / "state", path / "state" / "ocdbt.process_0"
+    child.mkdir(parents=True)
+    context = ts.Context()
+
+    def database(directory: Path) -> ts.KvStore:
+        config = {"compression": None, "max_inline_value_bytes": 10, "manifest_kind": "single"}
+        spec = {"driver": "ocdbt", "base": f"file://{directory}/", "config": config}
+        return ts.KvStore.open(spec, context=context).result()
+
+    inner, outer = database(child), database(item)
+    inner.write("a/zarr.json", as_json(zarr3_json(shape=[250], chunk_grid=grid(250)))).result()
+    inner.write("a/c/0", SECRET).result()
+    transaction = ts.Transaction(atomic=True)
+    inner.experimental_copy_range_to(outer.with_transaction(transaction)).result()
+    transaction.commit_async().result()
+    # Same length, so that nothing else in the node has to change but its checksum.
+    old, new = b"ocdbt.process_0/", b"../../outside/r/"
+    assert len(old) == len(new)
+    patched = 0
+    for node in (item / "d").iterdir():
+        data = node.read_bytes()
+        if old in data:
+            body = data.replace(old, new)[:-4]
+            node.write_bytes(body + struct.pack("<I", crc32c.crc32c(body)))
+            patched += 1
+    assert patched, "no node refers to the inner database"
+    target = path.parent / "outside" / "r"
+    shutil.rmtree(target, ignore_errors=True)
+    child.rename(target)
+    (item / "_METADATA").write_bytes(as_json(_metadata([["a"]], zarr3=True, ocdbt=True)))
+    (path / "_CHECKPOINT_METADATA").write_text("{}")
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+def _index_loop(path: Path) -> None:
+    """The root of the index has two children, and both are the root: 2**64 nodes for a walker."""
+    shutil.rmtree(path)
+    item = path / "state"
+    item.mkdir(parents=True)
+    base = {"driver": "file", "path": f"{item}/"}
+    config = {"compression": None, "max_decoded_node_bytes": 2000, "manifest_kind": "single"}
+    transaction = ts.Transaction(atomic=True)
+    store = ts.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
+    for number in range(400):
+        store.with_transaction(transaction).write(f"array_{number:04}/c/0", b"x" * 8)
+    transaction.commit_async().result()
+    versions = ts.ocdbt.dump(ts.KvStore.open(base).result()).result()["versions"]
+    root = max(versions, key=lambda version: version["generation_number"])
+    _, _, file, offset, length = root["root"]["location"].split(":")
+    data = bytearray((item / file).read_bytes())
+    start, end = int(offset), int(offset) + int(length)
+    magic = bytes(data[start : start + 4])
+    # The node must keep its length: the second key takes what is left over.
+    for padding in range(int(length)):
+        body = bytes([root["root_height"]])
+        body += _varint(1) + _varint(len(file)) + _varint(0) + file.encode()
+        body += _varint(2) + _varint(0) + _varint(1) + _varint(padding) + _varint(0) * 2
+        body += b"a" + b"b" * padding + _varint(0) * 2  # keys, and which file of the table
+        body += b"".join(_varint(n) * 2 for n in (start, int(length), 400, 5000, 1000))
+        node = magic + struct.pack("<Q", len(body) + 18) + b"\0\0" + body
+        if len(node) + 4 == int(length):
+            data[start:end] = node + struct.pack("<I", crc32c.crc32c(node))
+            break
+    else:
+        raise AssertionError("no padding fits")
+    (item / file).write_bytes(data)
+    (item / "_METADATA").write_bytes(as_json(_metadata([["a"]], zarr3=True, ocdbt=True)))
+    (path / "_CHECKPOINT_METADATA").write_text("{}")
+
+
+ORBAX_CASES = [
+    _orbax("good", may_load=True),
+    _orbax("good-files", ocdbt=False, may_load=True),
+    _orbax("good-zarr2", zarr3=False, may_load=True),
+    *(
+        _orbax(f"shape-{name}", zarr3_json(shape=shape, chunk_grid=grid(*shape)))
+        for name, shape in _TOO_BIG
+    ),
+    *(
+        _orbax(
+            f"zarr2-shape-{name}", zarr2_json(shape=shape, chunks=shape), zarr3=False, ocdbt=False
+        )
+        for name, shape in _TOO_BIG
+    ),
+    _orbax("chunk-2-45", zarr3_json(chunk_grid=grid(2**45, 2**10))),
+    _orbax("chunk-2-45-files", zarr3_json(chunk_grid=grid(2**45, 2**10)), ocdbt=False),
+    _orbax("zarr2-chunk-2-45", zarr2_json(chunks=[2**45, 2**10]), zarr3=False),
+    _orbax("terabyte-of-missing-chunks", zarr3_json(shape=[2**38, 1], chunk_grid=grid(1, 1))),
+    _orbax("gigabytes-of-missing-chunks", zarr3_json(shape=[2**33], chunk_grid=grid(2**20))),
+    _orbax("negative", zarr3_json(shape=[-3, 4])),
+    _orbax("chunk-zero", zarr3_json(chunk_grid=grid(0, 4))),
+    _orbax("nan", zarr3_json(shape=[float("nan"), 4])),
+    _orbax("text-shape", zarr3_json(shape=["3", "4"])),
+    _orbax("shape-nothing", zarr3_json(shape=None)),
+    _orbax("many-dimensions", zarr3_json(shape=[1] * 1000, chunk_grid=grid(*[1] * 1000))),
+    _orbax("dtype", zarr3_json(data_type="r4000000000")),
+    _orbax("dtype-text", zarr3_json(data_type="string")),
+    _orbax("zarr2-dtype", zarr2_json(dtype="|V4000000000"), zarr3=False),
+    _orbax("zarr2-structured", zarr2_json(dtype=[["x", "<f4"], ["y", "<f4"]]), zarr3=False),
+    _orbax("json-deep", _deep_attributes(200_000), may_load=True),
+    _orbax("json-deep-files", _deep_attributes(200_000), ocdbt=False, may_load=True),
+    _orbax("json-only-brackets", b"[" * 200_000),
+    _orbax(
+        "json-large", zarr3_json(attributes={"x": "y" * 60_000_000}), ocdbt=False, may_load=True
+    ),
+    _orbax("json-list", b"[]"),
+    _orbax("json-empty", b""),
+    _orbax("sharding-nested-thousand", _nested_sharding(100)),
+    _orbax("codec-unknown", zarr3_json(codecs=[{"name": "evil"}])),
+    _orbax("chunk-short", chunk=_DATA[:-1]),
+    _orbax("chunk-long", chunk=_DATA * 100),
+    Case("orbax-zstd-bomb", _bomb),
+    _orbax(
+        "zstd-garbage", zarr3_json(codecs=_BOMB_CODECS), chunk=b"\x28\xb5\x2f\xfd" + b"\xff" * 100
+    ),
+    _orbax("metadata-deep", metadata=b'{"tree_metadata": ' + _nested(200_000) + b"}"),
+    _orbax("metadata-list", metadata=b"[1]"),
+    _orbax("metadata-tree-list", metadata=b'{"tree_metadata": [1]}'),
+    _orbax("metadata-keys-text", metadata=b'{"tree_metadata": {"x": {"key_metadata": "abc"}}}'),
+    _orbax("metadata-keys-numbers", metadata=b'{"tree_metadata": {"x": {"key_metadata": [1, 2]}}}'),
+    _orbax("metadata-not-utf8", metadata=b'{"tree_metadata": {"\xff": 1}}'),
+    _orbax("metadata-deep-tree", metadata=_metadata([["a"] * 20_000], zarr3=True, ocdbt=True)),
+    _orbax(
+        "metadata-rich-types",
+        metadata=_metadata([["a"]], zarr3=True, ocdbt=True)
+        | {
+            "value_metadata_tree": json.dumps(
+                {"category": "namedtuple", "module": "os", "clazz": "system", "entries": []}
+            )
+        },
+        may_load=True,
+    ),
+    _orbax("names-up", keys=["..", "..", "outside", "array"], ocdbt=False),
+    _orbax("names-up-slash", keys=["../../outside/array"], ocdbt=False),
+    _orbax("names-absolute", keys=["/etc"], ocdbt=False),
+    _orbax("names-nul", keys=["a\0b"], ocdbt=False),
+    _orbax("names-long", keys=["x" * 100_000], ocdbt=False),
+    _orbax("names-up-database", keys=["../../outside/array"]),
+    _orbax("strings-deep", extra={"state/_strings.json": _nested(200_000)}, may_load=True),
+    _orbax("sharding-deep", extra={"state/_sharding": _nested(200_000)}, may_load=True),
+    _orbax(
+        "sharding-huge-mesh",
+        extra={
+            "state/_sharding": as_json(
+                {
+                    "YQ==": json.dumps(
+                        {
+                            "sharding_type": "NamedSharding",
+                            "shape": [2**40],
+                            "axis_names": ["x"],
+                            "partition_spec": ["x"],
+                        }
+                    )
+                }
+            )
+        },
+        may_load=True,
+    ),
+    _orbax(
+        "arrays-deep", extra={"state/array_metadatas/process_0": _nested(200_000)}, may_load=True
+    ),
+    _orbax(
+        "key-implementation",
+        extra={
+            "state/array_metadatas/process_0": as_json(
+                {
+                    "array_metadatas": [
+                        {
+                            "array_metadata": {
+                                "param_name": "a",
+                                "write_shape": [3, 4],
+                                "chunk_shape": [3, 4],
+                                "ext_metadata": {"random_key_impl": "evil"},
+                            }
+                        }
+                    ]
+                }
+            )
+        },
+        may_load=True,
+    ),
+    _orbax("step-metadata-deep", extra={"_CHECKPOINT_METADATA": _nested(200_000)}, may_load=True),
+    _orbax("step-metadata-list", extra={"_CHECKPOINT_METADATA": b"[]"}, may_load=True),
+    _orbax(
+        "step-handlers-evil",
+        extra={"_CHECKPOINT_METADATA": b'{"item_handlers": {"../../outside": "os.system"}}'},
+        may_load=True,
+    ),
+    _orbax("manifest-garbage", extra={"state/manifest.ocdbt": b"\x0c\xdb:*" + b"\xff" * 200}),
+    _orbax("manifest-empty", extra={"state/manifest.ocdbt": b""}),
+    Case("orbax-reference-outside", _outside_reference),
+    Case("orbax-index-loop", _index_loop),
+]

@@ -1,0 +1,75 @@
+"""The child that opens checkpoints made to harm: tries every reader on each and reports the result.
+
+What must not happen (an abort, a hang, much memory, a file outside) is for the parent to see; here
+each call is only classed: "ok", the name of a `CheckpointError`, or "untyped ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import child
+import jax
+import numpy as np
+from states import differences
+
+import ckpt_core as ckpt
+
+GOOD = {
+    "a": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "b": [np.int32(7), "text", 1.5],
+    "large": np.arange(90_000, dtype=np.float32),
+}
+
+
+def make(path: str) -> None:
+    """Saves the good checkpoint that the cases are made from; as a step too."""
+    ckpt.save(path, GOOD)
+    with ckpt.Checkpointer(f"{path}-steps", asynchronous=False) as checkpointer:
+        checkpointer.save(0, GOOD)
+
+
+def open_all(cases: list[tuple[str, str]]) -> None:
+    """Opens every `(name, path)`; the name is reported first, so that a crash has one."""
+    for name, path in cases:
+        child.report(opening=name)
+        readers: dict[str, Callable[[], Any]] = {
+            "inspect": lambda path=path: ckpt.inspect(path),
+            "as_numpy": lambda path=path: ckpt.load(path, as_numpy=True),
+            "load": lambda path=path: jax.block_until_ready(ckpt.load(path)),
+            "like": lambda path=path: ckpt.load(path, GOOD),
+            "verify": lambda path=path: ckpt.verify(path),
+        }
+        results = {reader: _class(call) for reader, call in readers.items()}
+        child.report(opened=name, results=results, rss_bytes=_peak_bytes())
+
+
+def open_steps(directory: str) -> None:
+    """What a resuming trainer does with a directory whose only step is hostile."""
+
+    def resume() -> Any:
+        with ckpt.Checkpointer(directory, read_only=True) as checkpointer:
+            return checkpointer.restore_latest(state=GOOD)
+
+    child.report(opened=directory, results={"restore_latest": _class(resume)})
+
+
+def _class(call: Callable[[], Any]) -> str:
+    try:
+        result = call()
+    except ckpt.CheckpointError as error:
+        return type(error).__name__
+    except Exception as error:
+        return f"untyped {type(error).__name__}: {error}"[:300]
+    if isinstance(result, dict) and not differences(result, GOOD):
+        return "good"
+    if hasattr(result, "problems"):
+        return "ok" if result.ok else "problems"
+    return "ok"
+
+
+def _peak_bytes() -> int:
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

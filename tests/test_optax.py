@@ -1,0 +1,555 @@
+"""Optax states: ordinary pytrees, which must come back node for node and bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import ckpt_core as ckpt
+
+pytest.importorskip("optax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from optax import contrib
+
+# Some factories are deprecated, or can only be called in a way that is.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*will be (required|removed)"),
+]
+
+Factory = Callable[[], Any]
+
+
+def matrices(tree: Any) -> Any:
+    """A mask: True for what has two dimensions or more."""
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+def label(high: Any, low: Any) -> Callable[[Any], Any]:
+    """Labels for ``optax.partition``: one for matrices, one for the rest."""
+    return lambda tree: jax.tree.map(lambda x: high if x.ndim > 1 else low, tree)
+
+
+PARAMS = {
+    "layer": {"kernel": jnp.ones((3, 4)), "bias": jnp.ones((4,))},
+    "blocks": [{"w": jnp.ones((2, 2))}, {"w": jnp.ones((2, 2))}],
+    "pair": (jnp.ones((3,)), jnp.ones((2, 1, 2))),
+    "scale": jnp.ones(()),
+}
+FLAT = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones((4,))}
+"""For transformations that know matrices and vectors only."""
+
+# Public factories are called with whatever they insist on, found by the argument's name.
+ARGUMENTS: dict[str, Any] = {
+    "adv_optimizer": optax.sgd(1e-2),
+    "base_optimizer": optax.adam(1e-2),
+    "clipping": 0.1,
+    "decay": 0.9,
+    "eta": 0.1,
+    "f": lambda updates, params: updates,
+    "fast_optimizer": optax.adam(1e-2),
+    "freeze_mask": matrices(PARAMS),
+    "gamma": 0.5,
+    "inner": optax.adam(1e-2),
+    "inner_factory": None,  # the factory needs a second call, see SPECIAL
+    "l2_norm_clip": 1.0,
+    "learning_rate": 1e-2,
+    "mask": matrices,
+    "max_backtracking_steps": 5,
+    "max_consecutive_errors": 3,
+    "max_delta": 1.0,
+    "max_linesearch_steps": 5,
+    "max_norm": 1.0,
+    "measure": optax.tree.norm,
+    "measure_name": "norm",
+    "noise_multiplier": 0.1,
+    "optimizer": optax.adam(1e-2),
+    "param_labels": label("many", "one"),
+    "seed": 0,
+    "should_transform_fn": lambda step: step < 5,
+    "slow_step_size": 0.5,
+    "step_size": 2.0,
+    "step_size_fn": optax.linear_schedule(1e-2, 0.0, 10),
+    "sync_period": 3,
+    "threshold": 1.0,
+    "transforms": {"many": optax.adam(1e-2), "one": optax.sgd(1e-2)},
+    "tx": optax.adam(1e-2),
+}
+
+SPECIAL: dict[str, Factory] = {
+    "chain": lambda: optax.chain(optax.clip(1.0), optax.adam(1e-2), optax.ema(0.9)),
+    "freeze": lambda: optax.freeze(matrices(PARAMS)),
+    "galore": lambda: contrib.galore(1e-2, rank=2),
+    "hutchinson_estimator_diag_hessian": contrib.hutchinson_estimator_diag_hessian,
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adamw)(1e-2, weight_decay=1e-3),
+    "inject_stateful_hyperparams": lambda: optax.inject_stateful_hyperparams(optax.adam)(
+        optax.linear_schedule(1e-2, 0.0, 10)
+    ),
+    "lbfgs": lambda: optax.lbfgs(memory_size=2),
+    "monitor": lambda: optax.monitor({"norm": lambda updates, **_: optax.tree.norm(updates)}),
+    "named_chain": lambda: optax.named_chain(
+        ("z_first", optax.clip(1.0)), ("a_second", optax.adam(1e-2))
+    ),
+    "noisy_sgd": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(1)),
+    "scale_by_galore": lambda: contrib.scale_by_galore(rank=2),
+    "scale_by_lbfgs": lambda: optax.scale_by_lbfgs(memory_size=2),
+}
+
+COMBINED: dict[str, Factory] = {
+    "adafactor, factored": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9),
+    "adam, bfloat16 moment": lambda: optax.adam(1e-2, mu_dtype=jnp.bfloat16),
+    "add_noise, typed key": lambda: optax.add_noise(0.1, 0.5, key=jax.random.key(3)),
+    "chain of chains": lambda: optax.chain(
+        optax.chain(optax.adam(1e-2)), optax.chain(optax.trace(0.9), optax.identity())
+    ),
+    "linesearch with gradient": lambda: optax.scale_by_backtracking_linesearch(5, store_grad=True),
+    "MultiSteps": lambda: optax.MultiSteps(optax.adam(1e-2), 3),
+    "MultiSteps, skipping": lambda: optax.MultiSteps(
+        optax.adam(1e-2), 3, should_skip_update_fn=optax.skip_not_finite
+    ),
+    "partition, int labels": lambda: optax.partition(
+        {10: optax.adam(1e-2), 2: optax.sgd(1e-2, momentum=0.9)}, label(10, 2)
+    ),
+    "partition, nested": lambda: optax.partition(
+        {"many": optax.chain(optax.clip(1.0), optax.lion(1e-2)), "one": optax.set_to_zero()},
+        label("many", "one"),
+    ),
+    "plateau": lambda: optax.chain(optax.adam(1e-2), contrib.reduce_on_plateau(patience=2)),
+    "rmsprop, centered": lambda: optax.rmsprop(1e-2, centered=True, momentum=0.9),
+    "sam, opaque": lambda: contrib.sam(
+        optax.adam(1e-2), optax.chain(contrib.normalize(), optax.sgd(1e-2)), opaque_mode=True
+    ),
+    "schedule and mask": lambda: optax.adamw(optax.cosine_decay_schedule(1e-2, 10), mask=matrices),
+    "snapshot of a tree": lambda: optax.snapshot("g", lambda updates: updates),
+    "everything": lambda: optax.apply_if_finite(
+        optax.MultiSteps(
+            optax.partition(
+                {
+                    "many": optax.inject_hyperparams(optax.adamw)(
+                        optax.linear_schedule(1e-2, 0.0, 10)
+                    ),
+                    "one": optax.masked(optax.sgd(1e-2, momentum=0.9), matrices),
+                },
+                label("many", "one"),
+            ),
+            2,
+        ).gradient_transformation(),
+        3,
+    ),
+}
+
+ODD_PARAMS: dict[str, Any] = {
+    "params: array": jnp.ones((3,)),
+    "params: bfloat16": {"a": jnp.ones((4, 4), jnp.bfloat16)},
+    "params: complex": {"a": jnp.ones((3,), jnp.complex64), "b": jnp.ones((3,))},
+    "params: int keys": {10: jnp.ones((2,)), 1: jnp.ones((2, 2)), 0: jnp.ones((1,))},
+    "params: list": [jnp.ones((3,)), (jnp.ones(()),)],
+    "params: none and empty": {"a": jnp.ones((3,)), "n": None, "d": {}, "t": (), "l": []},
+    "params: nothing": {},
+    "params: slashes": {"a/b": jnp.ones((2,)), "a": {"b": jnp.zeros((2,))}},
+}
+
+OTHER_PARAMS: dict[str, Any] = {
+    "adaptive_grad_clip": FLAT,
+    "galore": FLAT,
+    "lookahead": optax.LookaheadParams.init_synced(PARAMS),
+    "lbfgs": FLAT,
+    "scale_by_galore": FLAT,
+    "scale_by_lbfgs": FLAT,
+    "scale_by_sm3": FLAT,
+    "scale_by_zoom_linesearch": FLAT,
+    "sm3": FLAT,
+    "split_real_and_imaginary": ODD_PARAMS["params: complex"],
+}
+
+
+def public_factories() -> dict[str, Callable[..., Any]]:
+    """Every public function of Optax that says that it returns a transformation."""
+    found: dict[str, Callable[..., Any]] = {}
+    for module in (optax, contrib):
+        for name, value in vars(module).items():
+            if name.startswith("_") or not inspect.isfunction(value):
+                continue
+            if "GradientTransformation" in str(inspect.signature(value).return_annotation):
+                found[name] = value
+    return found
+
+
+def made_by_name(factory: Callable[..., Any]) -> Any:
+    """The transformation, from a factory called with what its required arguments ask for."""
+    required = [
+        name
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.default is parameter.empty
+    ]
+    return factory(**{name: ARGUMENTS[name] for name in required})
+
+
+def all_cases() -> dict[str, Factory]:
+    named = {
+        name: SPECIAL.get(name, functools.partial(made_by_name, factory))
+        for name, factory in public_factories().items()
+    }
+    odd: dict[str, Factory] = dict.fromkeys(ODD_PARAMS, lambda: optax.adam(1e-2))
+    return SPECIAL | named | COMBINED | odd
+
+
+CASES = all_cases()
+NEW_AFTER_INIT = {"monitor"}
+"""Their first update adds entries, so that ``init`` is no target for what training left."""
+
+
+def params_of(name: str) -> Any:
+    return ODD_PARAMS.get(name, OTHER_PARAMS.get(name, PARAMS))
+
+
+def filled(abstract: Any) -> Any:
+    """Arrays with bits of their own for every leaf of an abstract state."""
+    counter = 0
+
+    def fill(leaf: Any) -> Any:
+        nonlocal counter
+        counter += 1
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(counter), leaf.shape)
+        values = np.arange(leaf.size).reshape(leaf.shape) + counter
+        return jnp.asarray(values.astype(leaf.dtype))
+
+    return jax.tree.map(fill, abstract)
+
+
+def host(value: Any) -> Any:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return (str(value.dtype), np.asarray(jax.random.key_data(value)).tobytes())
+    return (value.dtype.name, value.shape, np.asarray(value).tobytes())
+
+
+def check(loaded: Any, saved: Any) -> None:
+    """Same nodes, same bits, all of it jax arrays."""
+    assert jax.tree.structure(loaded) == jax.tree.structure(saved)
+    leaves = jax.tree.leaves(loaded)
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+    assert list(map(host, leaves)) == list(map(host, jax.tree.leaves(saved)))
+
+
+class Everything:
+    """All states in one checkpoint, and loaded again in each of the ways."""
+
+    def __init__(self, path: Path):
+        self.transformations = {name: make() for name, make in CASES.items()}
+        self.abstract = {
+            name: jax.eval_shape(tx.init, params_of(name))
+            for name, tx in self.transformations.items()
+        }
+        self.saved = {name: filled(state) for name, state in self.abstract.items()}
+        ckpt.save(path, self.saved)
+        self.path = path
+
+    @functools.cached_property
+    def from_init(self) -> Any:
+        return ckpt.load(
+            self.path,
+            {name: tx.init(params_of(name)) for name, tx in self.transformations.items()},
+        )
+
+    @functools.cached_property
+    def from_abstract(self) -> Any:
+        return ckpt.load(self.path, self.abstract)
+
+    @functools.cached_property
+    def without_target(self) -> Any:
+        return ckpt.load(self.path)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
+    return Everything(tmp_path_factory.mktemp("optax") / "all")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_state_comes_back(name: str, everything: Everything) -> None:
+    saved = everything.saved[name]
+    check(everything.from_init[name], saved)
+    check(everything.from_abstract[name], saved)
+    check(everything.without_target[name], saved)
+
+
+def test_no_factory_is_left_out() -> None:
+    assert len(CASES) > 140
+    assert set(public_factories()) <= set(CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_state_alone(name: str, tmp_path: Path) -> None:
+    tx = CASES[name]()
+    state = tx.init(params_of(name))
+    ckpt.save(tmp_path / "a", state)
+    check(ckpt.load(tmp_path / "a", tx.init(params_of(name))), state)
+    check(ckpt.load(tmp_path / "a"), state)
+
+
+def test_weak_types_come_back(tmp_path: Path) -> None:
+    # Without them every step would be compiled again after a restore.
+    state = {"init": optax.adam(1e-2).init({"scale": jnp.asarray(1.0)}), "scale": jnp.asarray(1.0)}
+    state["lbfgs"] = optax.lbfgs(memory_size=2).init(FLAT)
+    weak = [leaf.weak_type for leaf in jax.tree.leaves(state)]
+    assert any(weak)
+    ckpt.save(tmp_path / "a", state)
+    for loaded in (ckpt.load(tmp_path / "a"), ckpt.load(tmp_path / "a", state)):
+        assert [leaf.weak_type for leaf in jax.tree.leaves(loaded)] == weak
+
+
+class RenamedAdamState(NamedTuple):
+    """What a later Optax might call its ScaleByAdamState."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def test_a_class_that_was_renamed_with_the_same_fields(tmp_path: Path) -> None:
+    state = filled(optax.adam(1e-2).init(FLAT))
+    ckpt.save(tmp_path / "a", state)
+    target = (RenamedAdamState(*state[0]), *state[1:])
+    loaded = ckpt.load(tmp_path / "a", jax.tree.map(jnp.zeros_like, target))
+    check(loaded, target)
+
+
+def test_nodes_without_leaves_are_told_apart(tmp_path: Path) -> None:
+    state = {
+        "empty": optax.EmptyState(),
+        "masked": optax.MaskedNode(),
+        "none": None,
+        "tuple": (),
+        "list": [],
+        "dict": {},
+        "ordered": OrderedDict([("z", ()), ("a", None)]),
+    }
+    ckpt.save(tmp_path / "a", state)
+    loaded = ckpt.load(tmp_path / "a")
+    assert {key: type(value) for key, value in loaded.items()} == {
+        key: type(value) for key, value in state.items()
+    }
+    assert list(loaded["ordered"]) == ["z", "a"]
+
+
+# ------------------------------------------------------------------------------- training goes on
+
+TRAINED: dict[str, Factory] = {
+    name: CASES[name]
+    for name in (
+        "adamw",
+        "adafactor, factored",
+        "lookahead",
+        "multi_transform",
+        "MultiSteps",
+        "noisy_sgd",
+        "inject_stateful_hyperparams",
+        "schedule_free_adamw",
+        "everything",
+    )
+}
+TRAINED["plain names"] = lambda: optax.named_chain(("z", optax.clip(1.0)), ("a", optax.adam(1e-2)))
+
+
+def loss(params: Any) -> Any:
+    fast = params.fast if isinstance(params, optax.LookaheadParams) else params
+    return sum(jnp.sum((leaf - 0.3) ** 2) for leaf in jax.tree.leaves(fast))
+
+
+def make_step(tx: Any) -> Callable[[Any, Any], Any]:
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        grads = jax.grad(loss)(params)
+        grads = grads.fast if isinstance(params, optax.LookaheadParams) else grads
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+COMPILED_QUICKLY = {"adamw", "multi_transform", "MultiSteps", "everything", "plain names"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in COMPILED_QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in TRAINED],
+)
+def test_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    tx = TRAINED[name]()
+    step = make_step(tx)
+    params = params_of(name)
+    state = tx.init(params)
+    params, state = step(params, state)
+    ckpt.save(tmp_path / "a", params=params, optimizer=state)
+    restored = ckpt.restore(
+        tmp_path / "a", params=params_of(name), optimizer=tx.init(params_of(name))
+    )
+    expected = step(*step(params, state))
+    actual = step(*step(restored["params"], restored["optimizer"]))
+    check(actual, expected)
+
+
+def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10)
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)
+    params, step = FLAT, make_step(tx)
+    state = tx.init(params)
+    for _ in range(4):
+        params, state = step(params, state)
+    ckpt.save(tmp_path / "a", state)
+    loaded = ckpt.load(tmp_path / "a", tx.init(FLAT))
+    assert loaded.count == 4
+    assert loaded.hyperparams["learning_rate"] == schedule(3)
+
+
+def test_counters_after_a_step_that_was_not_finite(tmp_path: Path) -> None:
+    tx = optax.apply_if_finite(optax.adam(1e-2), 5)
+    state = tx.init(FLAT)
+    _, state = tx.update(jax.tree.map(lambda x: x * jnp.nan, FLAT), state, FLAT)
+    ckpt.save(tmp_path / "a", state)
+    loaded = ckpt.load(tmp_path / "a", tx.init(FLAT))
+    assert (loaded.notfinite_count, loaded.total_notfinite) == (1, 1)
+    assert not loaded.last_finite
+
+
+def test_averaged_parameters_of_schedule_free(tmp_path: Path) -> None:
+    tx = contrib.schedule_free_adamw(1e-2)
+    params, step = FLAT, make_step(tx)
+    state = tx.init(params)
+    params, state = step(*step(params, state))
+    ckpt.save(tmp_path / "a", state)
+    loaded = ckpt.load(tmp_path / "a", tx.init(FLAT))
+    check(
+        contrib.schedule_free_eval_params(loaded, params),
+        contrib.schedule_free_eval_params(state, params),
+    )
+
+
+def test_what_training_adds_to_the_state_loads_without_a_target(tmp_path: Path) -> None:
+    tx = CASES["monitor"]()
+    _, state = tx.update(FLAT, tx.init(FLAT), FLAT)
+    ckpt.save(tmp_path / "a", state)
+    check(ckpt.load(tmp_path / "a"), state)
+    with pytest.raises(ckpt.StructureMismatch, match="norm"):
+        ckpt.load(tmp_path / "a", tx.init(FLAT))
+
+
+# ------------------------------------------------------------------------------ another optimizer
+
+
+def kinds(error: pytest.ExceptionInfo[ckpt.StructureMismatch], kind: str) -> set[str]:
+    return {mismatch.path for mismatch in error.value.mismatches if mismatch.kind == kind}
+
+
+def test_another_optimizer_is_refused_with_both_sides(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", optax.adam(1e-2).init(FLAT))
+    with pytest.raises(ckpt.StructureMismatch) as amsgrad:
+        ckpt.load(tmp_path / "a", optax.amsgrad(1e-2).init(FLAT))
+    assert kinds(amsgrad, "missing") == {"0/nu_max/bias", "0/nu_max/kernel"}
+    assert kinds(amsgrad, "unexpected") == set()
+    with pytest.raises(ckpt.StructureMismatch) as sgd:
+        ckpt.load(tmp_path / "a", optax.sgd(1e-2).init(FLAT))
+    assert len(kinds(sgd, "unexpected")) == 5
+    schedule = optax.adamw(optax.linear_schedule(1e-2, 0.0, 10))
+    with pytest.raises(ckpt.StructureMismatch) as scheduled:
+        ckpt.load(tmp_path / "a", schedule.init(FLAT))
+    assert kinds(scheduled, "missing") == {"2/count"}
+
+
+def test_a_transformation_put_in_front_pairs_the_paths_and_rename_solves_it(tmp_path: Path) -> None:
+    state = filled(optax.chain(optax.adam(1e-2), optax.scale(2.0)).init(FLAT))
+    ckpt.save(tmp_path / "a", state)
+    target = optax.chain(optax.clip(1.0), optax.adam(1e-2), optax.scale(2.0)).init(FLAT)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.load(tmp_path / "a", target)
+    nearest = {m.path: m.nearest for m in caught.value.mismatches if m.kind == "missing"}
+    assert nearest["1/0/mu/kernel"] == "0/0/mu/kernel"
+    loaded = ckpt.load(tmp_path / "a", target, rename={"0": "1"})
+    assert list(map(host, jax.tree.leaves(loaded))) == list(map(host, jax.tree.leaves(state)))
+    assert jax.tree.structure(loaded) == jax.tree.structure(target)
+
+
+def test_a_moment_of_another_dtype_needs_cast(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", optax.adam(1e-2).init(FLAT))
+    target = optax.adam(1e-2, mu_dtype=jnp.bfloat16).init(FLAT)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.load(tmp_path / "a", target)
+    assert kinds(caught, "dtype") == {"0/mu/bias", "0/mu/kernel"}
+    loaded = ckpt.load(tmp_path / "a", target, cast=True)
+    assert loaded[0].mu["kernel"].dtype == jnp.bfloat16
+    assert loaded[0].nu["kernel"].dtype == jnp.float32
+
+
+def test_a_learning_rate_from_the_code_instead_of_the_disk(tmp_path: Path) -> None:
+    make = optax.inject_hyperparams(optax.adam)
+    ckpt.save(tmp_path / "a", filled(make(0.01).init(FLAT)))
+    target = make(123.0).init(FLAT)
+    kept = ckpt.load(tmp_path / "a", target, only=lambda path, leaf: "hyperparams" not in path)
+    assert kept.hyperparams["learning_rate"] == 123.0
+    assert ckpt.load(tmp_path / "a", target).hyperparams["learning_rate"] != 123.0
+    assert kept.count != 0
+
+
+# ----------------------------------------------------------------------------------------- meshes
+
+
+@pytest.mark.parametrize("target", ["init", "eval_shape"])
+def test_sharded_slots_and_uncommitted_counts(target: str, tmp_path: Path, mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("data", "model"))
+    params = {"w": jax.device_put(jnp.ones((8, 4)), sharding)}
+    tx = optax.adam(1e-2)
+    step = make_step(tx)
+    new_params, state = step(params, tx.init(params))
+    ckpt.save(tmp_path / "a", params=new_params, optimizer=state)
+    like = tx.init(params)
+    if target == "eval_shape":
+        slot = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)
+        like = jax.eval_shape(tx.init, params)
+        like = (like[0]._replace(mu={"w": slot}, nu={"w": slot}), *like[1:])
+    restored = ckpt.restore(tmp_path / "a", params=params, optimizer=like)
+    optimizer = restored["optimizer"]
+    assert optimizer[0].mu["w"].sharding == sharding
+    if target == "init":
+        assert not optimizer[0].count.committed
+    else:  # a shape without a sharding beside others on a mesh: one copy for each of its devices
+        assert optimizer[0].count.sharding.device_set == set(mesh.devices.flat)
+    check(step(restored["params"], optimizer), step(new_params, state))
+
+
+def test_slots_move_to_another_mesh(tmp_path: Path, devices: list[Any]) -> None:
+    def on(shape: tuple[int, int]) -> Any:
+        mesh = Mesh(np.array(devices).reshape(shape), ("data", "model"))
+        return jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data", "model")))
+
+    tx = optax.adam(1e-2)
+    state = filled(tx.init({"w": on((2, 4))}))
+    ckpt.save(tmp_path / "a", state)
+    target = tx.init({"w": on((4, 2))})
+    loaded = ckpt.load(tmp_path / "a", target)
+    check(loaded, state)
+    assert loaded[0].mu["w"].sharding == target[0].mu["w"].sharding
+
+
+def test_a_state_donated_right_after_the_call(tmp_path: Path) -> None:
+    tx = optax.adam(1e-2)
+    params = jax.tree.map(jnp.copy, FLAT)
+    state = filled(tx.init(params))
+    expected = jax.tree.map(jnp.copy, state)
+    pending = ckpt.save_async(tmp_path / "a", state)
+    jax.jit(make_step(tx), donate_argnums=(0, 1))(params, state)
+    pending.result()
+    check(ckpt.load(tmp_path / "a"), expected)
