@@ -17,7 +17,7 @@ from ckpt_core._errors import (
 from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
 from ckpt_core._load import load_opened, make_request, restore_opened
-from ckpt_core._options import DEFAULTS, Options
+from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
@@ -93,7 +93,7 @@ class Checkpointer:
         self._best = (best_metric, best_mode)
         self._asynchronous = asynchronous
         self._read_only = read_only
-        self._options = options or DEFAULTS
+        self._options = checked_options(options)
         self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
         self._last_save_secs = float("-inf")
@@ -354,15 +354,7 @@ class Checkpointer:
 
         For an evaluator that follows a trainer; looks at the directory about once a second.
         """
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
-        while True:
-            newest = self.latest_step()
-            if newest is not None and (after is None or newest > after):
-                return newest
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            time.sleep(1.0 if left is None else min(1.0, left))
+        return self._steps.wait_for_newer(after, timeout_secs)
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -395,9 +387,6 @@ class Checkpointer:
             error.add_note(
                 f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}"
             )
-
-    def __repr__(self) -> str:
-        return f"Checkpointer({self._directory!r})"
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

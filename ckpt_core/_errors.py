@@ -56,7 +56,8 @@ class Mismatch:
     Attributes:
         path: the leaf, written with ``/``.
         kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
-            ``dtype`` or ``kind`` (an array where a string was saved, say).
+            ``dtype``, ``sharding`` (the mesh does not divide the shape), or ``kind`` (an array
+            where a string was saved, say).
         saved: what the checkpoint holds, or None.
         wanted: what the target asks for, or None.
         nearest: the most similar name on the other side, or None.

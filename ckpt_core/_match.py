@@ -105,7 +105,7 @@ def match(
             result.mismatches.append(
                 Mismatch(format_path(path), "unexpected", str(spec), None, None, item)
             )
-    result.mismatches = _with_nearest(result.mismatches, saved, wanted)
+    result.mismatches = _with_nearest(result.mismatches)
     return result
 
 
@@ -185,18 +185,13 @@ def _dtype_group(name: str) -> str:
     return name[:1]
 
 
-def _with_nearest(
-    mismatches: list[Mismatch],
-    saved: Sequence[tuple[Path, LeafSpec]],
-    wanted: Sequence[tuple[Path, LeafSpec | None]],
-) -> list[Mismatch]:
+def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
     """Adds to missing and unexpected leaves the most similar name that is free on the other side."""
     missing = [entry.path for entry in mismatches if entry.kind == "missing"]
     unexpected = [entry.path for entry in mismatches if entry.kind == "unexpected"]
     if len(missing) + len(unexpected) > 200:
         return mismatches  # difflib is quadratic, and nobody reads two hundred hints
-    saved_names = unexpected or [format_path(path) for path, _ in saved[:1000]]
-    wanted_names = missing or [format_path(path) for path, _ in wanted[:1000]]
+    saved_names, wanted_names = unexpected, missing
     found: list[Mismatch] = []
     for entry in mismatches:
         if entry.kind in ("missing", "unexpected"):

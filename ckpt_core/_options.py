@@ -78,3 +78,16 @@ def _zstd_level(compression: str | None) -> int | None:
 
 DEFAULTS = Options()
 """What counts where the caller passes no options."""
+
+
+def checked_options(options: Options | None) -> Options:
+    """The options; the defaults for None.
+
+    Raises:
+        TypeError: something else was passed.
+    """
+    if options is None:
+        return DEFAULTS
+    if not isinstance(options, Options):
+        raise TypeError(f"options must be ckpt_core.Options, got a {type(options).__name__}")
+    return options

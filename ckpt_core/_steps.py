@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._load.opened import Opened, open_checkpoint
@@ -91,3 +93,15 @@ class Steps:
                 f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
                 "them, or save to another directory"
             )
+
+    def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """The newest step once it is newer than ``after``; None where none came in time."""
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        while True:
+            newest = self.latest()
+            if newest is not None and (after is None or newest > after):
+                return newest
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            time.sleep(1.0 if left is None else min(1.0, left))

@@ -252,6 +252,16 @@ def test_a_directory_of_something_else(tmp_path, overwrite):
         ckpt.save(tmp_path / "c", tree(), overwrite=overwrite)
 
 
+@pytest.mark.parametrize("inside", ["other", "state/inner", "state"])
+def test_saving_inside_a_checkpoint(tmp_path, inside):
+    """It would not be the checkpoint any more that it was when it was sealed."""
+    ckpt.save(tmp_path / "c", tree(1))
+    for overwrite in (False, True):
+        with unchanged(tmp_path), pytest.raises((ckpt.CheckpointError, ValueError)):
+            ckpt.save(tmp_path / "c" / inside, tree(2), overwrite=overwrite)
+    assert ckpt.verify(tmp_path / "c").ok
+
+
 def test_overwriting_with_what_cannot_be_saved(tmp_path):
     ckpt.save(tmp_path / "c", tree(1))
     with unchanged(tmp_path), pytest.raises(ckpt.UnsupportedLeaf):
@@ -623,6 +633,18 @@ def test_metadata_must_be_json(tmp_path):
 def test_impossible_settings(tmp_path, settings):
     with unchanged(tmp_path), pytest.raises((TypeError, ValueError)):
         ckpt.Checkpointer(tmp_path / "run", **settings)
+
+
+@pytest.mark.parametrize("options", [{"durable": False}, False, "fast"])
+def test_options_of_the_wrong_type(tmp_path, options):
+    ckpt.save(tmp_path / "c", tree())
+    for call in (
+        lambda: ckpt.save(tmp_path / "d", tree(), options=options),
+        lambda: ckpt.load(tmp_path / "c", options=options),
+        lambda: ckpt.Checkpointer(tmp_path / "run", options=options),
+    ):
+        with unchanged(tmp_path), pytest.raises(TypeError, match=r"[Oo]ptions"):
+            call()
 
 
 def test_relative_and_home_paths_are_resolved_at_the_call(tmp_path, monkeypatch):

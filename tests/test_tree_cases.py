@@ -872,6 +872,44 @@ def test_sharding_as_a_tree(tmp_path):
     assert got["b"][0].sharding == fourth
 
 
+def test_a_sharding_that_does_not_divide(tmp_path):
+    """Said before anything is read, with the leaf's name."""
+    ckpt.save(tmp_path / "c", {"good": jnp.ones((8, 3)), "odd": {"leaf": jnp.ones((2, 3))}})
+    sharding = NamedSharding(meshes()["4x2"], P("x"))
+    like = {
+        "good": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding),
+        "odd": {"leaf": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=sharding)},
+    }
+    for load in (lambda: ckpt.load(tmp_path / "c", sharding=sharding),
+                 lambda: ckpt.load(tmp_path / "c", like)):  # fmt: skip
+        with pytest.raises((ckpt.CheckpointError, ValueError), match="odd/leaf"):
+            load()
+
+
+def test_shardings_of_every_make(tmp_path):
+    """Explicit axes, three axes, permuted devices, memory kinds: all of it comes back."""
+    axis = jax.sharding.AxisType
+    devices = np.array(jax.devices())
+    shardings = {
+        "explicit": NamedSharding(
+            jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis.Explicit,) * 2), P("x", "y")
+        ),
+        "mixed": NamedSharding(
+            jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis.Explicit, axis.Auto)), P("y")
+        ),
+        "three": NamedSharding(Mesh(devices.reshape(2, 2, 2), ("a", "b", "c")), P(("a", "c"), "b")),
+        "permuted": NamedSharding(
+            Mesh(devices[[5, 2, 7, 1]].reshape(2, 2), ("a", "b")), P("b", "a")
+        ),
+        "host": NamedSharding(meshes()["4x2"], P("x"), memory_kind="pinned_host"),
+        "device": SingleDeviceSharding(devices[6]),
+    }
+    tree = {name: jax.device_put(numbers((16, 8)), one) for name, one in shardings.items()}
+    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", with_shardings(tree))):
+        assert_same(got, tree)
+        assert {name: array.sharding for name, array in got.items()} == shardings
+
+
 def test_target_without_sharding(tmp_path):
     tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": jnp.ones(4)}
     ckpt.save(tmp_path / "c", tree)

@@ -609,6 +609,36 @@ def test_orbax_temporary_directories_are_no_steps(zoo, tmp_path):
     assert (root / "4.orbax-checkpoint-tmp").exists(), "a reader deletes nothing"
 
 
+def test_we_continue_a_directory_of_orbax(zoo, tmp_path):
+    """Saving, keeping and deleting among steps that Orbax wrote."""
+    root = tmp_path / "root"
+    shutil.copytree(zoo["v0_manager"], root / "3")
+    shutil.copytree(zoo["v0_manager"], root / "4")
+    tree = {"a": jnp.arange(3.0)}
+    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
+        assert checkpointer.latest_step() == 4
+        checkpointer.save(5, default=tree)
+        checkpointer.wait_until_finished()
+        assert list(checkpointer.all_steps()) == [4, 5]
+    with ocp.CheckpointManager(root) as manager:
+        assert sorted(manager.all_steps()) == [4, 5]
+        restored = manager.restore(5)
+    np.testing.assert_array_equal(restored["a"], tree["a"])
+
+
+def test_restore_latest_falls_back_from_damage_of_orbax(zoo, tmp_path):
+    root = tmp_path / "root"
+    for step in ("3", "4"):
+        shutil.copytree(zoo["v0_manager"], root / step)
+    drop_data_files(root / "4" / "default")
+    tree = tree_of("v0_manager")
+    with ckpt.Checkpointer(root) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4"):
+            restored = checkpointer.restore_latest(default=abstract(tree))
+        assert restored.step == 3
+        assert_same(restored["default"], tree, sharding=True)
+
+
 def test_v1_checkpointables(tmp_path):
     items = {"state": {"a": put(jnp.arange(8.0), "x")}, "extra": {"x": np.arange(3), "s": "t"}}
     registry = ocp_v1.handlers.local_registry()
@@ -1235,6 +1265,36 @@ def test_hostile_directories_do_not_end_the_process(tmp_path, run_python):
 
 
 # ---------------------------------------------------------------------------------------------- x64
+
+
+LARGE = {
+    "v1": save_v1,
+    "v1_raw": functools.partial(save_v1, array__saving__use_compression=False),
+    "v1_small_files": functools.partial(save_v1, array__saving__ocdbt_target_data_file_size=2**20),
+    "v0_standard": save_standard,
+    "v0_files": functools.partial(save_pytree, use_ocdbt=False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LARGE)
+def test_large_arrays(tmp_path, layout):
+    """Arrays of many chunks and files, whole, resharded and to numpy."""
+    values = np.random.default_rng(0).standard_normal((2048, 1024)).astype(np.float32)
+    tree = {
+        "a": put(values, "x", "y"),
+        "b": put(values),
+        "c": jnp.asarray(values),
+        "n": values,
+        "half": put(values.astype(ml_dtypes.bfloat16), ("y", "x")),
+    }
+    path = LARGE[layout](tmp_path / "c", tree)
+    assert_same(ckpt.load(path), tree, sharding=True)
+    other = NamedSharding(Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("p", "q")), P("p"))
+    want = jax.tree.map(lambda x: move(x, other) if isinstance(x, jax.Array) else x, tree)
+    assert_same(ckpt.load(path, abstract(want)), want, sharding=True)
+    got = ckpt.load(path, as_numpy=True)
+    assert all(np.array_equal(got[name], tree[name]) for name in tree)
 
 
 def test_wide_jax_arrays_are_not_narrowed(tmp_path):

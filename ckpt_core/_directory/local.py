@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import functools
-import hashlib
 import os
 import secrets
 import shutil
-import socket
 import stat
 import time
 from collections.abc import Iterator
 
 from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
+from ckpt_core._directory.owner import is_dead, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
 
 _AT_FDCWD = -100
@@ -61,7 +59,7 @@ class LocalForm:
         parent, name = os.path.split(path)
         created = _make_directories(parent, durable)
         temporary = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{_this_owner()}.{secrets.token_hex(4)}"
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
         )
         try:
             self._clean_named(parent, name)
@@ -81,11 +79,11 @@ class LocalForm:
             descriptor = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        with open(descriptor, "rb") as file:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                return None
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
             _refuse_special(mode, full)
+        with open(descriptor, "rb") as file:
             return file.read()
 
     def files(self, path: str) -> dict[str, int]:
@@ -127,7 +125,7 @@ class LocalForm:
     def delete(self, path: str) -> None:
         parent, name = os.path.split(path)
         hidden = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{_this_owner()}.{secrets.token_hex(4)}"
+            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
         )
         os.rename(path, hidden)
         shutil.rmtree(hidden)
@@ -137,7 +135,7 @@ class LocalForm:
         for entry in _hidden(path, TEMPORARY_PREFIX):
             owner = entry.rsplit(".", 2)[-2]
             full = os.path.join(path, entry)
-            if _is_dead(owner, full):
+            if is_dead(owner, full):
                 shutil.rmtree(full, ignore_errors=True)
                 removed.append(entry)
         return removed
@@ -146,7 +144,7 @@ class LocalForm:
         """Removes what dead tries at this very checkpoint left."""
         for entry in _hidden(parent, f"{TEMPORARY_PREFIX}{name[:100]}."):
             full = os.path.join(parent, entry)
-            if _is_dead(entry.rsplit(".", 2)[-2], full):
+            if is_dead(entry.rsplit(".", 2)[-2], full):
                 shutil.rmtree(full, ignore_errors=True)
         if os.path.lexists(os.path.join(parent, name)):
             for entry in _hidden(parent, f"{REPLACED_PREFIX}{name}."):
@@ -251,7 +249,7 @@ def _refuse_special(mode: int, path: str) -> None:
     if not stat.S_ISREG(mode):
         name = os.path.basename(path)
         raise CheckpointCorrupt(
-            f"{path} is no regular file (a pipe, a device or a socket)", file=name
+            f"{path} is no regular file (a directory, a pipe, a device or a socket)", file=name
         )
 
 
@@ -266,6 +264,13 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         raise CheckpointExists(
             f"{path} is a file: a checkpoint is a directory; choose another path"
         )
+    around = path
+    while (around := os.path.dirname(around)) != os.path.dirname(around):
+        if os.path.exists(os.path.join(around, _SIGNS[0])):
+            raise CheckpointExists(
+                f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
+                "choose another path"
+            )
     if not _holds_something(path):
         return
     if not overwrite:
@@ -354,61 +359,3 @@ def _exchange(one: str, other: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), other)
-
-
-# ---- who a temporary directory belongs to ----
-#
-# The owner stands in its name: a digest of host, boot and process namespace, the process id and its
-# start time. No file has to be written for it, and none is left over.
-
-FOREIGN_AGE_SECS = 3600.0
-"""A temporary directory of another host is taken for dead when nothing changed in it for this long."""
-
-
-def _this_owner() -> str:
-    """The name part that says: this process."""
-    return f"{_host()}-{os.getpid()}-{_start_time(os.getpid())}"
-
-
-@functools.cache
-def _host() -> str:
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            with open(path) as file:
-                parts.append(file.read().strip())
-        except OSError:
-            parts.append("")
-    try:
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:
-        parts.append("")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
-
-
-def _start_time(pid: int) -> str:
-    """Start time of a process in clock ticks; empty where it does not run or cannot be known."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            # the command, in parentheses, may hold anything
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
-
-
-def _is_dead(owner: str, path: str) -> bool:
-    """Whether the process that a temporary directory at ``path`` is named after has ended."""
-    host, _, process = owner.partition("-")
-    pid, _, start = process.partition("-")
-    if host == _host() and pid.isdigit() and os.path.isdir("/proc/self"):
-        return _start_time(int(pid)) != start
-    try:
-        newest = max(os.stat(entry).st_mtime for entry in [path, *_entries(path)])
-    except OSError:
-        return False
-    return time.time() - newest > FOREIGN_AGE_SECS
-
-
-def _entries(path: str) -> list[str]:
-    return [entry.path for entry in os.scandir(path)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format import orbax
+from ckpt_core._format import orbax_trees
 from ckpt_core._leaves import STORED_DTYPES, LeafSpec, is_known_impl
 from ckpt_core._load.opened import Opened, SavedItem, naming
 from ckpt_core._load.wants import Array, Reads, Want
@@ -104,7 +104,7 @@ def with_specs(opened: Opened, item: SavedItem, context: Any) -> SavedItem:
     impls: dict[str, str] = {}
     for file in _array_metadata_files(opened, item):
         data = opened.form.read(opened.path, file)
-        impls |= orbax.load_key_impls(data, file) if data else {}
+        impls |= orbax_trees.load_key_impls(data, file) if data else {}
     specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in item.orbax.leaves]
     return replace(item, specs=specs)
 
@@ -119,7 +119,7 @@ def _array_metadata_files(opened: Opened, item: SavedItem) -> list[str]:
 
 
 def _orbax_spec(
-    leaf: orbax.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
+    leaf: orbax_trees.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
 ) -> LeafSpec:
     if leaf.value_type == "string":
         return LeafSpec("str")

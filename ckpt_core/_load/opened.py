@@ -13,7 +13,7 @@ from typing import Any
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._fork import HOME_PID, forked
-from ckpt_core._format import orbax
+from ckpt_core._format import orbax, orbax_trees
 from ckpt_core._format.record import (
     FORMAT_VERSION,
     MARKER,
@@ -55,7 +55,7 @@ class SavedItem:
     chunks: Sequence[tuple[int, ...]] = ()
     codec: str | None = None
     process_count: int = 1
-    orbax: orbax.OrbaxTree | None = None
+    orbax: orbax_trees.OrbaxTree | None = None
     value: Any = None
     directory: str = ""
 
@@ -170,7 +170,9 @@ def _open(text: str, local: bool, form: Form) -> Opened:
         raise _no_record(text)
     tree = form.read(text, orbax.ITEM_METADATA)
     if tree is not None:
-        return _open_flat(text, local, form, orbax.load_item_metadata(tree, orbax.ITEM_METADATA))
+        return _open_flat(
+            text, local, form, orbax_trees.load_item_metadata(tree, orbax.ITEM_METADATA)
+        )
     return _open_orbax(text, local, form, step)
 
 
@@ -221,7 +223,7 @@ def _parse_step(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _open_flat(path: str, local: bool, form: Form, tree: orbax.OrbaxTree) -> Opened:
+def _open_flat(path: str, local: bool, form: Form, tree: orbax_trees.OrbaxTree) -> Opened:
     """A directory that is itself an item: Orbax's flat form, or one item of ours."""
     if tree.required_record:
         parent, name = (
@@ -242,14 +244,14 @@ def _open_flat(path: str, local: bool, form: Form, tree: orbax.OrbaxTree) -> Ope
 
 
 def _orbax_tree_item(
-    path: str, form: Form, name: str, directory: str, tree: orbax.OrbaxTree
+    path: str, form: Form, name: str, directory: str, tree: orbax_trees.OrbaxTree
 ) -> SavedItem:
     """A tree item that Orbax wrote; dtypes and shapes are known only when arrays are opened."""
     prefix = f"{directory}/" if directory else ""
     shardings: dict[str, dict[str, Any]] = {}
     data = form.read(path, prefix + orbax.SHARDING_FILE)
     if data:
-        shardings = orbax.load_shardings(data, prefix + orbax.SHARDING_FILE)
+        shardings = orbax_trees.load_shardings(data, prefix + orbax.SHARDING_FILE)
     return SavedItem(
         name=name,
         form="tree",
@@ -269,7 +271,7 @@ def _open_orbax(path: str, local: bool, form: Form, step: dict[str, Any]) -> Ope
     items: dict[str, SavedItem] = {}
     metrics: dict[str, float] = {}
     for name in form.children(path):
-        known = orbax.handler_form(str(handlers.get(name, "")))
+        known = orbax_trees.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, form, name, known)
         if item is None:
             continue
@@ -291,7 +293,7 @@ def _orbax_item(path: str, form: Form, name: str, known: str) -> SavedItem | Non
     directory = f"{name}/{nested}" if nested else name
     data = form.read(path, f"{directory}/{orbax.ITEM_METADATA}")
     if data is not None:
-        tree = orbax.load_item_metadata(data, f"{directory}/{orbax.ITEM_METADATA}")
+        tree = orbax_trees.load_item_metadata(data, f"{directory}/{orbax.ITEM_METADATA}")
         if tree.required_record:
             raise _no_record(path)
         item = _orbax_tree_item(path, form, name, directory, tree)

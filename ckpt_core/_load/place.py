@@ -112,7 +112,12 @@ def _target(
         _refuse_narrowing(spec.dtype, format_path(item.paths[position]))
     if as_numpy or spec.kind not in ("jax", "key"):
         return Target(spec, None, [whole(saved.stored_shape)])
-    regions = _snapshot.local_regions(sharding, saved.shape)
+    try:
+        regions = _snapshot.local_regions(sharding, saved.shape)
+    except ValueError as error:  # a dimension that the mesh does not divide
+        where = format_path(item.paths[position])
+        mismatch = Mismatch(where, "sharding", str(saved), str(sharding), None, item.name or None)
+        raise StructureMismatch([mismatch], advice=str(error)) from error
     if spec.kind == "key":
         words = saved.stored_shape[-1]
         regions = [(*region, (0, words)) for region in regions]

@@ -184,7 +184,7 @@ class _Reader:
         parts = keyed_parts(region, chunk)
         found = [self._find(leaf, prefix + key, chunk_size) for key, _ in parts]
         try:
-            out = np.empty(region_shape(region), dtype)
+            out = _aligned(region_shape(region), dtype)
         except (MemoryError, ValueError) as error:
             raise self._corrupt(leaf, f"no memory for its shape {spec.stored_shape}") from error
         for (_, part), (key, extent) in zip(parts, found, strict=True):
@@ -350,6 +350,18 @@ class _Reader:
                 if crc_of(data[block.offset_bytes : block.offset_bytes + block.size_bytes]) != crc:
                     raise self._corrupt(leaf, f"chunk {key} is damaged: its checksum differs")
         out[region_slices(part.in_region)] = values[region_slices(part.in_chunk)]
+
+
+_ALIGNMENT = 64
+"""jax on CPU takes over host memory that begins at such an address, and copies any other."""
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array that jax can take over; numpy alone gives addresses of 16."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % _ALIGNMENT
+    return memory[offset : offset + size].view(dtype).reshape(shape)
 
 
 def _rows(out: Array, part: ChunkPart, start: int, stop: int) -> Array:

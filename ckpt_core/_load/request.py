@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core._match import MatchRules, Select, renamer
-from ckpt_core._options import DEFAULTS, Options
+from ckpt_core._options import Options, checked_options
 from ckpt_core._results import RestoreReport
 
 Only = str | Iterable[str] | Select | type | None
@@ -61,4 +61,4 @@ def make_request(
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
     missing = "keep" if missing == "ignore" else missing
     rules = MatchRules(renamer(rename), cast, missing, unexpected)
-    return Request(rules, only, options or DEFAULTS, sharding, as_numpy)
+    return Request(rules, only, checked_options(options), sharding, as_numpy)

@@ -17,7 +17,7 @@ from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.orbax import COMMIT_FILE
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._options import DEFAULTS, Options
+from ckpt_core._options import DEFAULTS, Options, checked_options
 from ckpt_core._results import PendingSave, logger
 from ckpt_core._save.prepare import PreparedItem, prepare_item
 from ckpt_core._save.write import Write
@@ -156,7 +156,7 @@ def prepare_save(
     if os.getpid() != HOME_PID:
         raise forked()
     started = time.monotonic()
-    options = options or DEFAULTS
+    options = DEFAULTS if options is None else checked_options(options)
     target, local = resolve(path)
     check_metadata(metadata)
     processes = _processes.this_run()

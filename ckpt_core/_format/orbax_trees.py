@@ -1,0 +1,191 @@
+"""Trees, shardings and key implementations out of metadata files that Orbax wrote."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.record import MARKER, parse_json
+from ckpt_core._tree import LEAF, NONE, Node, Path
+
+_SEQUENCE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OrbaxLeaf:
+    """One leaf of a tree that Orbax wrote: its path, array name and Orbax's type of value."""
+
+    path: Path
+    name: str
+    value_type: str
+
+
+@dataclass(frozen=True)
+class OrbaxTree:
+    """A tree that Orbax wrote.
+
+    Attributes:
+        root: structure; sequences are lists and everything else dicts, as Orbax restores them.
+        leaves: in the order of the structure.
+        zarr3: whether arrays are zarr v3 (else v2).
+        ocdbt: whether they lie in a database, or None where the file does not say.
+        required_record: whether the marker says that ckpt.json must be there.
+    """
+
+    root: Node
+    leaves: tuple[OrbaxLeaf, ...]
+    zarr3: bool
+    ocdbt: bool | None
+    required_record: bool
+
+
+_EMPTY_NODES = {
+    "None": NONE,
+    "NamedTuple": NONE,
+    "Dict": Node("dict"),
+    "List": Node("list"),
+    "Tuple": Node("tuple"),
+}
+
+
+def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
+    """The tree that an item's ``_METADATA`` describes.
+
+    Raises:
+        CheckpointCorrupt: the file is not such a description.
+    """
+    value: Any = parse_json(data, file)
+    try:
+        nested = _Branch()
+        for entry in value["tree_metadata"].values():
+            _insert(nested, entry)
+        leaves: list[OrbaxLeaf] = []
+        root = _to_node(nested, (), leaves)
+        if isinstance(value.get("value_metadata_tree"), str):
+            root = _with_types(root, parse_json(value["value_metadata_tree"].encode(), file))
+        custom = value.get("custom_metadata") or {}
+        return OrbaxTree(
+            root,
+            tuple(leaves),
+            bool(value.get("use_zarr3", False)),
+            value.get("use_ocdbt"),
+            MARKER in custom,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(
+            f"{file}: not a description of a tree: {error!r}", file=file
+        ) from error
+
+
+class _Branch(dict[str, Any]):
+    """A container under construction: children by key, and whether it is a sequence."""
+
+    sequence = False
+
+
+def _insert(root: _Branch, entry: dict[str, Any]) -> None:
+    keys = entry["key_metadata"]
+    value_type = str(entry["value_metadata"]["value_type"])
+    node = root
+    if not keys:
+        root[""] = (value_type, "")
+        root.sequence = True  # marks the bare value: the only entry, under an empty key path
+        return
+    for position, key in enumerate(keys):
+        node.sequence = key["key_type"] == _SEQUENCE
+        if position == len(keys) - 1:
+            node[str(key["key"])] = (value_type, ".".join(str(part["key"]) for part in keys))
+        else:
+            child = node.setdefault(str(key["key"]), _Branch())
+            if not isinstance(child, _Branch):
+                raise ValueError(f"{key['key']!r} is both a leaf and a container")
+            node = child
+
+
+def _to_node(value: Any, path: Path, leaves: list[OrbaxLeaf]) -> Node:
+    if not isinstance(value, _Branch):
+        value_type, name = value
+        if value_type in _EMPTY_NODES:
+            return _EMPTY_NODES[value_type]
+        leaves.append(OrbaxLeaf(path, name, value_type))
+        return LEAF
+    if value.keys() == {""} and value.sequence:
+        return _to_node(value[""], path, leaves)
+    if value.sequence:
+        keys: list[Any] = sorted(value, key=int)
+        children = [_to_node(value[key], (*path, int(key)), leaves) for key in keys]
+        return Node("list", tuple(range(len(children))), tuple(children))
+    keys = list(value)
+    return Node(
+        "dict", tuple(keys), tuple(_to_node(value[key], (*path, key), leaves) for key in keys)
+    )
+
+
+def _with_types(node: Node, rich: Any) -> Node:
+    """The structure with the tuples and NamedTuples that Orbax's rich metadata tells of."""
+    if not isinstance(rich, (dict, list)) or not node.children:
+        empty_tuple = isinstance(rich, dict) and rich.get("clazz") == "tuple" and node is not LEAF
+        return Node("tuple") if empty_tuple else node
+    described: Any = rich
+    category = described.get("category") if isinstance(rich, dict) else None
+    kind, type_name, below = node.kind, "", described
+    if category == "custom" and described["clazz"] == "tuple":
+        kind, below = "tuple", described["entries"]
+    elif category == "namedtuple":
+        kind, type_name = "namedtuple", f"{described['module']}:{described['clazz']}"
+        below = {entry["key"]: entry["value"] for entry in described["entries"]}
+    keys, children = node.keys, node.children
+    if kind == "namedtuple":  # its fields have an order, which the flat metadata does not keep
+        by_key = dict(zip(keys, children, strict=True))
+        keys = tuple(key for key in below if key in by_key)
+        if keys != node.keys:
+            return node  # leaves are read in the order of the flat metadata: leave it a dict
+        children = tuple(by_key[key] for key in keys)
+    typed = tuple(_with_types(child, below[key]) for key, child in zip(keys, children, strict=True))
+    return Node(kind, keys, typed, type_name)
+
+
+def load_key_impls(data: bytes, file: str) -> dict[str, str]:
+    """From array name to PRNG implementation, of one file of ``array_metadatas``."""
+    value: Any = parse_json(data, file)
+    try:
+        found: dict[str, str] = {}
+        for entry in value["array_metadatas"]:
+            extra = entry["array_metadata"].get("ext_metadata") or {}
+            if "random_key_impl" in extra:
+                found[str(entry["array_metadata"]["param_name"])] = str(extra["random_key_impl"])
+        return found
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(f"{file}: not array metadata: {error!r}", file=file) from error
+
+
+def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
+    """From array name to its sharding."""
+    value: Any = parse_json(data, file)
+    try:
+        return {
+            base64.urlsafe_b64decode(key).decode(errors="surrogatepass"): json.loads(text)
+            for key, text in value.items()
+            if text
+        }
+    except (AttributeError, ValueError, TypeError) as error:
+        raise CheckpointCorrupt(f"{file}: not a sharding file: {error!r}", file=file) from error
+
+
+def handler_form(type_name: str) -> str:
+    """What an item is by Orbax's handler name: tree, json, array, jax_key, numpy_key or unknown."""
+    table = {
+        "StandardCheckpointHandler": "tree",
+        "PyTreeCheckpointHandler": "tree",
+        "PyTreeHandler": "tree",
+        "JsonCheckpointHandler": "json",
+        "JsonHandler": "json",
+        "MetricsHandler": "json",
+        "ArrayCheckpointHandler": "array",
+        "JaxRandomKeyCheckpointHandler": "jax_key",
+        "NumpyRandomKeyCheckpointHandler": "numpy_key",
+    }
+    return table.get(type_name.rpartition(".")[2], "unknown")
