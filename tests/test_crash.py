@@ -19,6 +19,7 @@ from tests.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
 from tests.faults.harness import Fault, Nursery, Op, Outcome, Pool
 
 _QUICK = ("new", "step")  # killed at every operation in the quick run too
+WORKERS = 2
 _EXTRA_RUNS = 30  # threads differ from run to run, so a run may have a few operations more
 
 Check = Callable[[str, Outcome, Outcome], None]
@@ -119,26 +120,52 @@ def _sweep(
     pool: Pool, scratch: Path, name: str, faults: Iterable[Fault], *checks: Check
 ) -> list[Outcome]:
     """Runs the scenario once under each fault, a fresh process after it, and all checks on both."""
-
-    def job(nursery: Nursery, fault: Fault) -> tuple[Outcome, Outcome]:
-        root = scratch / f"{fault.action}-{fault.nth}"
-        root.mkdir()
-        outcome = nursery.run("scenarios:save", [name, str(root)], path=str(root), fault=fault)
-        after = nursery.run("scenarios:later", [name, str(root)])
-        shutil.rmtree(root)
-        return outcome, after
-
+    faults = list(faults)
+    shares = [share for i in range(WORKERS) if (share := faults[i::WORKERS])]
     outcomes: list[Outcome] = []
     failures: list[str] = []
-    for outcome, after in pool.map(job, faults):
-        outcomes.append(outcome)
-        try:
-            for check in checks:
-                check(name, outcome, after)
-        except AssertionError as error:
-            failures.append(str(error))
-    assert not failures, f"{len(failures)} of {len(outcomes)}:\n" + "\n\n".join(failures[:8])
+    for pairs in pool.map(lambda nursery, share: _chain(nursery, scratch, name, share), shares):
+        for outcome, after in pairs:
+            outcomes.append(outcome)
+            try:
+                for check in checks:
+                    check(name, outcome, after)
+            except AssertionError as error:
+                failures.append(str(error))
+    assert not failures, f"{len(failures)} of {len(faults)}:\n" + "\n\n".join(failures[:8])
     return outcomes
+
+
+def _chain(
+    nursery: Nursery, scratch: Path, name: str, faults: list[Fault]
+) -> list[tuple[Outcome, Outcome]]:
+    """The disturbed process of each fault, and the process after it.
+
+    A process first looks after the one that died before it, and is then disturbed itself: starting
+    processes is most of the work.
+    """
+    pairs: list[tuple[Outcome, Outcome]] = []
+    outcome: Outcome | None = None
+    dead_root = ""
+    for fault in faults:
+        root = scratch / f"{fault.action}-{fault.nth}"
+        root.mkdir()
+        count = {"path": str(root), "fault": fault}
+        if outcome is None:
+            outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+        else:
+            both = nursery.run("scenarios:later_and_save", [name, dead_root, str(root)], **count)
+            if two := both.split("now"):
+                pairs.append((outcome, two[0]))
+                outcome = two[1]
+            else:  # it failed already in looking after the dead one
+                pairs.append((outcome, both))
+                outcome = nursery.run("scenarios:save", [name, str(root)], **count)
+            shutil.rmtree(dead_root)
+        dead_root = str(root)
+    if outcome is not None:
+        pairs.append((outcome, nursery.run("scenarios:later", [name, dead_root])))
+    return pairs
 
 
 def _numbers(count: int, stride: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ckpt_flax_nnx import ADAPTER, abstract, restore_or_init
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """XLA spends less time on programs that run a few times on a few numbers."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def host(value: Any) -> Any:
@@ -266,7 +275,8 @@ def test_in_a_new_process(tmp_path: Path, run_python: Any) -> None:
             "print(json.dumps([float(train_step(model, optimizer, X)) for _ in range(2)]))",
         ]
     )
-    assert run_python(source, str(tmp_path / "a")) == losses[2:]
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as here: the same program, the same bits
+    assert run_python(source, str(tmp_path / "a"), **quick) == losses[2:]
 
 
 # --------------------------------------------------------------------------- optimizers and rngs

@@ -937,15 +937,23 @@ def test_uncommitted_stays_uncommitted(tmp_path):
 
 
 def test_weak_types_stay_weak(tmp_path):
-    """Or the step function would be traced and compiled anew, with other promotions."""
-    tree = {"weak": jnp.asarray(2.0), "strong": jnp.float32(2.0)}
-    assert tree["weak"].weak_type
-    got = round_trip(tmp_path, tree)
-    assert got["weak"].weak_type
-    assert not got["strong"].weak_type
-    got = ckpt.load(tmp_path / "c", tree)
-    assert got["weak"].weak_type
-    assert not got["strong"].weak_type
+    """Or the step function would be traced anew, and bfloat16 times a scalar become float32."""
+    everywhere = NamedSharding(meshes()["4x2"], P())
+    tree = {
+        "weak": jnp.asarray(2.0),
+        "weak_int": jnp.asarray(2),
+        "on_mesh": jax.device_put(jnp.asarray(2.0), everywhere),
+        "on_device": jax.device_put(jnp.asarray(2.0), jax.devices()[3]),
+        "vector": jax.jit(lambda x: jnp.broadcast_to(x, (3,)))(2.0),
+        "strong": jnp.float32(2.0),
+        "strong_on_mesh": jax.device_put(jnp.float32(2.0), everywhere),
+    }
+    for name, array in tree.items():
+        assert array.weak_type != name.startswith("strong")
+    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", tree)):
+        assert_same(got, tree, sharding=True)
+        wrong = [name for name in tree if got[name].weak_type != tree[name].weak_type]
+        assert not wrong
 
 
 ELSEWHERE = """

@@ -20,7 +20,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import DEFAULTS, Options, checked_options
 from ckpt_core._results import PendingSave, logger
 from ckpt_core._save.prepare import PreparedItem, prepare_item
-from ckpt_core._save.write import Write
+from ckpt_core._save.write import Notes, Write
 from ckpt_core._storage import (
     KeyValues,
     Location,
@@ -172,8 +172,9 @@ def prepare_save(
     logger.debug("%s: snapshot taken in %.3f s", target, time.monotonic() - started)
 
     def write_and_commit() -> Saved:
-        save_ = Write(form, target, local, prepared, processes, options, token, tag)
-        written = save_.run(attempt, single, metadata, dict(metrics or {}), before_commit)
+        notes = Notes(single, metadata, dict(metrics or {}), before_commit)
+        write = Write(form, target, local, prepared, notes, processes, options, token, tag)
+        written = write.run(attempt)
         total_secs = time.monotonic() - started
         logger.info(
             "%s: saved %.1f MB in %.3f s (%.2f GB/s)",

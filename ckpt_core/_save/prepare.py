@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,7 @@ from ckpt_core._tree import NONE, FlatTree, flatten, format_path
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-@dataclass(frozen=True)
-class ArrayToWrite:
+class ArrayToWrite(NamedTuple):
     """One array: its name, what is stored, and the pieces that this process writes."""
 
     name: str

@@ -9,6 +9,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -47,6 +48,22 @@ _WHOLE_DIGEST_BYTES = 32 * MIB
 """Data files up to this size are digested whole; larger ones only where no checksum covers them."""
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What goes into the record besides the items.
+
+    Attributes:
+        single: whether a bare tree was passed.
+        metadata, metrics: the user's own.
+        before_commit: called last before the commit; may raise to prevent it.
+    """
+
+    single: bool
+    metadata: Any = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    before_commit: Callable[[], None] | None = None
+
+
 class Write:
     """Writing and committing one prepared save: everything that needs the disk."""
 
@@ -56,6 +73,7 @@ class Write:
         target: str,
         local: bool,
         items: list[PreparedItem],
+        notes: Notes,
         processes: _processes.Processes,
         options: Options,
         token: str,
@@ -65,28 +83,19 @@ class Write:
         self._target = target
         self._local = local
         self._items = items
+        self._notes = notes
+        self._described: list[tuple[str, bytes]] = []
         self._processes = processes
         self._options = options
         self._token = token
         self._tag = tag
 
-    def run(
-        self,
-        attempt: Attempt | None,
-        single: bool,
-        metadata: Any,
-        metrics: dict[str, float],
-        before_commit: Callable[[], None] | None,
-    ) -> int:
+    def run(self, attempt: Attempt | None) -> int:
         """Writes, agrees, commits; gives the bytes of the arrays that this process wrote."""
         try:
             attempt = self._agree_to_start(attempt)
             written = self._together("written", lambda: self._write_items(attempt))
-            self._together(
-                "committed",
-                lambda: self._commit(attempt, single, metadata, metrics, before_commit),
-                only_first=True,
-            )
+            self._together("committed", lambda: self._commit(attempt), only_first=True)
             return written
         except BaseException:
             if attempt is not None and self._processes.index == 0:
@@ -168,24 +177,37 @@ class Write:
 
     def _write_items(self, attempt: Attempt) -> int:
         """The arrays, states and checksums of this process."""
-        context = new_context(durable=self._options.durable)
-        written = 0
-        for item in self._items:
-            for name, data in item.state_files.items():
-                attempt.write(f"{item.name}/{name}", data)
-                written += len(data)
-            if item.record.form == "tree":
-                written += self._write_arrays(attempt, item, context)
         # every process's databases are merged in the context that wrote this process's one
-        self._context = context
+        self._context = new_context(durable=self._options.durable)
+        writers: list[ArrayWriter] = []
+        written = 0
+        try:
+            for item in self._items:
+                for name, data in item.state_files.items():
+                    attempt.write(f"{item.name}/{name}", data)
+                    written += len(data)
+                if item.record.form == "tree":
+                    writers.append(self._start_item(attempt, item))
+                    written += sum(array.size_bytes for array in item.arrays)
+            if self._processes.index == 0:
+                # the disk is busy with the arrays meanwhile
+                self._described = list(self._metadata_files())
+            for writer in writers:
+                writer.finish()
+        except BaseException:
+            for writer in writers:
+                writer.abort()
+            raise
         return written
 
-    def _write_arrays(self, attempt: Attempt, item: PreparedItem, context: Any) -> int:
+    def _start_item(self, attempt: Attempt, item: PreparedItem) -> ArrayWriter:
+        """Starts writing an item's arrays, and writes their checksums."""
         options = self._options
         writer = ArrayWriter(
             Location(f"{attempt.path}/{item.name}", self._local),
             self._processes.index,
-            context,
+            self._processes.count,
+            self._context,
             target_data_file_bytes=options.target_data_file_bytes,
             max_host_bytes=options.max_host_bytes,
             zstd_level=options.zstd_level,
@@ -194,11 +216,10 @@ class Write:
             checksums = self._put_arrays(writer, item.arrays)
             name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
             attempt.write(name, dump_checksums(checksums))
-            writer.finish()
         except BaseException:
             writer.abort()
             raise
-        return sum(array.size_bytes for array in item.arrays)
+        return writer
 
     def _put_arrays(
         self, writer: ArrayWriter, arrays: Sequence[ArrayToWrite]
@@ -225,44 +246,34 @@ class Write:
                 checksums[key] = checksum_chunk(values)
         return checksums
 
-    def _commit(
-        self,
-        attempt: Attempt,
-        single: bool,
-        metadata: Any,
-        metrics: dict[str, float],
-        before_commit: Callable[[], None] | None,
-    ) -> None:
+    def _commit(self, attempt: Attempt) -> None:
         """Process 0: merges, describes, and makes the checkpoint visible."""
         for item in self._items:
-            if item.record.form == "tree":
-                location = Location(f"{attempt.path}/{item.name}", self._local)
+            if item.record.form == "tree" and self._processes.count > 1:
                 merge(
-                    location,
+                    Location(f"{attempt.path}/{item.name}", self._local),
                     self._processes.count,
                     self._context,
                     target_data_file_bytes=self._options.target_data_file_bytes,
                 )
-        for name, data in self._metadata_files(metadata, metrics):
+        for name, data in self._described:
             attempt.write(name, data)
         record = Record(
             items={item.name: item.record for item in self._items},
             files=self._digests(attempt),
             token=self._token,
-            single=single,
-            metadata=metadata,
-            metrics=metrics,
+            single=self._notes.single,
+            metadata=self._notes.metadata,
+            metrics=self._notes.metrics,
             versions=library_versions(),
             topology=_snapshot.topology(),
             created_unix_secs=time.time(),
         )
-        if before_commit is not None:
-            before_commit()
+        if self._notes.before_commit is not None:
+            self._notes.before_commit()
         attempt.commit(RECORD_FILE, dump_record(record))
 
-    def _metadata_files(
-        self, metadata: Any, metrics: dict[str, float]
-    ) -> Iterable[tuple[str, bytes]]:
+    def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
         """Everything that Orbax reads besides the arrays."""
         handlers: dict[str, str] = {}
         for item in self._items:
@@ -288,10 +299,10 @@ class Write:
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
                 yield f"{item.name}/{orbax.STRINGS_FILE}", orbax.strings_file(item.texts, paths)
-        if metrics:
+        if self._notes.metrics:
             handlers["metrics"] = orbax.HANDLERS["json"]
-            yield "metrics/metrics", dump_json(metrics)
-        yield orbax.STEP_METADATA, orbax.step_metadata(handlers, metadata)
+            yield "metrics/metrics", dump_json(self._notes.metrics)
+        yield orbax.STEP_METADATA, orbax.step_metadata(handlers, self._notes.metadata)
         text = f"Checkpoint commit was successful to {self._target}"
         yield orbax.COMMIT_FILE, text.encode(errors="surrogateescape")
 

@@ -60,6 +60,8 @@ class ArrayWriter:
     Args:
         item: location of the item.
         process: index of this process.
+        process_count: where one process writes alone, its database is the item's own, and only
+            the data files lie where those of process 0 always do: there is nothing to merge.
         context: of the save.
         target_data_file_bytes: several files are written at once when the data exceeds it.
         max_host_bytes: a transaction holds its values in memory until it is committed, so it is
@@ -70,15 +72,20 @@ class ArrayWriter:
         self,
         item: Location,
         process: int,
+        process_count: int,
         context: Any,
         *,
         target_data_file_bytes: int,
         max_host_bytes: int,
         zstd_level: int | None = None,
     ) -> None:
+        folder = f"ocdbt.process_{process}"
+        alone = process_count == 1
         self._spec = database_spec(
-            item / f"ocdbt.process_{process}", target_data_file_bytes=target_data_file_bytes
+            item if alone else item / folder, target_data_file_bytes=target_data_file_bytes
         )
+        if alone:
+            self._spec["value_data_prefix"] = f"{folder}/d/"
         self._context = context
         self._limit_bytes = max_host_bytes
         self._zstd_level = zstd_level

@@ -622,7 +622,7 @@ ORBAX_CASES = [
     _orbax("json-deep-files", _deep_attributes(200_000), ocdbt=False, may_load=True),
     _orbax("json-only-brackets", b"[" * 200_000),
     _orbax(
-        "json-large", zarr3_json(attributes={"x": "y" * 60_000_000}), ocdbt=False, may_load=True
+        "json-large", zarr3_json(attributes={"x": "y" * 20_000_000}), ocdbt=False, may_load=True
     ),
     _orbax("json-list", b"[]"),
     _orbax("json-empty", b""),

@@ -84,6 +84,14 @@ class Outcome:
         """All values that the child reported under `key`, in order."""
         return [event[key] for event in self.events if key in event]
 
+    def split(self, mark: str) -> tuple[Outcome, Outcome] | None:
+        """A finished job and the one after it, where the child reported `mark` in between."""
+        for index, event in enumerate(self.events):
+            if mark in event:
+                first = dataclasses.replace(self, exit_code=0, ops=[], events=self.events[:index])
+                return first, dataclasses.replace(self, events=self.events[index + 1 :])
+        return None
+
     def __str__(self) -> str:
         last = self.ops[-1] if self.ops else "no operation"
         struck = {str(op) for op in self.ops if op.number in self.reported("struck")}

@@ -6,6 +6,7 @@ each call is only classed: "ok", the name of a `CheckpointError`, or "untyped ..
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,10 @@ def open_all(cases: list[tuple[str, str]]) -> None:
             "like": lambda path=path: ckpt.load(path, GOOD),
             "verify": lambda path=path: ckpt.verify(path),
         }
+        started = time.perf_counter()
         results = {reader: _class(call) for reader, call in readers.items()}
-        child.report(opened=name, results=results, rss_bytes=_peak_bytes())
+        secs = time.perf_counter() - started
+        child.report(opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs)
 
 
 def open_steps(directory: str) -> None:

@@ -224,3 +224,10 @@ def later(name: str, root: str) -> None:
     child.report(found=contents(root))
     SCENARIOS[name].later(root)
     child.report(contents=contents(root), left=listing(root))
+
+
+def later_and_save(name: str, dead_root: str, root: str) -> None:
+    """`later` where another process died, and then `save` somewhere else: two jobs, one start."""
+    later(name, dead_root)
+    child.report(now="save")
+    save(name, root)
