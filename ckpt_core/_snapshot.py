@@ -36,7 +36,7 @@ def start_transfers(leaves: Sequence[Any]) -> None:
                 shard.data.copy_to_host_async()
 
 
-def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Region, Any]]]:
+def owned_regions(array: Any, process: int) -> tuple[tuple[Region, ...], list[tuple[Region, Any]]]:
     """The regions an array is stored in, and those that this process writes with their data.
 
     Each distinct shard is written once; where several processes hold it, they share the work by
@@ -44,12 +44,12 @@ def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Re
     """
     shape: Shape = array.shape
     sharding = array.sharding
-    if isinstance(sharding, SingleDeviceSharding) or (
-        array.is_fully_replicated and array.is_fully_addressable
-    ):
+    if isinstance(sharding, SingleDeviceSharding):
         region = whole(shape)
-        single = isinstance(sharding, SingleDeviceSharding)
-        return [region], [(region, array if single else array.addressable_data(0))]
+        return (region,), [(region, array)]
+    if array.is_fully_replicated and array.is_fully_addressable:
+        region = whole(shape)
+        return (region,), [(region, array.addressable_data(0))]
     holders: dict[Region, list[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(to_region(index, shape), []).append(device.process_index)
@@ -60,7 +60,7 @@ def owned_regions(array: Any, process: int) -> tuple[list[Region], list[tuple[Re
         region = to_region(shard.index, shape)
         if owner[region] == process and region not in mine:
             mine[region] = shard.data
-    return list(holders), list(mine.items())
+    return tuple(holders), list(mine.items())
 
 
 def describe_sharding(array: Any) -> dict[str, Any] | None:

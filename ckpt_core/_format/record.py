@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 
@@ -47,8 +47,7 @@ class FileRecord:
     data: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeafRecord:
+class LeafRecord(NamedTuple):
     """One leaf: what it is, how it is cut into chunks, and where it lived.
 
     Attributes:

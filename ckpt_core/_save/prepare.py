@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -157,11 +156,11 @@ class _TreePlan:
         self,
         name: str,
         spec: LeafSpec,
-        regions: Sequence[Region],
+        regions: tuple[Region, ...],
         pieces: list[Piece],
         sharding: int | None,
     ) -> None:
-        key = (spec.stored_dtype, spec.stored_shape, tuple(regions))
+        key = (id(spec), regions)  # descriptions that are alike are one object
         chunk = self._chunks.get(key)
         if chunk is None:
             itemsize = spec.numpy_dtype.itemsize
