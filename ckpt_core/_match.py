@@ -165,7 +165,8 @@ def _compare(
     loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
     if loose and _dtype_group(saved.dtype) == _dtype_group(wanted.dtype):
         return  # a Python number has no width of its own; a value that does not fit is an error
-    if rules.cast:
+    drops_imaginary = _dtype_group(saved.dtype) == "c" != _dtype_group(wanted.dtype)
+    if rules.cast and not drops_imaginary:
         result.cast.append(path)
     else:
         differs("dtype")

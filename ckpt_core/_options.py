@@ -31,7 +31,7 @@ class Options:
             ``"wait"`` for it, or ``"fail"`` with CheckpointError.
         broadcast: let one replica read and send to the others (several processes).
         zstd_level: the level that ``compression`` names; derived.
-        atomic_restore: load everything before anything is changed, at double the memory.
+        atomic_restore: load everything before anything is changed. So far every restore does.
 
     Example:
         >>> import ckpt_core as ckpt

@@ -223,10 +223,17 @@ def place_key(
     return key
 
 
-def weaken(value: Any) -> Any:
-    """A weakly typed scalar again, if jax would make one of this dtype."""
+def weaken(value: Any, sharding: Any) -> Any:
+    """A weakly typed scalar again, on the same sharding, if jax would make one of this dtype.
+
+    Weakness decides what ``scalar * array`` is computed in, so losing it would change results.
+    """
+    if not value.is_fully_addressable:
+        return value
     weak = jax.numpy.asarray(value.item())
-    return weak if weak.dtype == value.dtype else value
+    if weak.dtype != value.dtype:
+        return value
+    return weak if sharding is None else jax.device_put(weak, sharding)
 
 
 def concrete(sharding: Any) -> Any:

@@ -82,6 +82,8 @@ class LocalForm:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
+            if stat.S_ISDIR(mode):
+                return None
             _refuse_special(mode, full)
         with open(descriptor, "rb") as file:
             return file.read()
@@ -249,7 +251,7 @@ def _refuse_special(mode: int, path: str) -> None:
     if not stat.S_ISREG(mode):
         name = os.path.basename(path)
         raise CheckpointCorrupt(
-            f"{path} is no regular file (a directory, a pipe, a device or a socket)", file=name
+            f"{path} is no regular file (a pipe, a device or a socket)", file=name
         )
 
 

@@ -199,14 +199,7 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
         )
 
 
-def value_of(
-    saved: LeafSpec,
-    target: Target,
-    parts: dict[Region, Array],
-    path: Path,
-    *,
-    keep_weak: bool = True,
-) -> Any:
+def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path) -> Any:
     """The leaf's value from the stored arrays of the regions that were asked for."""
     spec = target.spec
     if spec.kind == "key":
@@ -220,8 +213,8 @@ def value_of(
     }
     if spec.kind == "jax":
         value = _snapshot.place(saved.shape, target.sharding, logical)
-        if keep_weak and saved.detail == "weak" and target.sharding is None:
-            return _snapshot.weaken(value)
+        if saved.detail == "weak":
+            value = _snapshot.weaken(value, target.sharding)
         return value
     (array,) = logical.values()
     if saved.kind == "key":
