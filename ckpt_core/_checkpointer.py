@@ -160,7 +160,6 @@ class Checkpointer:
             self._in_flight.refuse_if_running()
         self._in_flight.wait()
         self._steps.refuse_taken(step, overwrite)
-        started = time.monotonic()
         work = prepare_save(
             self._steps.new_path(step),
             chosen,
@@ -172,19 +171,10 @@ class Checkpointer:
             metrics=numbers,
         )
         self._last_save_secs = time.monotonic()
-        blocking_secs = time.monotonic() - started
 
         def save_and_retain() -> None:
-            saved = work()
+            work().log()
             self._mine.add(step)
-            logger.info(
-                "step %d: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
-                step,
-                saved.bytes,
-                blocking_secs,
-                saved.total_secs,
-                saved.bytes / max(saved.total_secs, 1e-9) / 1e9,
-            )
             if self._processes.index == 0:
                 self._retention.apply()
 

@@ -94,6 +94,13 @@ class LeafSpec:
     shape: tuple[int, ...] = ()
     detail: str = ""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.dtype, self.shape, self.detail))
+
     @cached_property
     def stored_dtype(self) -> str:
         """Name of the dtype on disk."""

@@ -11,7 +11,7 @@ import base64
 import functools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
@@ -92,19 +92,20 @@ def step_metadata(handlers: dict[str, str], metadata: Any) -> bytes:
 
 def item_metadata(root: Node, specs: Sequence[LeafSpec]) -> bytes:
     """``_METADATA`` of an item: the tree, as Orbax describes one."""
-    entries: dict[str, Any] = {}
-    leaves = iter(specs)
-    _describe(root, [], (), leaves, entries)
-    return dump_json(
-        {
-            "tree_metadata": entries,
-            "use_ocdbt": True,
-            "use_zarr3": True,
-            "store_array_data_equal_to_fill_value": True,
-            "custom_metadata": {MARKER: _MARKER_VALUE},
-        }
-    )
+    entries: list[str] = []
+    _describe(root, "", (), iter(specs), entries)
+    rest = {
+        "use_ocdbt": True,
+        "use_zarr3": True,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": {MARKER: _MARKER_VALUE},
+    }
+    return b'{"tree_metadata":{' + ",".join(entries).encode() + b"}," + dump_json(rest)[1:]
 
+
+# Trees of thousands of leaves are described here, on the way of every save: what leaves share is
+# turned into JSON once, and what is theirs alone is put beside it as text.
+_quoted = json.encoder.encode_basestring
 
 _EMPTY = {
     "none": "None",
@@ -119,54 +120,52 @@ _EMPTY = {
 
 
 def _describe(
-    node: Node,
-    keys: list[dict[str, Any]],
-    texts: tuple[str, ...],
-    leaves: Any,
-    entries: dict[str, Any],
+    node: Node, keys: str, texts: tuple[str, ...], specs: Iterator[LeafSpec], entries: list[str]
 ) -> None:
     if node.kind == "expanded":
-        _describe(node.children[0], keys, texts, leaves, entries)
-    elif node.kind == "leaf":
-        entries[str(texts)] = {
-            "key_metadata": keys,
-            "value_metadata": _value_metadata(next(leaves)),
-        }
-    elif not node.children:
-        value = {"value_type": _EMPTY[node.kind], "skip_deserialize": True}
-        entries[str(texts)] = {"key_metadata": keys, "value_metadata": value}
+        _describe(node.children[0], keys, texts, specs, entries)
+    elif node.kind == "leaf" or not node.children:
+        value = _value_metadata(next(specs)) if node.kind == "leaf" else _empty_metadata(node.kind)
+        entries.append(
+            f'{_quoted(str(texts))}:{{"key_metadata":[{keys[1:]}],"value_metadata":{value}}}'
+        )
     else:
         named = node.kind not in ("list", "tuple")
         for key, child in zip(node.keys, node.children, strict=True):
             by_name = named and not (node.kind == "custom" and isinstance(key, int))
             text = str(key)
-            step = {"key": text, "key_type": _NAMED if by_name else _SEQUENCE}
-            _describe(child, [*keys, step], (*texts, text), leaves, entries)
+            kind = _NAMED if by_name else _SEQUENCE
+            step = f',{{"key":{_quoted(text)},"key_type":{kind}}}'
+            _describe(child, keys + step, (*texts, text), specs, entries)
 
 
-@functools.lru_cache(1024)
-def _value_metadata(spec: LeafSpec) -> dict[str, Any]:
+def _empty_metadata(kind: str) -> str:
+    return f'{{"value_type":"{_EMPTY[kind]}","skip_deserialize":true}}'
+
+
+@functools.lru_cache(4096)
+def _value_metadata(spec: LeafSpec) -> str:
+    value: dict[str, Any] = {"value_type": "np.ndarray", "skip_deserialize": False}
     if spec.kind in TEXT_KINDS:
-        return {"value_type": "string", "skip_deserialize": False}
-    if spec.kind in ("jax", "key"):
-        return {
-            "value_type": "jax.Array",
-            "skip_deserialize": False,
-            "write_shape": list(spec.stored_shape),
-        }
-    scalar = spec.kind in ("int", "float", "bool")
-    return {"value_type": "scalar" if scalar else "np.ndarray", "skip_deserialize": False}
+        value["value_type"] = "string"
+    elif spec.kind in ("jax", "key"):
+        value |= {"value_type": "jax.Array", "write_shape": spec.stored_shape}
+    elif spec.kind in ("int", "float", "bool"):
+        value["value_type"] = "scalar"
+    return json.dumps(value)
 
 
 def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | None]) -> bytes:
     """``_sharding``: for every array its sharding, as JSON text within JSON."""
-    table: dict[str, str] = {}
-    texts: dict[int, str] = {}
+    entries: list[bytes] = []
+    texts: dict[int, bytes] = {}
     for name, sharding in zip(names, shardings, strict=True):
         if sharding is not None:
-            text = texts.get(id(sharding)) or texts.setdefault(id(sharding), json.dumps(sharding))
-            table[base64.urlsafe_b64encode(name.encode(errors="surrogatepass")).decode()] = text
-    return dump_json(table)
+            text = texts.get(id(sharding))
+            if text is None:
+                text = texts.setdefault(id(sharding), dump_json(json.dumps(sharding)))
+            entries.append(b'"%b":%b' % (base64.urlsafe_b64encode(name.encode()), text))
+    return b"{" + b",".join(entries) + b"}"
 
 
 def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
@@ -221,10 +220,16 @@ def array_metadatas(
     names: Sequence[str], specs: Sequence[LeafSpec], chunks: Sequence[Any]
 ) -> bytes:
     """``array_metadatas/process_0``: carries the PRNG implementation of typed keys."""
-    entries: list[dict[str, Any]] = []
-    for name, spec, chunk in zip(names, specs, chunks, strict=True):
-        if spec.kind in ("jax", "key"):
-            extra = {"random_key_impl": spec.dtype} if spec.kind == "key" else None
-            shape = {"write_shape": spec.stored_shape, "chunk_shape": chunk, "ext_metadata": extra}
-            entries.append({"array_metadata": {"param_name": name, **shape}})
-    return dump_json({"array_metadatas": entries})
+    entries = [
+        f'{{"array_metadata":{{"param_name":{_quoted(name)},{_array_shape(spec, chunk)}}}}}'
+        for name, spec, chunk in zip(names, specs, chunks, strict=True)
+        if spec.kind in ("jax", "key")
+    ]
+    return b'{"array_metadatas":[' + ",".join(entries).encode() + b"]}"
+
+
+@functools.lru_cache(4096)
+def _array_shape(spec: LeafSpec, chunk: tuple[int, ...]) -> str:
+    extra = {"random_key_impl": spec.dtype} if spec.kind == "key" else None
+    shape = {"write_shape": spec.stored_shape, "chunk_shape": chunk, "ext_metadata": extra}
+    return json.dumps(shape)[1:-1]

@@ -43,7 +43,19 @@ class Saved:
 
     path: str
     bytes: int
+    blocking_secs: float
     total_secs: float
+
+    def log(self) -> None:
+        """The one line that a save writes to the log."""
+        logger.info(
+            "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
+            self.path,
+            self.bytes,
+            self.blocking_secs,
+            self.total_secs,
+            self.bytes / max(self.total_secs, 1e-9) / 1e9,
+        )
 
 
 def save(
@@ -90,7 +102,7 @@ def save(
         metadata=metadata,
         options=options,
         copy=False,
-    )()
+    )().log()
 
 
 def save_async(
@@ -125,7 +137,7 @@ def save_async(
         options=options,
         copy=True,
     )
-    return PendingSave(resolve(path)[0], work, "ckpt-save")
+    return PendingSave(resolve(path)[0], lambda: work().log(), "ckpt-save")
 
 
 def form_for(path: str, local: bool) -> Any:
@@ -169,21 +181,13 @@ def prepare_save(
     attempt = None
     if processes.index == 0:
         attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
-    logger.debug("%s: snapshot taken in %.3f s", target, time.monotonic() - started)
+    blocking_secs = time.monotonic() - started
 
     def write_and_commit() -> Saved:
         notes = Notes(single, metadata, dict(metrics or {}), before_commit)
         write = Write(form, target, local, prepared, notes, processes, options, token, tag)
         written = write.run(attempt)
-        total_secs = time.monotonic() - started
-        logger.info(
-            "%s: saved %.1f MB in %.3f s (%.2f GB/s)",
-            target,
-            written / 1e6,
-            total_secs,
-            written / total_secs / 1e9,
-        )
-        return Saved(target, written, total_secs)
+        return Saved(target, written, blocking_secs, time.monotonic() - started)
 
     return write_and_commit
 
