@@ -14,6 +14,7 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
 )
+from ckpt_core._fence import Fence
 from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
 from ckpt_core._load import load_opened, make_request, restore_opened
@@ -21,6 +22,7 @@ from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
+from ckpt_core._preemption import Preemption
 from ckpt_core._results import CheckpointInfo, Restored, logger
 from ckpt_core._retention import Retention
 from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
@@ -98,8 +100,10 @@ class Checkpointer:
         self._mine: set[int] = set()
         self._last_save_secs = float("-inf")
         self._unread = UnreadValues()
-        self._closed = False
+        self._fence = Fence(self._directory, self._form)
         self._processes = _processes.this_run()
+        self._preemption = Preemption(self._processes, self._save_policy)
+        self._closed = False
         if not read_only and self._processes.index == 0:
             removed = self._form.clean(self._directory)
             if removed:
@@ -109,8 +113,6 @@ class Checkpointer:
     def directory(self) -> str:
         """Absolute path, or URL, of the directory."""
         return self._directory
-
-    # ---- saving -------------------------------------------------------------------------------
 
     def save(
         self,
@@ -145,7 +147,6 @@ class Checkpointer:
             RestoredValueIgnored: a restored value was never read and the old one is being saved.
             Exception: what made the previous asynchronous save fail, with its own type.
         """
-        self._refuse_if_closed()
         self._refuse_if_read_only("save")
         self._in_flight.raise_failure()
         step = check_step(step)
@@ -161,7 +162,7 @@ class Checkpointer:
         self._in_flight.wait()
         self._steps.refuse_taken(step, overwrite)
         work = prepare_save(
-            self._steps.new_path(step),
+            self._steps.path(step) if overwrite else self._steps.new_path(step),
             chosen,
             single=state is not NOTHING,
             overwrite=overwrite,
@@ -169,19 +170,19 @@ class Checkpointer:
             options=self._options,
             copy=self._asynchronous,
             metrics=numbers,
+            before_commit=self._fence.check,
         )
         self._last_save_secs = time.monotonic()
 
         def save_and_retain() -> None:
+            if self._processes.index == 0:
+                self._fence.take()
             work().log()
             self._mine.add(step)
             if self._processes.index == 0:
                 self._retention.apply()
 
-        if self._asynchronous:
-            self._in_flight.start(step, save_and_retain)
-        else:
-            save_and_retain()
+        self._in_flight.start(step, save_and_retain) if self._asynchronous else save_and_retain()
         return True
 
     def should_save(self, step: int) -> bool:
@@ -190,8 +191,22 @@ class Checkpointer:
             newest_step=self._newest(),
             secs_since_save=time.monotonic() - self._last_save_secs,
             saving=self._in_flight.running,
+            preempted=self._preemption.wants(step),
         )
         return not self._read_only and bool(self._save_policy(check_step(step), context))
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether this run was told to stop (SIGTERM); asking makes it listen from then on.
+
+        Whoever listened before still hears the signal. Where nobody did, the first one is only
+        noted, so that the loop can save and end; a second one ends the process.
+        """
+        return self._preemption.should_stop
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether to save this step and stop; all processes agree, where several run."""
+        return self._preemption.reached(step)
 
     def _newest(self) -> int | None:
         if self._in_flight.step is not None:
@@ -201,8 +216,6 @@ class Checkpointer:
     def explain(self) -> dict[int, str]:
         """For every step on disk whether it stays at the next clean-up, and why."""
         return self._retention.explain()
-
-    # ---- steps --------------------------------------------------------------------------------
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending; reads the directory."""
@@ -245,13 +258,12 @@ class Checkpointer:
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
         self._refuse_if_read_only("rollback_to")
+        step = check_step(step)
         self._in_flight.wait()
-        retired = [other for other in self.all_steps() if other > check_step(step)]
+        retired = [other for other in self.all_steps() if other > step]
         for other in retired:
             self.delete(other)
         return retired
-
-    # ---- restoring ----------------------------------------------------------------------------
 
     def restore_latest(
         self,
@@ -346,8 +358,6 @@ class Checkpointer:
         """
         return self._steps.wait_for_newer(after, timeout_secs)
 
-    # ---- life ---------------------------------------------------------------------------------
-
     def wait_until_finished(self) -> None:
         """Returns when no save is running; what was started before is then durable.
 
@@ -361,6 +371,7 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        self._preemption.close()
         self.wait_until_finished()
 
     def __enter__(self) -> Checkpointer:
@@ -378,11 +389,9 @@ class Checkpointer:
                 f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}"
             )
 
-    def _refuse_if_closed(self) -> None:
+    def _refuse_if_read_only(self, what: str) -> None:
         if self._closed:
             raise CheckpointError(f"{self._directory}: this Checkpointer was closed")
-
-    def _refuse_if_read_only(self, what: str) -> None:
         if self._read_only:
             raise CheckpointError(
                 f"{self._directory}: {what}() on a Checkpointer with read_only=True"

@@ -72,6 +72,18 @@ def this_run() -> Processes:
     return Processes(jax.process_index(), jax.process_count())
 
 
+def preemption_sync_point(step: int) -> bool:
+    """Whether all processes agreed, through jax's preemption service, to stop at this step."""
+    if _client() is None:
+        return False
+    from jax.experimental import multihost_utils
+
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:  # the service is not on
+        return False
+
+
 def next_round() -> str:
     """A tag that all processes share, if all make the same calls in the same order."""
     return str(next(_rounds))

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,9 +89,10 @@ class Restored(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Restored(step={self.step}, items={list(self._values)}, path={self.path!r})"
 
-    def was_read(self, item: str) -> bool:
-        """Whether the value of an item was ever taken out of this object."""
-        return item in self._read
+    @property
+    def read_items(self) -> Set[str]:
+        """The items whose values were taken out of this object so far; grows as they are."""
+        return self._read
 
 
 @dataclass(frozen=True)

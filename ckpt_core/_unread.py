@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
@@ -19,12 +19,14 @@ class UnreadValues:
     """The immutable targets of the last restore, and whether their new values were taken."""
 
     def __init__(self) -> None:
-        self._restored: Restored | None = None
+        self._read: Set[str] = frozenset()
+        self._step: int | None = None
         self._old: dict[str, list[Any]] = {}
 
     def watch(self, restored: Restored, targets: Mapping[str, Any]) -> None:
         """Remembers the arrays of targets that could not be set in place."""
-        self._restored = restored
+        # not the result itself, which holds every restored array
+        self._read, self._step = restored.read_items, restored.step
         self._old = {
             name: arrays for name, target in targets.items() if (arrays := _arrays(target))
         }
@@ -35,16 +37,14 @@ class UnreadValues:
         Raises:
             RestoredValueIgnored: naming the item.
         """
-        if self._restored is None:
-            return
         for name, references in list(self._old.items()):
-            if self._restored.was_read(name):
+            if name in self._read:
                 del self._old[name]
             elif name in items:
                 old = {id(array) for reference in references if (array := reference()) is not None}
                 if any(id(array) in old for array in _plain_arrays(items[name])):
                     raise RestoredValueIgnored(
-                        f"item {name!r} was restored from step {self._restored.step}, its value was never "
+                        f"item {name!r} was restored from step {self._step}, its value was never "
                         "read, and the object from before the restore is being saved: training would go on "
                         f"from a fresh state. Take the value first: {name} = restored[{name!r}]",
                         item=name,

@@ -29,10 +29,14 @@ def assert_tree(got, value=1.0):
 
 
 def snapshot(directory: Path):
-    """Every path below a directory with its bytes; None for directories."""
+    """Every path below a directory with its bytes; None for directories.
+
+    The note of who saves into a directory of steps is the one file that is no part of a checkpoint.
+    """
     return {
         path.relative_to(directory).as_posix(): path.read_bytes() if path.is_file() else None
         for path in directory.rglob("*")
+        if path.name != ".ckpt-owner"
     }
 
 

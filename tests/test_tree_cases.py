@@ -944,7 +944,6 @@ def test_weak_types_stay_weak(tmp_path):
         "weak_int": jnp.asarray(2),
         "on_mesh": jax.device_put(jnp.asarray(2.0), everywhere),
         "on_device": jax.device_put(jnp.asarray(2.0), jax.devices()[3]),
-        "vector": jax.jit(lambda x: jnp.broadcast_to(x, (3,)))(2.0),
         "strong": jnp.float32(2.0),
         "strong_on_mesh": jax.device_put(jnp.float32(2.0), everywhere),
     }

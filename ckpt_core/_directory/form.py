@@ -56,6 +56,10 @@ class Form(Protocol):
         """A file of a checkpoint, or None where there is none."""
         ...
 
+    def put(self, path: str, name: str, data: bytes) -> None:
+        """Writes a small file beside the checkpoints in one step, replacing an older one."""
+        ...
+
     def files(self, path: str) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint."""
         ...

@@ -88,6 +88,15 @@ class LocalForm:
         with open(descriptor, "rb") as file:
             return file.read()
 
+    def put(self, path: str, name: str, data: bytes) -> None:
+        _make_directories(path, durable=False)
+        temporary = os.path.join(
+            path, f"{TEMPORARY_PREFIX}{name}.{this_owner()}.{secrets.token_hex(4)}"
+        )
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, os.path.join(path, name))
+
     def files(self, path: str) -> dict[str, int]:
         found: dict[str, int] = {}
         for file in _walk_files(path):

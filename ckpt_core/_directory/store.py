@@ -64,6 +64,9 @@ class StoreForm:
     def read(self, path: str, name: str) -> bytes | None:
         return self._open(path).get(name)
 
+    def put(self, path: str, name: str, data: bytes) -> None:
+        self._open(path).put(name, data)
+
     def files(self, path: str) -> dict[str, int]:
         return _sizes(self._open(path))
 

@@ -40,6 +40,8 @@ class SavePolicy:
 
     decide: Decision
     name: str
+    listens: bool = False
+    """Whether it asks for preemption, so that somebody must listen for the signal."""
 
     def __call__(self, step: int, context: SaveContext) -> bool:
         return bool(self.decide(step, context))
@@ -57,7 +59,11 @@ class SavePolicy:
 def any_of(*policies: Decision) -> SavePolicy:
     """Saves where any of the policies, or functions of (step, context), does."""
     name = " | ".join(getattr(policy, "name", repr(policy)) for policy in policies)
-    return SavePolicy(lambda step, context: any(policy(step, context) for policy in policies), name)
+    return SavePolicy(
+        lambda step, context: any(policy(step, context) for policy in policies),
+        name,
+        any(getattr(policy, "listens", False) for policy in policies),
+    )
 
 
 def every_steps(interval: int) -> SavePolicy:
@@ -95,7 +101,7 @@ def first() -> SavePolicy:
 
 def preempted() -> SavePolicy:
     """The step at which the run was told to stop."""
-    return SavePolicy(lambda _, context: context.preempted, "preempted()")
+    return SavePolicy(lambda _, context: context.preempted, "preempted()", listens=True)
 
 
 def _at_least_one(number: int, name: str) -> int:
