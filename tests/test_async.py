@@ -97,11 +97,9 @@ def test_numpy_arrays_changed_right_after(path, gate, save, shape):
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_jax_arrays_donated_right_after(path, gate, save, shape, mesh):
-    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data" if shape else None))
-    if shape and shape[0] % 4:
-        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    elif not shape:
-        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    divides = len(shape) == 2
+    spec = jax.sharding.PartitionSpec("data") if divides else jax.sharding.PartitionSpec()
+    where = jax.sharding.NamedSharding(mesh, spec)
     update = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     state = {"one": jnp.full(shape, 1.5), "many": jax.device_put(jnp.full(shape, 2.5), where)}
     wait = save(path, state)

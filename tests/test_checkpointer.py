@@ -333,7 +333,6 @@ def test_step_numbers_refused(place, step):
     assert checkpointer.all_steps() == []
 
 
-@pytest.mark.xfail(strict=True, reason="rollback_to checks its step only against steps it finds")
 @pytest.mark.parametrize("step", [-1, True, "3"], ids=repr)
 def test_rollback_to_refuses_what_is_no_step(place, step):
     with pytest.raises((TypeError, ValueError), match="step must be an integer"):
@@ -474,7 +473,6 @@ def test_retention_across_names(place):
     assert open_at(place).all_steps() == [2, 3]
 
 
-@pytest.mark.xfail(strict=True, reason="overwrite=True leaves the old step under its other name")
 def test_overwrite_of_a_step_with_another_name(local):
     write(local, 1, step_prefix="step")
     with open_at(local) as checkpointer:
@@ -697,7 +695,6 @@ def test_only_the_ignored_item_counts(place):
         assert checkpointer.save(1, one=one, two=two)
 
 
-@pytest.mark.xfail(strict=True, reason="the Checkpointer holds the last Restored for ever")
 def test_restored_values_are_not_kept_alive(local):
     fresh = {"w": jnp.zeros(64)}
     with open_at(local) as checkpointer:
