@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core import _processes
-from ckpt_core._directory import resolve
+from ckpt_core._directory import refuse_file, resolve
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -82,6 +82,7 @@ class Checkpointer:
         if local_directory is not None:
             raise NotImplementedError("local_directory= (a local tier) is not there yet")
         self._directory, local = resolve(directory)
+        refuse_file(self._directory)
         self._form = form_for(self._directory, local)
         self._steps = Steps(
             self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
@@ -250,6 +251,7 @@ class Checkpointer:
     def delete(self, step: int) -> None:
         """Removes a step."""
         self._refuse_if_read_only("delete")
+        self._in_flight.wait()
         self._steps.open(step)
         if self._processes.index == 0:
             self._form.delete(self._steps.path(step))

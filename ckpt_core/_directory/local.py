@@ -48,6 +48,12 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     return os.path.abspath(os.path.expanduser(text)), True
 
 
+def refuse_file(path: str) -> None:
+    """Raise NotADirectoryError where a file lies; a URL never is one."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
+
+
 class LocalForm:
     """Checkpoints as directories; see ``Form``."""
 
