@@ -285,7 +285,7 @@ def test_a_directory_that_became_a_file(path, gate):
         checkpointer_directory.rename(f"{path}-away")
         checkpointer_directory.write_text("in the way")
         gate.open()
-        with pytest.raises(OSError):  # noqa: PT011 - which one is the system's choice
+        with pytest.raises(OSError):
             checkpointer.wait_until_finished()
     assert checkpointer_directory.read_text() == "in the way"
 
@@ -300,6 +300,15 @@ def test_on_pending_wait(path, gate):
         assert checkpointer.save(1, {"n": 1}) is True
         assert 0 in checkpointer.all_steps()  # one at a time
     assert checkpointer.all_steps() == [0, 1] and checkpointer.load(0) == {"n": 0}
+
+
+def test_delete_waits_for_the_save(path, gate):
+    with ckpt.Checkpointer(path, options=QUICK) as checkpointer:
+        checkpointer.save(0, {"n": 0})
+        assert gate.reached.wait(LONG_SECS)
+        threading.Timer(0.1, gate.open).start()
+        checkpointer.delete(0)
+    assert checkpointer.all_steps() == []
 
 
 def test_on_pending_fail(path, gate):

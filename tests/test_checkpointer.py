@@ -440,6 +440,12 @@ def test_read_only_makes_no_directory(local):
     assert not os.path.exists(local.url)
 
 
+def test_a_file_is_no_directory_of_steps(local):
+    Path(local.url).write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        open_at(local, read_only=True).restore_latest(state=state(0))
+
+
 # ---- names -------------------------------------------------------------------------------------
 
 
@@ -528,10 +534,15 @@ def test_close(place):
         checkpointer.save(1, state(1))
 
 
-def test_an_error_in_the_body_is_not_masked(place):
-    with pytest.raises(ZeroDivisionError) as caught, open_at(place) as checkpointer:
+def _fail_after_a_save(place: Place) -> None:
+    with open_at(place) as checkpointer:
         checkpointer.save(0, state(0))
-        _ = 1 / 0
+        raise ZeroDivisionError
+
+
+def test_an_error_in_the_body_is_not_masked(place):
+    with pytest.raises(ZeroDivisionError) as caught:
+        _fail_after_a_save(place)
     assert not hasattr(caught.value, "__notes__")
     assert open_at(place).all_steps() == [0]
 
@@ -542,9 +553,8 @@ def _fail(*_: Any) -> None:
 
 def test_a_failed_save_and_an_error_in_the_body(local, monkeypatch):
     monkeypatch.setattr(LocalAttempt, "commit", _fail)
-    with pytest.raises(ZeroDivisionError) as caught, open_at(local) as checkpointer:
-        checkpointer.save(0, state(0))
-        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError) as caught:
+        _fail_after_a_save(local)
     (note,) = caught.value.__notes__
     assert "no luck" in note and local.url in note
     assert local.names() == []
@@ -560,9 +570,11 @@ def test_a_failed_save_ends_the_with_block(local, monkeypatch):
 def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
     with open_at(local, asynchronous=asynchronous) as checkpointer:
         monkeypatch.setattr(LocalAttempt, "commit", _fail)
-        with pytest.raises(OSError, match="no luck"):
+        if asynchronous:
             checkpointer.save(0, state(0))
-            checkpointer.wait_until_finished()
+        ask = checkpointer.wait_until_finished
+        with pytest.raises(OSError, match="no luck"):
+            ask() if asynchronous else checkpointer.save(0, state(0))
         monkeypatch.undo()
         assert checkpointer.save(0, state(0)) is True
     assert checkpointer.all_steps() == [0] and local.entries() == ["0"]
@@ -745,8 +757,8 @@ def test_state_together_with_items(place):
             checkpointer.save(0, state(0), items={"params": state(0)})
         with pytest.raises(TypeError, match="nothing to save"):
             checkpointer.save(0)
+        checkpointer.save(0, state(0))
         with pytest.raises(TypeError, match="at least one target"):
-            checkpointer.save(0, state(0))
             checkpointer.restore_latest()
 
 

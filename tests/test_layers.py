@@ -30,7 +30,10 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("2 effects", {"_directory", "_processes", "_snapshot", "_storage"}),
     ("3 what the spines are made of", {"_adapters", "_results"}),
     ("3 the spines", {"_load", "_save"}),
-    ("3 beside the spines", {"_fence", "_inflight", "_inspect", "_preemption", "_steps", "_unread"}),
+    (
+        "3 beside the spines",
+        {"_fence", "_inflight", "_inspect", "_preemption", "_steps", "_unread"},
+    ),
     ("3 what a directory of steps is made of", {"_retention"}),
     ("4", {"_checkpointer", "_tiers"}),
     ("5 the front door", {"__init__"}),

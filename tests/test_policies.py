@@ -5,12 +5,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from ckpt_core import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import MAX_STEP, StepNames
 
+FEW = settings(max_examples=40)
 NOTHING_KNOWN = when.SaveContext()
 steps = st.integers(0, 200)
 values = st.one_of(st.floats(), st.integers(-3, 3).map(float))
@@ -97,6 +98,7 @@ def test_when_by_circumstance():
     assert not when.preempted()(9, NOTHING_KNOWN)
 
 
+@FEW
 @given(save_policies, save_policies, steps, contexts)
 def test_when_union(one, two, step, context):
     assert (one | two)(step, context) == (one(step, context) or two(step, context))
@@ -188,6 +190,7 @@ def test_best_refuses(arguments):
         keep.best("loss", **arguments)
 
 
+@FEW
 @given(histories(), st.integers(1, 5), st.sampled_from(["min", "max"]))
 def test_best_is_best(history, n, mode):
     kept = keep.best("loss", n=n, mode=mode)(history)
@@ -202,6 +205,7 @@ def test_best_is_best(history, n, mode):
         assert all((sign * known[left], -left) > (sign * known[step], -step) for step in kept)
 
 
+@FEW
 @given(keep_policies, keep_policies, histories())
 def test_keep_union(one, two, history):
     both = (one | two)(history)
@@ -212,6 +216,7 @@ def test_keep_union(one, two, history):
             assert policy(history).get(step, "") in reason
 
 
+@FEW
 @given(keep_policies, histories())
 def test_keep_again_keeps_the_same(policy, history):
     kept = set(policy(history))
@@ -220,6 +225,7 @@ def test_keep_again_keeps_the_same(policy, history):
     assert set(policy(remaining)) == kept
 
 
+@FEW
 @given(histories())
 def test_policies_do_not_change_what_they_see(history):
     before = list(history)
@@ -258,6 +264,7 @@ def test_short_arguments():
             choose_keep_policy(None, bad, None, None, None)
 
 
+@FEW
 @given(st.dictionaries(st.text(), st.floats() | st.integers(-(2**53), 2**53) | st.booleans()))
 def test_metrics_become_floats(metrics):
     checked = check_metrics(metrics)
@@ -267,6 +274,7 @@ def test_metrics_become_floats(metrics):
         assert checked[name] == value or math.isnan(value)
 
 
+@FEW
 @given(
     st.integers(0, MAX_STEP),
     st.none() | st.from_regex(r"[a-z][a-z0-9_.-]{0,9}", fullmatch=True),

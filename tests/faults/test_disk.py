@@ -140,7 +140,14 @@ def _cut_power(image: Path, copy: Path) -> None:
     pytest.fail("the device is never quiet")
 
 
-@pytest.mark.parametrize("scenario", ["new", "overwrite", "step", "async_step"])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "overwrite",
+        "async_step",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("new", "step")),
+    ],
+)
 def test_power_cut_after_a_save_was_acknowledged(
     plain_pool: Pool, tmp_path: Path, scenario: str
 ) -> None:
@@ -163,7 +170,7 @@ def test_power_cut_after_a_save_was_acknowledged(
     assert found == acknowledged, f"{outcome}\n{reader}"
 
 
-@pytest.mark.parametrize("name", ["a", "a/b/c"])
+@pytest.mark.parametrize("name", [pytest.param("a", marks=pytest.mark.slow), "a/b/c"])
 def test_power_cut_after_saving_into_new_directories(
     plain_pool: Pool, tmp_path: Path, name: str
 ) -> None:

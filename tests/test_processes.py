@@ -1,0 +1,307 @@
+"""Two real processes of jax.distributed, two devices each: they save together, and load together."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+
+LIMIT_SECS = 90
+
+_PRELUDE = """
+import json, os, sys, time
+index, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import ckpt_core as ckpt
+
+assert jax.process_count() == 2 and len(jax.devices()) == 4 and len(jax.local_devices()) == 2
+mesh = Mesh(np.array(jax.devices()), ("data",))
+options = ckpt.Options(timeout_secs=40)
+
+def put(values, spec=P()):
+    return jax.make_array_from_callback(
+        values.shape, NamedSharding(mesh, spec), lambda where: values[where]
+    )
+
+def state(step=0):
+    rows = np.arange(32, dtype=np.float32).reshape(8, 4) + step
+    return {
+        "sharded": put(rows, P("data")),
+        "large": put(np.arange(1 << 18, dtype=np.float32).reshape(4, -1) + step, P("data")),
+        "columns": put(rows, P(None, "data")),
+        "replicated": put(np.arange(6, dtype=np.int32) + step),
+        "numpy": np.arange(3) + step,
+        "n": step,
+    }
+
+def same(tree, step=0):
+    wanted = state(step)
+    for name, leaf in tree.items():
+        if isinstance(leaf, jax.Array):
+            pairs = zip(leaf.addressable_shards, wanted[name].addressable_shards, strict=True)
+            if not all((np.asarray(a.data) == np.asarray(b.data)).all() for a, b in pairs):
+                return False
+        elif not np.array_equal(leaf, wanted[name]):
+            return False
+    return tree.keys() == wanted.keys()
+
+def raised(call):
+    started = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return {
+            "type": type(error).__name__,
+            "text": str(error),
+            "absent": list(getattr(error, "absent", ())),
+            "secs": time.monotonic() - started,
+        }
+    return None
+
+def meet(name):
+    # a barrier of the test's own, as files
+    open(f"{directory}.{name}.{index}", "w").close()
+    deadline = time.monotonic() + 60
+    while not os.path.exists(f"{directory}.{name}.{1 - index}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+def report(**told):
+    print("REPORT" + json.dumps(told), flush=True)
+    meet("end")  # the first process holds the coordinator: nobody leaves before the other is done
+    os._exit(0)
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> Any:
+    """Runs code in both processes; gives what each reported."""
+
+    def run(code: str) -> list[dict[str, Any]]:
+        port = str(_free_port())
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        }
+        logs = [tmp_path / f"log.{index}" for index in range(2)]
+        children: list[subprocess.Popen[bytes]] = []
+        try:
+            for index, log in enumerate(logs):
+                command = [sys.executable, "-c", _PRELUDE + code, str(index), port]
+                with log.open("wb") as output:
+                    children.append(
+                        subprocess.Popen(
+                            [*command, str(tmp_path / "run")],
+                            env=environment,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                        )
+                    )
+            deadline = time.monotonic() + LIMIT_SECS
+            for child in children:
+                child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pytest.fail("\n".join(log.read_text()[-3000:] for log in logs))
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        texts = [log.read_text() for log in logs]
+        lines = [
+            [line for line in text.splitlines() if line.startswith("REPORT")] for text in texts
+        ]
+        assert all(lines), "\n".join(texts)[-6000:]
+        return [json.loads(line[-1].removeprefix("REPORT")) for line in lines]
+
+    return run
+
+
+def test_save_and_load_together(together, tmp_path):
+    told = together("""
+ckpt.save(f"{directory}/one", state(), options=options)
+loaded = ckpt.load(f"{directory}/one", state(9))
+with ckpt.Checkpointer(f"{directory}/steps", max_to_keep=2, options=options) as checkpointer:
+    for step in range(4):
+        assert checkpointer.save(step, state(step), metrics={"loss": step})
+    restored = checkpointer.restore_latest(state=state(9))
+meet("closed")  # the first process alone deletes, after all have agreed that the step is there
+report(
+    loaded=same(loaded),
+    sharding=loaded["sharded"].sharding == state()["sharded"].sharding,
+    step=restored.step,
+    restored=same(restored["state"], 3),
+    steps=checkpointer.all_steps(),
+    verified=ckpt.verify(f"{directory}/one").ok,
+)
+""")
+    expected = {"loaded": True, "sharding": True, "step": 3, "restored": True, "steps": [2, 3]}
+    assert told == [expected | {"verified": True}] * 2
+
+    # and in one process, which has eight devices
+    for path, step in (("one", 0), ("steps/2", 2), ("steps/3", 3)):
+        assert ckpt.verify(tmp_path / "run" / path).ok
+        rows = np.arange(32, dtype=np.float32).reshape(8, 4) + step
+        loaded = ckpt.load(tmp_path / "run" / path, as_numpy=True)
+        assert (loaded["sharded"] == rows).all() and (loaded["columns"] == rows).all()
+        assert (loaded["large"].ravel() == np.arange(1 << 18, dtype=np.float32) + step).all()
+        assert (loaded["replicated"] == np.arange(6) + step).all()
+        assert (loaded["numpy"] == np.arange(3) + step).all() and loaded["n"] == step
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    target = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=where)
+    one = ckpt.load(tmp_path / "run/one", {"sharded": target}, unexpected="ignore")["sharded"]
+    assert one.sharding == where
+    assert (np.asarray(one) == np.arange(32, dtype=np.float32).reshape(8, 4)).all()
+    assert sorted(os.listdir(tmp_path / "run")) == ["one", "steps"]
+
+
+def test_two_processes_load_what_one_saved(together, tmp_path):
+    values = np.arange(32, dtype=np.float32).reshape(8, 4)
+    ckpt.save(tmp_path / "run/one", {"sharded": jax.numpy.asarray(values), "n": 5})
+    told = together("""
+like = {"sharded": state()["columns"], "n": 0}
+loaded = ckpt.load(f"{directory}/one", like)
+bare = raised(lambda: ckpt.load(f"{directory}/one"))
+on_host = ckpt.load(f"{directory}/one", as_numpy=True)
+report(
+    n=loaded["n"],
+    shards=[np.asarray(shard.data).tolist() for shard in loaded["sharded"].addressable_shards],
+    bare=bare and bare["text"],
+    on_host=on_host["sharded"].tolist(),
+)
+""")
+    for index, answer in enumerate(told):
+        columns = [values[:, [2 * index + device]].tolist() for device in range(2)]
+        assert answer["n"] == 5 and answer["shards"] == columns
+        assert answer["on_host"] == values.tolist()
+        # without a target nobody knows where the arrays go
+        assert answer["bare"] is None or "sharding=" in answer["bare"]
+
+
+def test_trees_that_differ_are_refused(together, tmp_path):
+    told = together("""
+tree = state()
+if index == 1:
+    tree["more"] = 1
+path = f"{directory}/one"
+different_tree = raised(lambda: ckpt.save(path, tree, options=options))
+different_path = raised(lambda: ckpt.save(f"{path}-{index}", state(), options=options))
+left = os.listdir(directory) if os.path.isdir(directory) else []
+meet("looked")
+ckpt.save(path, state(), options=options)  # both go on
+report(tree=different_tree, path=different_path, left=left, verified=ckpt.verify(path).ok)
+""")
+    for answer in told:
+        assert answer["tree"]["type"] == answer["path"]["type"] == "CheckpointError"
+        assert "structure of the state on processes [1] differs" in answer["tree"]["text"]
+        assert "the path on processes [1] differs" in answer["path"]["text"]
+        assert answer["tree"]["secs"] < 30
+        assert answer["verified"]
+    assert told[0]["left"] == []
+    assert os.listdir(tmp_path / "run") == ["one"]
+
+
+def test_a_process_that_never_comes(together, tmp_path):
+    told = together("""
+short = ckpt.Options(timeout_secs=3)
+path = f"{directory}/steps"
+error = None
+if index == 0:
+    with ckpt.Checkpointer(path, options=short, asynchronous=False) as checkpointer:
+        error = raised(lambda: checkpointer.save(0, state()))
+    left = checkpointer.all_steps()
+    report(error=error, left=left, entries=[n for n in os.listdir(path) if n != ".ckpt-owner"])
+else:
+    report()
+""")
+    error = told[0]["error"]
+    assert error["type"] == "BarrierTimeout" and error["absent"] == [1]
+    assert "processes [1]" in error["text"] and 2 < error["secs"] < 30
+    assert told[0]["left"] == told[0]["entries"] == []
+    assert ckpt.Checkpointer(tmp_path / "run/steps", read_only=True).all_steps() == []
+
+
+@pytest.mark.slow
+def test_a_process_that_leaves_in_the_middle(together, tmp_path):
+    """Both agreed and wrote; one is gone before the commit: no step, and nobody waits for ever."""
+    told = together("""
+from ckpt_core import _processes
+short = ckpt.Options(timeout_secs=1.5)
+exchange = _processes.Processes.exchange
+def gone(self, tag, value, timeout_secs):
+    if index == 1 and tag.endswith("/written"):
+        report()
+    return exchange(self, tag, value, timeout_secs)
+_processes.Processes.exchange = gone
+meet("ready")
+error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
+report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])
+""")
+    assert told[0]["error"]["type"] == "BarrierTimeout" and told[0]["error"]["absent"] == [1]
+    assert told[0]["left"] == []
+
+
+def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
+    told = together("""
+from ckpt_core._directory.local import LocalAttempt
+write = LocalAttempt.write
+def failing(self, name, data):
+    if index == 1 and "checksums" in name:
+        raise OSError(28, "the disk is full")
+    write(self, name, data)
+LocalAttempt.write = failing
+error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=options))
+left = os.listdir(directory) if index == 0 and os.path.isdir(directory) else []
+meet("looked")
+LocalAttempt.write = write
+ckpt.save(f"{directory}/one", state(), options=options)
+report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
+""")
+    assert told[1]["error"]["type"] == "OSError"
+    assert told[0]["error"]["type"] == "CheckpointError"
+    assert "process 1 failed to save: OSError" in told[0]["error"]["text"]
+    assert "the disk is full" in told[0]["error"]["text"]
+    assert told[0]["left"] == [] and told[0]["verified"]
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="what one process refuses is not told to the others")
+def test_a_refusal_by_one_is_told_to_all(together, tmp_path):
+    """Only the first process looks at the directory, and only the second has the bad leaf."""
+    told = together("""
+path = f"{directory}/one"
+ckpt.save(path, state(), options=options)
+short = ckpt.Options(timeout_secs=3)
+exists = raised(lambda: ckpt.save(path, state(), options=short))
+meet("looked")
+bad = state()
+if index == 1:
+    bad["bad"] = object()
+unsupported = raised(lambda: ckpt.save(f"{directory}/two", bad, options=short))
+report(exists=exists, unsupported=unsupported)
+""")
+    assert told[0]["exists"]["type"] == "CheckpointExists"
+    assert told[1]["unsupported"]["type"] == "UnsupportedLeaf"
+    assert os.listdir(tmp_path / "run") == ["one"]
+    for index, what in ((1, "exists"), (0, "unsupported")):
+        error = told[index][what]  # told, not waited for
+        assert error["type"] in ("CheckpointError", "CheckpointExists"), error
