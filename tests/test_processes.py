@@ -284,7 +284,6 @@ report(error=error, left=left, verified=ckpt.verify(f"{directory}/one").ok)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="what one process refuses is not told to the others")
 def test_a_refusal_by_one_is_told_to_all(together, tmp_path):
     """Only the first process looks at the directory, and only the second has the bad leaf."""
     told = together("""

@@ -972,7 +972,7 @@ print(json.dumps({"leaves": leaves, "draw": draw, "same": same, "devices": len(j
 """
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_eight_devices_to_fewer_with_no_argument(tmp_path, run_python, devices):
     arrays = grid_tree(["4x2", "2x4"])
     keys = jax.device_put(

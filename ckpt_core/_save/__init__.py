@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core import _processes
-from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
+from ckpt_core._directory import Attempt, Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.orbax import COMMIT_FILE
@@ -170,23 +170,29 @@ def prepare_save(
     started = time.monotonic()
     options = DEFAULTS if options is None else checked_options(options)
     target, local = resolve(path)
-    check_metadata(metadata)
     processes = _processes.this_run()
     tag = _processes.next_round()
-    prepared = [
-        _prepare(name, value, processes, options, copy, single) for name, value in items.items()
-    ]
     form: Form = form_for(target, local)
     token = secrets.token_hex(16)
-    attempt = None
-    if processes.index == 0:
-        attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
+    prepared: list[PreparedItem] = []
+    attempt: Attempt | None = None
+    refusal: Exception | None = None
+    try:
+        check_metadata(metadata)
+        for name, value in items.items():
+            prepared.append(_prepare(name, value, processes, options, copy, single))
+        if processes.index == 0:
+            attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
+    except Exception as error:
+        if processes.count == 1:
+            raise
+        refusal = error  # the others wait for this process: it is told to them, and raised then
     blocking_secs = time.monotonic() - started
 
     def write_and_commit() -> Saved:
         notes = Notes(single, metadata, dict(metrics or {}), before_commit)
         write = Write(form, target, local, prepared, notes, processes, options, token, tag)
-        written = write.run(attempt)
+        written = write.run(attempt, refusal)
         return Saved(target, written, blocking_secs, time.monotonic() - started)
 
     return write_and_commit

@@ -90,10 +90,15 @@ class Write:
         self._token = token
         self._tag = tag
 
-    def run(self, attempt: Attempt | None) -> int:
-        """Writes, agrees, commits; gives the bytes of the arrays that this process wrote."""
+    def run(self, attempt: Attempt | None, refusal: Exception | None = None) -> int:
+        """Writes, agrees, commits; gives the bytes of the arrays that this process wrote.
+
+        Args:
+            attempt: of process 0; None on the others.
+            refusal: why this process cannot save, where the others have to be told.
+        """
         try:
-            attempt = self._agree_to_start(attempt)
+            attempt = self._agree_to_start(attempt, refusal)
             written = self._together("written", lambda: self._write_items(attempt))
             self._together("committed", lambda: self._commit(attempt), only_first=True)
             return written
@@ -102,7 +107,7 @@ class Write:
                 attempt.abort()
             raise
 
-    def _agree_to_start(self, attempt: Attempt | None) -> Attempt:
+    def _agree_to_start(self, attempt: Attempt | None, refusal: Exception | None) -> Attempt:
         """Agreement 1: on the token, the structure and where to write."""
         if self._processes.count == 1:
             assert attempt is not None
@@ -116,8 +121,15 @@ class Write:
             "token": self._token,
             "tree": self._tree_digest(),
             "path": self._target,
+            "refusal": "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
         }
         others = [json.loads(text) for text in self._exchange("start", json.dumps(mine))]
+        if refusal is not None:
+            raise refusal
+        for index, other in enumerate(others):
+            if other["refusal"]:
+                told = other["refusal"]
+                raise CheckpointError(f"{self._target}: process {index} cannot save: {told}")
         first = others[0]
         for key, what in (("path", "the path"), ("tree", "the structure of the state")):
             differing = [index for index, other in enumerate(others) if other[key] != first[key]]
