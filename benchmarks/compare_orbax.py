@@ -267,7 +267,9 @@ def print_table(workload: Workload, timings: Timings) -> None:
     """One line for each measure and contestant."""
     print(f"\n{workload.name}, float32, {workload.size_bytes / MIB:.0f} MiB")
     print(f"  {'':13} {'':23} {'median s':>9} {'min - max':>17} {'GB/s':>6} {'to ckpt':>8}")
-    for (what, name), secs in sorted(timings.secs.items(), key=lambda entry: entry[0][0]):
+    order = (CKPT, ORBAX, ORBAX_RAW, FLOOR)
+    for what, name in sorted(timings.secs, key=lambda key: (key[0], order.index(key[1]))):
+        secs = timings.secs[what, name]
         middle, ours = statistics.median(secs), timings.median(what, CKPT)
         ratio = f"{middle / ours:7.2f}x" if ours and name != CKPT else ""
         speed = "" if what == "async blocks" else f"{workload.size_bytes / middle / 1e9:6.2f}"

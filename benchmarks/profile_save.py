@@ -109,6 +109,18 @@ def main() -> None:
             shutil.rmtree(path, ignore_errors=True)
             os.sync()
 
+        pending: list[ckpt.PendingSave] = []
+
+        def start() -> None:
+            pending.append(ckpt.save_async(path, state))
+
+        def finish_and_remove() -> None:
+            while pending:
+                pending.pop().result()
+            remove()
+
+        _profiled("save_async, until it returns", start, finish_and_remove, args.top)
+        finish_and_remove()
         _profiled("save", lambda: ckpt.save(path, state), remove, args.top)
         _profiled("load", lambda: ckpt.load(path), lambda: None, args.top)
 

@@ -99,9 +99,13 @@ class LocalForm:
         temporary = os.path.join(
             path, f"{TEMPORARY_PREFIX}{name}.{this_owner()}.{secrets.token_hex(4)}"
         )
-        with open(temporary, "wb") as file:
-            file.write(data)
-        os.replace(temporary, os.path.join(path, name))
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, os.path.join(path, name))
+        except OSError:
+            _remove(temporary)
+            raise
 
     def files(self, path: str) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -153,7 +157,7 @@ class LocalForm:
             owner = entry.rsplit(".", 2)[-2]
             full = os.path.join(path, entry)
             if is_dead(owner, full):
-                shutil.rmtree(full, ignore_errors=True)
+                _remove(full)
                 removed.append(entry)
         return removed
 
@@ -346,6 +350,15 @@ def _sync_directory(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    """Removes a directory with all that is in it, or a file; never raises."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _walk_files(path: str) -> Iterator[str]:

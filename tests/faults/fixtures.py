@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,5 +30,7 @@ def make_pool(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(name="plain_pool", scope="module")
 def make_plain_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """Two nurseries without the shim: children that may die without taking pytest along."""
+    if sys.platform != "linux":
+        pytest.skip("the nurseries need Linux (pidfd, /proc)")
     with Pool(tmp_path_factory.mktemp("nurseries")) as pool:
         yield pool

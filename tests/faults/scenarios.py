@@ -189,14 +189,17 @@ def _loads(path: str) -> bool:
 
 
 def listing(root: str) -> list[str]:
-    """What stands in `root`, hidden names too, without looking into checkpoints."""
+    """What stands in `root`, hidden names too, without looking into checkpoints.
+
+    The file by which a Checkpointer claims its directory belongs there and is no junk.
+    """
     found: list[str] = []
     for parent, directories, files in os.walk(root):
         if "_CHECKPOINT_METADATA" in files:
             directories.clear()
             continue
         found += [os.path.relpath(os.path.join(parent, name), root) for name in directories + files]
-    return sorted(found)
+    return sorted(name for name in found if name != ".ckpt-owner")
 
 
 # ---- what children are asked to run -------------------------------------------------------------
