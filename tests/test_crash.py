@@ -82,6 +82,7 @@ _STEPS = Expectation(
 _OVERWRITE = Expectation({"second": 1}, {"second": 2}, ({"second": 3},))
 EXPECTED = {
     "new": Expectation({"first": 1}, {"first": 1, "second": 2}, ({"first": 1, "second": 3},)),
+    "files": Expectation({"first": 1}, {"first": 1, "second": 2}, ({"first": 1, "second": 3},)),
     "nested": Expectation(
         {"first": 1}, {"first": 1, "a/b/second": 2}, ({"first": 1, "a/b/second": 3},)
     ),
@@ -89,6 +90,7 @@ EXPECTED = {
     "no_exchange": _OVERWRITE,
     "step": _STEPS,
     "async_step": _STEPS,
+    "open": _STEPS,
 }
 SCENARIOS = tuple(EXPECTED)
 
@@ -170,8 +172,8 @@ def _chain(
 
 
 def _numbers(count: int, stride: int) -> list[int]:
-    """Every `stride`-th number, from the last one back: the commit stands at the end."""
-    return list(range(count, 0, -stride))[::-1]
+    """Every `stride`-th number from the last one back, where the commit is, and the first four."""
+    return sorted({*range(count, 0, -stride), *range(1, min(4, count) + 1)})
 
 
 # ---- kills --------------------------------------------------------------------------------------
@@ -185,6 +187,7 @@ def _numbers(count: int, stride: int) -> list[int]:
         ("overwrite", 4),
         ("no_exchange", 7),
         ("async_step", 6),
+        ("open", 9),
         *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS if name not in _QUICK),
     ],
 )
@@ -264,7 +267,8 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
     [
         ("new", 2, "eio", "EIO"),
         ("nested", 12, "eio", "EIO"),
-        ("step", 6, "eio", "EIO"),
+        ("step", 8, "eio", "EIO"),
+        ("open", 20, "eio", "EIO"),
         ("new", 8, "enospc", "ENOSPC"),
         ("async_step", 8, "enospc", "ENOSPC"),
         *(

@@ -62,6 +62,22 @@ NEW = Scenario(
     later=_later_path,
 )
 
+_SMALL_FILES = ckpt.Options(target_data_file_bytes=64 * 1024, chunk_bytes=32 * 1024)
+
+
+def _save_in_small_files(root: str, *, overwrite: bool = False) -> None:
+    ckpt.save(f"{root}/second", state(2), overwrite=overwrite, options=_SMALL_FILES)
+
+
+# Several data files, which TensorStore's threads write at the same time.
+FILES = Scenario(
+    name="second",
+    prepare=_prepare_new,
+    disturbed=_save_in_small_files,
+    again=lambda root: _save_in_small_files(root, overwrite=True),
+    later=_later_path,
+)
+
 # ---- overwrite a path ---------------------------------------------------------------------------
 
 
@@ -155,13 +171,36 @@ ASYNC_STEP = Scenario(
     close=_close,
 )
 
+# ---- a process that takes a directory over and saves a step -------------------------------------
+
+
+def _prepare_open(root: str) -> str:
+    _checkpointer(root, asynchronous=False).close()
+    return root
+
+
+def _open_and_save(root: str, *, overwrite: bool = False) -> None:
+    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
+        checkpointer.save(2, state(2), overwrite=overwrite)
+
+
+OPEN = Scenario(
+    name="2",
+    prepare=_prepare_open,
+    disturbed=_open_and_save,
+    again=lambda root: _open_and_save(root, overwrite=True),
+    later=_later_step,
+)
+
 SCENARIOS = {
     "new": NEW,
+    "files": FILES,
     "nested": NESTED,
     "overwrite": OVERWRITE,
     "no_exchange": NO_EXCHANGE,
     "step": STEP,
     "async_step": ASYNC_STEP,
+    "open": OPEN,
 }
 PATHS = ("first", "second", "a/b/second")
 
