@@ -3,7 +3,7 @@
 # VENV is where the environment lives; BASE_PYTHON is what makes it (3.11 or newer).
 VENV ?= .venv
 BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
-EXTRAS ?= flax,grain,test
+EXTRAS ?= all,test
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 

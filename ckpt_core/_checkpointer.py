@@ -171,13 +171,11 @@ class Checkpointer:
             options=self._options,
             copy=self._asynchronous,
             metrics=numbers,
-            before_commit=self._fence.check,
+            guard=self._fence,
         )
         self._last_save_secs = time.monotonic()
 
         def save_and_retain() -> None:
-            if self._processes.index == 0:
-                self._fence.take()
             work().log()
             self._mine.add(step)
             if self._processes.index == 0:

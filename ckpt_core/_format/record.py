@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import crc32c
@@ -340,3 +342,33 @@ def _load_node(stream: Iterator[Any], path: Path, paths: list[Path]) -> Node:
         entries.append(key)
         children.append(_load_node(stream, (*path, key), paths))
     return Node(kind, tuple(entries), tuple(children), str(type_name))
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of ckpt, of what it rests on, and of the frameworks in use."""
+    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
+    frameworks = {
+        "flax": "flax",
+        "optax": "optax",
+        "keras": "keras",
+        "torch": "torch",
+        "torchax": "torchax",
+        "grain": "grain",
+    }
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for distribution, module in (names | frameworks).items():
+        if module in sys.modules:
+            found[distribution] = _version(distribution)
+    return found
+
+
+_versions: dict[str, str] = {}
+
+
+def _version(distribution: str) -> str:
+    if distribution not in _versions:
+        try:
+            _versions[distribution] = version(distribution)
+        except PackageNotFoundError:
+            _versions[distribution] = "unknown"
+    return _versions[distribution]

@@ -20,7 +20,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import DEFAULTS, Options, checked_options
 from ckpt_core._results import PendingSave, logger
 from ckpt_core._save.prepare import PreparedItem, prepare_item
-from ckpt_core._save.write import Notes, Write
+from ckpt_core._save.write import Guard, Notes, Write
 from ckpt_core._storage import (
     KeyValues,
     Location,
@@ -155,14 +155,14 @@ def prepare_save(
     options: Options | None,
     copy: bool,
     metrics: Mapping[str, float] | None = None,
-    before_commit: Callable[[], None] | None = None,
+    guard: Guard | None = None,
 ) -> Callable[[], Saved]:
     """Takes the snapshot now and gives the function that writes and commits it.
 
     Args:
         copy: whether host memory that the caller could change is copied.
         metrics: numbers of the step.
-        before_commit: called last before the commit; may raise to prevent it.
+        guard: asked who may write: before anything is written, and before the commit.
         (others: see ``save``)
     """
     if os.getpid() != HOME_PID:
@@ -190,7 +190,7 @@ def prepare_save(
     blocking_secs = time.monotonic() - started
 
     def write_and_commit() -> Saved:
-        notes = Notes(single, metadata, dict(metrics or {}), before_commit)
+        notes = Notes(single, metadata, dict(metrics or {}), guard)
         write = Write(form, target, local, prepared, notes, processes, options, token, tag)
         written = write.run(attempt, refusal)
         return Saved(target, written, blocking_secs, time.monotonic() - started)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 
 import crc32c
 
@@ -31,6 +29,7 @@ from ckpt_core._format.record import (
     Record,
     dump_json,
     dump_record,
+    library_versions,
 )
 from ckpt_core._options import MIB, Options
 from ckpt_core._plan import gaps
@@ -48,6 +47,18 @@ _WHOLE_DIGEST_BYTES = 32 * MIB
 """Data files up to this size are digested whole; larger ones only where no checksum covers them."""
 
 
+class Guard(Protocol):
+    """Who may write to a directory; process 0 asks it. Either may raise, and the save is undone."""
+
+    def take(self) -> None:
+        """Before anything is written."""
+        ...
+
+    def check(self) -> None:
+        """Last before the commit."""
+        ...
+
+
 @dataclass(frozen=True)
 class Notes:
     """What goes into the record besides the items.
@@ -55,13 +66,13 @@ class Notes:
     Attributes:
         single: whether a bare tree was passed.
         metadata, metrics: the user's own.
-        before_commit: called last before the commit; may raise to prevent it.
+        guard: asked before anything is written and again before the commit.
     """
 
     single: bool
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    before_commit: Callable[[], None] | None = None
+    guard: Guard | None = None
 
 
 class Write:
@@ -193,6 +204,8 @@ class Write:
         self._context = new_context(durable=self._options.durable)
         writers: list[ArrayWriter] = []
         written = 0
+        if self._notes.guard is not None and self._processes.index == 0:
+            self._notes.guard.take()
         try:
             for item in self._items:
                 for name, data in item.state_files.items():
@@ -281,8 +294,8 @@ class Write:
             topology=_snapshot.topology(),
             created_unix_secs=time.time(),
         )
-        if self._notes.before_commit is not None:
-            self._notes.before_commit()
+        if self._notes.guard is not None:
+            self._notes.guard.check()
         attempt.commit(RECORD_FILE, dump_record(record))
 
     def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
@@ -359,33 +372,3 @@ def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> 
             file.seek(start)
             crc = zlib.crc32(file.read(stop - start), crc)
     return crc
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of ckpt, of what it rests on, and of the frameworks in use."""
-    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
-    frameworks = {
-        "flax": "flax",
-        "optax": "optax",
-        "keras": "keras",
-        "torch": "torch",
-        "torchax": "torchax",
-        "grain": "grain",
-    }
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for distribution, module in (names | frameworks).items():
-        if module in sys.modules:
-            found[distribution] = _version(distribution)
-    return found
-
-
-_versions: dict[str, str] = {}
-
-
-def _version(distribution: str) -> str:
-    if distribution not in _versions:
-        try:
-            _versions[distribution] = version(distribution)
-        except PackageNotFoundError:
-            _versions[distribution] = "unknown"
-    return _versions[distribution]

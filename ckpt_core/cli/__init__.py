@@ -1,0 +1,5 @@
+"""The command line; being built."""
+
+
+def main() -> None:
+    """Nothing yet."""

@@ -1,0 +1,1 @@
+"""What other people test their own code with; being built."""

@@ -1,0 +1,1 @@
+"""The pytest plugin; must import nothing that imports jax."""
