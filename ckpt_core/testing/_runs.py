@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import traceback
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckpt_core.testing._prints import Print, Prints, prints_of
+from ckpt_core.testing._processes import portable
 
 By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""
@@ -98,11 +98,10 @@ def run_in_process(
         RuntimeError: it raised, or the process ended in an unexpected way.
         TimeoutError: it ran too long, and was killed.
     """
-    _check_picklable(train)
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
     # spawn: JAX and TensorStore do not survive a fork
     process = multiprocessing.get_context("spawn").Process(
-        target=_child, args=(train, str(directory), str(log), stop_at, by)
+        target=_child, args=(portable(train), str(directory), str(log), stop_at, by)
     )
     process.start()
     process.join(timeout_secs)
@@ -123,16 +122,6 @@ def run_in_process(
 
 def _signal_name(by: By) -> str:
     return "SIGKILL" if by == "exception" else by
-
-
-def _check_picklable(train: Train) -> None:
-    try:
-        pickle.dumps(train)
-    except Exception as error:
-        raise TypeError(
-            f"{train!r} cannot be run in a new process: it must be a function at the top of a module "
-            f"(or a functools.partial of one), not a lambda or a local function. {error}"
-        ) from error
 
 
 def _kill_group(pid: int | None) -> None:
