@@ -77,7 +77,7 @@ def leaves_of(subject: Any) -> dict[LeafPath, Any]:
     """The leaves of a tree or of an object's state, by path."""
     adapter = _adapters.adapter_for(subject)
     state = subject if adapter is None else adapter.get_state(subject)
-    flat = flatten(state, expand=_adapters.expand)
+    flat = flatten(state, expand=_adapters.expander())
     return dict(zip(flat.paths, flat.leaves, strict=True))
 
 
