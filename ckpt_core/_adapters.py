@@ -25,8 +25,8 @@ class Adapter(Protocol):
     Optional: ``per_process = True`` for state that each process has of its own (a data pipeline),
     with two more methods, ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the
     file ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
-    StructureMismatch where a state does not fit, before anything is changed; and
-    ``select(obj, only)``, the function of (path, leaf) that ``only=`` stands for where it is a class,
+    StructureMismatch where a state does not fit, before anything is changed; ``get_position(obj)``,
+    a cheap state for ``set_state`` to go back to where a restore fails; and ``select(obj, only)``, the function of (path, leaf) that ``only=`` stands for where it is a class,
     or whatever ``is_filter(only)`` takes for a filter of the framework's. With ``shares = True``,
     ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each tree, for what
     several objects in one container share, by id: what is in it was stored already, and is left
