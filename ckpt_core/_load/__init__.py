@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._load.finish import read_planned
@@ -148,7 +148,8 @@ def restore(
 
     Models, optimizers, data iterators and objects with ``set_state`` are set in place. Pytrees
     (parameters, Optax states) cannot be: take them from the result. Nothing is changed before all
-    items were matched, read and verified.
+    items were matched, read and verified; data pipelines, which begin to prefetch meanwhile, are set
+    back if that fails.
 
     Args:
         path: of the checkpoint.
@@ -182,10 +183,7 @@ def restore_opened(
         prepared, leaves = _read_items(opened, targets, request, step, tally)
         finished = {
             planned.item.name: planned.finish(read_leaves)
-            # pipelines first: they begin to prefetch while the others are set
-            for planned, read_leaves in sorted(
-                zip(prepared, leaves, strict=True), key=lambda pair: pair[0].item.form != "process"
-            )
+            for planned, read_leaves in zip(prepared, leaves, strict=True)
         }
     values = {name: finished[name] for name in targets}
     return Restored(
@@ -196,7 +194,10 @@ def restore_opened(
 def _read_items(
     opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None, tally: Tally
 ) -> tuple[list[Planned], list[list[Any]]]:
-    """Everything that the targets need, read and verified before the first of them is touched."""
+    """Everything that the targets need, read and verified before the first of them is touched.
+
+    But for data pipelines: those are set first, and set back if anything fails.
+    """
     context = new_context()
     prepared = [
         plan_item(opened, find_item(opened, name), target, request, context)
@@ -205,5 +206,15 @@ def _read_items(
     raise_mismatches(opened, prepared)
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
-    leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
+    begun: list[Callable[[], None]] = []
+    try:
+        # pipelines begin to prefetch while the arrays are read
+        for planned in prepared:
+            if planned.begin is not None:
+                begun.append(planned.begin())
+        leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
+    except BaseException:
+        for undo in reversed(begun):
+            undo()
+        raise
     return prepared, leaves
