@@ -25,8 +25,12 @@ class Adapter(Protocol):
     Optional: ``per_process = True`` for state that each process has of its own (a data pipeline),
     with two more methods, ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the
     file ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
-    StructureMismatch where a state does not fit, before anything is changed; and
-    ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for.
+    StructureMismatch where a state does not fit, before anything is changed;
+    ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for; and
+    ``align(obj, saved, *, ordered) -> (names, left_alone)`` for frameworks that number their names:
+    ``saved`` has path -> leaf (``shape``, ``dtype``) of what was saved, in the order of the saved
+    tree if ``ordered``; ``names`` maps saved paths to the ones that ``get_state(obj)`` has for the
+    same thing, ``left_alone`` are paths of either side that are neither restored nor missed.
     """
 
     def accepts(self, cls: type, /) -> bool:
