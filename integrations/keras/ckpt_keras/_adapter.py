@@ -51,6 +51,8 @@ class KerasAdapter:
         values = [value_at(state, slot.path) for slot in slots]
         for slot, value in zip(slots, values, strict=True):
             slot.variable.assign(value)
+        if _is_layer(obj):
+            _refresh_normalization(obj)
 
     def align(
         self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
@@ -86,6 +88,22 @@ def _complete(model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
+
+
+def _refresh_normalization(model: Any) -> None:
+    """Adapted Normalization computes with copies of its variables, and compiled steps with those."""
+    import keras
+
+    adapted = [
+        layer
+        for layer in model._flatten_layers()  # no public walk finds layers held in attributes
+        if isinstance(layer, keras.layers.Normalization)
+    ]
+    for layer in adapted:
+        layer.finalize_state()
+    for name in ("train", "test", "predict") if adapted else ():
+        if getattr(model, f"{name}_function", None) is not None:
+            getattr(model, f"make_{name}_function")(force=True)
 
 
 def named(slots: Sequence[Slot]) -> list[Named]:
