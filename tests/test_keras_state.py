@@ -34,7 +34,7 @@ def functional(*outputs, **names):
 
 def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     model = km.mlp()
-    km.fit(model)
+    km.scramble(model)
     tree = model.get_state_tree()
     ckpt.save(tmp_path / "step", model=model)
     loaded = ckpt.load(tmp_path / "step")["model"]
@@ -48,7 +48,7 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
 
 def test_02_second_model_of_one_process_with_other_automatic_names(tmp_path):
     model, other = km.mlp(0), km.mlp(1)
-    km.fit(model)
+    km.scramble(model)
     assert [v.path for v in model.variables] != [v.path for v in other.variables]
     report = round_trip(tmp_path, model, other)
     km.assert_same(km.values(model), km.values(other))
@@ -90,7 +90,7 @@ def test_02_names_of_ones_own_are_matched_by_position(tmp_path):
 
 def test_03_adam_is_adam_7_but_never_sgd(tmp_path):
     model = km.mlp(0, keras.optimizers.Adam(name="adam"))
-    km.fit(model)
+    km.scramble(model)
     other = km.mlp(1, keras.optimizers.Adam(name="adam_7"))
     round_trip(tmp_path, model, other)
     km.assert_same(km.values(model), km.values(other))
@@ -121,7 +121,7 @@ OPTIMIZERS = {
 }
 if hasattr(keras.optimizers, "ScheduleFreeAdamW"):
     OPTIMIZERS["schedule_free"] = lambda: keras.optimizers.ScheduleFreeAdamW()
-QUICK = ("adafactor", "nadam", "accumulation", "loss_scale")
+QUICK = ("adafactor", "accumulation")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,23 @@ QUICK = ("adafactor", "nadam", "accumulation", "loss_scale")
 )
 def test_04_every_optimizer_goes_on_bitwise(tmp_path, name):
     """Saved after an epoch, restored into a model of other names, and trained on: the same bits."""
-    model = km.mlp(0, OPTIMIZERS[name]())
+    model = km.small(0, OPTIMIZERS[name]())
     km.fit(model, shuffle=False)
     ckpt.save(tmp_path / "step", model=model)
-    other = km.mlp(1, OPTIMIZERS[name]())
-    report = ckpt.restore(tmp_path / "step", model=other).report
-    assert len([p for p in report.loaded if "metrics_variables" not in p]) == len(km.values(model))
+    other = km.small(1, OPTIMIZERS[name]())
+    ckpt.restore(tmp_path / "step", model=other)
     km.assert_same(km.values(model), km.values(other))
     km.fit(model, shuffle=False)
     km.fit(other, shuffle=False)
+    km.assert_same(km.values(model), km.values(other))
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_04_every_slot_of_every_optimizer_is_saved(tmp_path, name):
+    model, other = km.small(0, OPTIMIZERS[name]()), km.small(1, OPTIMIZERS[name]())
+    km.scramble(model)
+    report = round_trip(tmp_path, model, other)
+    assert len([p for p in report.loaded if "metrics_variables" not in p]) == len(km.values(model))
     km.assert_same(km.values(model), km.values(other))
 
 
@@ -168,7 +176,7 @@ def test_05_duplicate_layer_names_and_a_variable_named_like_a_layer(tmp_path):
     model, other = make(0), make(1)
     with pytest.raises((ValueError, TypeError)):
         model.get_state_tree()
-    km.fit(model)
+    km.scramble(model)
     paths = [slot.text for slot in slots_of_model(model)]
     assert len(set(paths)) == len(paths)
     assert any(path.endswith("d/kernel") for path in paths) and any(
@@ -276,7 +284,7 @@ def test_11_precision_policies(tmp_path, policy):
     keras.config.set_dtype_policy(policy)
     try:
         model, other = km.mlp(0), km.mlp(1)
-        km.fit(model)
+        km.scramble(model)
     finally:
         keras.config.set_dtype_policy(before)
     if policy == "mixed_float16":
@@ -345,7 +353,7 @@ def test_22_shared_layers_and_nested_models(tmp_path):
         return model
 
     model, other = make(0), make(1)
-    km.fit(model)
+    km.scramble(model)
     report = round_trip(tmp_path, model, other)
     km.assert_same(km.values(model), km.values(other))
     kernels = [p for p in report.loaded if p.endswith("kernel") and "trainable" in p]
@@ -427,7 +435,7 @@ def test_parts_of_a_model_are_items_too(tmp_path):
 def test_optimizer_slots_are_made_before_they_are_saved_or_restored(tmp_path):
     """load_weights leaves the slots of a compiled, untrained model at zero without a word."""
     model, other = km.mlp(0), km.mlp(1)
-    km.fit(model)
+    km.scramble(model)
     assert not other.optimizer.built
     round_trip(tmp_path, model, other)
     assert other.optimizer.built

@@ -177,10 +177,11 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
                 variable.assign(value)
         self._metric_values = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def between_batches(self, batch: int) -> None:
         """Saves between two steps, where none is running and the state is the trainer's to give.
 
-        ``on_train_batch_end`` would make Keras wait for every step, and may run in a thread.
+        At the beginning of a batch, before other callbacks begin with it: ``on_train_batch_end``
+        would make Keras wait for every step, and may run in a thread.
         """
         done = batch - self._seen
         if done > 0:
@@ -190,6 +191,16 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         if self._running.checkpointer.should_stop and self._alone and not self._stopping:
             self._save_and_stop()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Does by itself what must come first, where there is no list to stand first in."""
+        if self._inside.callbacks is None:
+            self.before_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """The same between batches."""
+        if self._inside.callbacks is None:
+            self.between_batches(batch)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch, after all other callbacks had theirs."""
         if self._stopping:
@@ -198,7 +209,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._count(ended)
         self._seen = 0
         progress = self._progress
-        unfinished, progress.epoch, progress.batch = progress.batch, epoch + 1, 0
+        progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._fitting.stop_training)
         if progress.unit == "epoch" or self._is_due():
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
@@ -207,6 +218,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Waits for the last save; what made it fail is raised out of ``fit``."""
+        self.enter()  # where no epoch was left to train
         session, self._session = self._running, None
         self._fitting._initial_epoch = None
         self._data.end()
@@ -344,6 +356,9 @@ class _First(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._owner.before_epoch(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._owner.between_batches(batch)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner.enter()

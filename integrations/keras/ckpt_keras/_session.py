@@ -98,6 +98,7 @@ class Session:
             StructureMismatch: the checkpoint is of another model; nothing was changed.
             CheckpointCorrupt: there are steps, and none can be loaded.
         """
+        self.checkpointer.wait_until_finished()  # of a fit that ended by an exception
         steps = self.checkpointer.all_steps()
         if not steps:
             return None
