@@ -22,15 +22,29 @@ GROUP = "ckpt_core.adapters"
 class Adapter(Protocol):
     """Two verbs that turn a framework's objects into pytrees and back.
 
-    Optional: ``per_process = True`` for state that each process has of its own (a data pipeline),
-    with two more methods, ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the
-    file ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
-    StructureMismatch where a state does not fit, before anything is changed; ``get_position(obj)``,
-    a cheap state for ``set_state`` to go back to where a restore fails; and ``select(obj, only)``, the function of (path, leaf) that ``only=`` stands for where it is a class,
-    or whatever ``is_filter(only)`` takes for a filter of the framework's. With ``shares = True``,
-    ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each tree, for what
-    several objects in one container share, by id: what is in it was stored already, and is left
-    out.
+    What else an adapter may have, each for itself:
+
+    * ``per_process = True``: each process has a state of its own (a data pipeline). With it go
+      ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
+      ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
+      StructureMismatch where a state does not fit, before anything is changed; and
+      ``get_position(obj)``, a cheap state for ``set_state`` to go back to where a restore fails.
+    * ``select(obj, only)``: the function of (path, leaf) that ``only=`` stands for where it is a
+      class, or whatever ``is_filter(only)`` takes for a filter of the framework's.
+    * ``shares = True``: ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each
+      tree, for what several objects in one container share, by id: what is in it was stored
+      already, and is left out.
+    * ``align(obj, saved, *, ordered) -> (names, left_alone)``, for frameworks that number their
+      names: ``saved`` has path -> leaf (``shape``, ``dtype``) of what was saved, in the order of the
+      saved tree if ``ordered``; ``names`` maps saved paths to the ones that ``get_state(obj)`` has
+      for the same thing, ``left_alone`` are paths of either side that are neither restored nor
+      missed.
+    * ``wanted(obj, saved)``: the state to ask for in place of ``get_state`` when the object is the
+      target of an item, for objects that make their state as they go: ``saved`` is the saved tree,
+      each leaf described by its ``kind``, ``shape`` and ``dtype``, and such a leaf in what is
+      returned asks for it as it was saved.
+    * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
+      so that an asynchronous save copies them.
     """
 
     def accepts(self, cls: type, /) -> bool:

@@ -16,6 +16,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe
 from ckpt_core._load import place
+from ckpt_core._load.align import align
 from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.other import plan_other
@@ -82,6 +83,8 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
             rules.rename, rules.cast, rules.missing, rules.unexpected, loose_keys=True
         )
     selected = _selection(request.only, item.name, like)
+    everything = selected is None
+    rules, selected = align(item, like, rules, selected)
     found = match(
         item.leaves,
         list(zip(flat.paths, wanted, strict=True)),
@@ -89,7 +92,8 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         selected=selected,
         item=item.name or None,
     )
-    _refuse_abstract_kept(found, flat, wanted, item, selected)
+    if everything:
+        _refuse_abstract_kept(found, flat, wanted, item)
     targets: dict[int, place.Target] = {}
     if not found.mismatches:
         chosen = [
@@ -136,11 +140,8 @@ def _refuse_abstract_kept(
     flat: FlatTree,
     wanted: Sequence[LeafSpec | None],
     item: SavedItem,
-    selected: Select | None,
 ) -> None:
     """An abstract leaf has no value to keep: what is missing for it stays an error."""
-    if selected is not None:
-        return
     for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
         if source is None and isinstance(leaf, jax.ShapeDtypeStruct):
             text = format_path(path)

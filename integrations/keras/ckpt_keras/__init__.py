@@ -1,1 +1,65 @@
-"""Being built."""
+"""Keras 3 on JAX for ckpt: a callback that brings ``fit`` back, and models out of directories.
+
+``OrbaxCheckpointCallback``
+    saves while ``fit`` trains; the same line in a new process goes on where it stopped.
+``KerasCheckpointManager`` (also ``KerasOrbaxCheckpointManager``)
+    the same for a loop of one's own.
+``save``, ``restore``, ``load_model``
+    a model to a directory and back.
+
+Nothing else is needed to pass Keras objects to ``ckpt_core``: it finds ``ADAPTER`` by itself. The
+import of this package alone does not import Keras, whose backend must be chosen before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ckpt_keras._adapter import ADAPTER as ADAPTER
+from ckpt_keras._adapter import KerasAdapter as KerasAdapter
+
+if TYPE_CHECKING:
+    from ckpt_keras._callback import OrbaxCheckpointCallback as OrbaxCheckpointCallback
+    from ckpt_keras._directory import load_model as load_model
+    from ckpt_keras._directory import restore as restore
+    from ckpt_keras._directory import save as save
+    from ckpt_keras._manager import KerasCheckpointManager as KerasCheckpointManager
+
+    KerasOrbaxCheckpointManager = KerasCheckpointManager
+
+_HOMES = {
+    "OrbaxCheckpointCallback": ("_callback", "OrbaxCheckpointCallback"),
+    "KerasCheckpointManager": ("_manager", "KerasCheckpointManager"),
+    "KerasOrbaxCheckpointManager": ("_manager", "KerasCheckpointManager"),
+    "load_model": ("_directory", "load_model"),
+    "restore": ("_directory", "restore"),
+    "save": ("_directory", "save"),
+}
+
+__all__ = [
+    "ADAPTER",
+    "KerasAdapter",
+    "KerasCheckpointManager",
+    "KerasOrbaxCheckpointManager",
+    "OrbaxCheckpointCallback",
+    "load_model",
+    "restore",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
+    from ckpt_keras._backend import import_keras
+
+    import_keras()  # says what to do where Keras or its backend is missing
+    module, attribute = _HOMES[name]
+    value = getattr(importlib.import_module(f"ckpt_keras.{module}"), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

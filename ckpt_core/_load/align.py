@@ -1,0 +1,47 @@
+"""What an adapter knows about names that changed, applied to the rules of a match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from ckpt_core import _adapters
+from ckpt_core._leaves import LeafSpec
+from ckpt_core._load.opened import SavedItem
+from ckpt_core._match import MatchRules, Select
+from ckpt_core._tree import Path, format_path
+
+
+def align(
+    item: SavedItem, like: Any, rules: MatchRules, selected: Select | None
+) -> tuple[MatchRules, Select | None]:
+    """The rules and the selection after the target's adapter, if it has ``align``, had its say."""
+    adapter: Any = _adapters.adapter_for(like)
+    if adapter is None or not hasattr(adapter, "align"):
+        return rules, selected
+    renamed = rules.rename or (lambda path: path)
+    saved = {renamed(format_path(path)): spec for path, spec in item.leaves}
+    names: Mapping[str, str]
+    left_alone: Set[str]
+    names, left_alone = adapter.align(like, saved, ordered=item.orbax is None)
+    if names:
+        rules = replace(rules, rename=_then(renamed, names))
+    return rules, _without(selected, left_alone) if left_alone else selected
+
+
+def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(path: str) -> str:
+        path = first(path)
+        return names.get(path, path)
+
+    return rename
+
+
+def _without(selected: Select | None, left_alone: Set[str]) -> Select:
+    def select(path: Path, spec: LeafSpec) -> bool:
+        if format_path(path) in left_alone:
+            return False
+        return selected is None or selected(path, spec)
+
+    return select

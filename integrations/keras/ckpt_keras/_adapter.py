@@ -1,0 +1,167 @@
+"""Keras objects taken apart into arrays, and arrays set on the live variables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckpt_core import CheckpointError
+from ckpt_keras import _matching
+from ckpt_keras._backend import on_jax
+from ckpt_keras._matching import Named
+from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_variables, value_at
+
+
+class KerasAdapter:
+    """Reads and sets models, layers, optimizers, metrics, seed generators and single variables.
+
+    A model's state is the tree of ``Model.get_state_tree`` wherever that one is sound, completed
+    where it is not: see ``_slots``. On other backends than JAX the values are numpy copies.
+    """
+
+    def accepts(self, cls: type, /) -> bool:
+        """Whether objects of this class are Keras objects with state."""
+        keras: Any = sys.modules.get("keras")
+        return keras is not None and issubclass(cls, _stateful_types(keras))
+
+    def get_state(self, obj: Any, /) -> Any:
+        """The arrays of an object under Keras' names.
+
+        Slots that the optimizer of a built model has not made yet are made first, all zero, so
+        that a checkpoint is complete and a restore finds where they go.
+
+        Raises:
+            CheckpointError: the model was not built, so it has no variables yet.
+        """
+        if _is_variable(obj):
+            return _value(obj)
+        slots = slots_of(obj)
+        return nested(slots, [_value(slot.variable) for slot in slots])
+
+    def set_state(self, obj: Any, state: Any, /) -> None:
+        """Assigns a state of the structure that ``get_state(obj)`` gives."""
+        if _is_variable(obj):
+            obj.assign(state)
+            return
+        slots = slots_of(obj)
+        values = [value_at(state, slot.path) for slot in slots]
+        for slot, value in zip(slots, values, strict=True):
+            slot.variable.assign(value)
+        if _is_layer(obj):
+            _refresh_normalization(obj)
+
+    def align(
+        self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
+    ) -> tuple[dict[str, str], set[str]]:
+        """Which saved name is which of the object's; see ``ckpt_core.Adapter``."""
+        if _is_variable(obj):
+            return {}, set()
+        before = [Named(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in saved.items()]
+        now = named(slots_of(obj))
+        if _is_layer(obj):
+            return _matching.align_model(before, now, ordered=ordered)
+        return _matching.align_plain(before, now, ordered=ordered), set()
+
+
+def slots_of(obj: Any) -> Sequence[Slot]:
+    """Every variable of a Keras object, in a fixed order."""
+    if not _is_layer(obj):
+        variables = obj.variables if hasattr(obj, "variables") else [obj.state]
+        return slots_of_variables(variables)
+    if hasattr(obj, "jax_state_sync"):
+        obj.jax_state_sync()  # inside fit the values lie with the trainer, not in the variables
+    _complete(obj)
+    return slots_of_model(obj)
+
+
+def _complete(model: Any) -> None:
+    if not model.built:
+        raise CheckpointError(
+            f"the Keras model {model.name!r} was not built, so it has no variables to save or "
+            "restore: call it on a batch or build(input_shape), or let OrbaxCheckpointCallback "
+            "restore it inside of fit"
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _refresh_normalization(model: Any) -> None:
+    """Adapted Normalization computes with copies of its variables, and compiled steps with those."""
+    import keras
+
+    adapted = [
+        layer
+        for layer in model._flatten_layers()  # no public walk finds layers held in attributes
+        if isinstance(layer, keras.layers.Normalization)
+    ]
+    for layer in adapted:
+        layer.finalize_state()
+    for name in ("train", "test", "predict") if adapted else ():
+        if getattr(model, f"{name}_function", None) is not None:
+            getattr(model, f"make_{name}_function")(force=True)
+
+
+def named(slots: Sequence[Slot]) -> list[Named]:
+    """Slots as the matching knows them."""
+    return [
+        Named(slot.text, tuple(slot.variable.shape), _dtype(slot.variable))
+        # the order in which the nested tree is written
+        for slot in _in_tree_order(slots)
+    ]
+
+
+def _in_tree_order(slots: Sequence[Slot]) -> list[Slot]:
+    tree = nested(slots, slots)
+    found: list[Slot] = []
+
+    def walk(node: Any) -> None:
+        if isinstance(node, Slot):
+            found.append(node)
+            return
+        for child in node.values():
+            walk(child)
+
+    walk(tree)
+    return found
+
+
+def _dtype(variable: Any) -> str:
+    return str(variable.value.dtype) if on_jax() else str(variable.dtype)
+
+
+def _value(variable: Any) -> Any:
+    if on_jax():
+        return variable.value
+    import keras
+
+    return np.array(keras.ops.convert_to_numpy(variable.value))  # a copy: others change in place
+
+
+def _stateful_types(keras: Any) -> tuple[type, ...]:
+    return (
+        keras.layers.Layer,
+        keras.optimizers.Optimizer,
+        keras.metrics.Metric,
+        keras.random.SeedGenerator,
+        keras.Variable,
+    )
+
+
+def _is_layer(obj: Any) -> bool:
+    import keras
+
+    return isinstance(obj, keras.layers.Layer)
+
+
+def _is_variable(obj: Any) -> bool:
+    import keras
+
+    return isinstance(obj, keras.Variable)
+
+
+ADAPTER = KerasAdapter()
+"""What the entry point ``ckpt_core.adapters: keras`` names."""

@@ -1,0 +1,137 @@
+"""The arguments of the callback, checked, with the names of Keras' guide among them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_core import Options, keep
+from ckpt_keras._monitor import checked_mode, direction
+
+ITEMS = ("model", "model_config", "fit", "data")
+"""Names of the items of a step; ``extra=`` takes any others."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the callback was asked to do; see ``OrbaxCheckpointCallback``."""
+
+    directory: str
+    monitor: str
+    verbose: int
+    save_best_only: bool
+    mode: str
+    save_freq: str | int
+    max_to_keep: int | None
+    save_on_background: bool
+    save_weights_only: bool
+    steps_per_epoch: int
+    restore: bool
+    host_only: bool
+    track: tuple[Any, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Options | None = None
+
+    @property
+    def unit(self) -> str:
+        """What step numbers count."""
+        return "epoch" if self.save_freq == "epoch" else "batch"
+
+    def keep_policy(self, model: Any) -> keep.KeepPolicy | None:
+        """The newest steps, and the best one besides; None keeps all."""
+        if self.max_to_keep is None:
+            return None
+        policy = keep.latest(self.max_to_keep)
+        mode = direction(self.monitor, self.mode, model)
+        return policy if mode is None else policy | keep.best(self.monitor, n=1, mode=mode)
+
+
+def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any, model: Any) -> tuple[str, str]:
+    """Directory and metric out of our names and those of Keras' guide.
+
+    The guide's callback takes ``(model, checkpoint_dir, ...)``, ours ``(directory, monitor, ...)``.
+
+    Raises:
+        TypeError: no directory, or two.
+    """
+    if hasattr(directory, "trainable_variables"):
+        model, directory = directory, None
+        if checkpoint_dir is None and monitor != "val_loss":
+            checkpoint_dir, monitor = monitor, "val_loss"
+    if directory is not None and checkpoint_dir is not None:
+        raise TypeError("pass directory or checkpoint_dir: they are two names for one thing")
+    chosen = checkpoint_dir if directory is None else directory
+    if chosen is None or isinstance(chosen, (bool, int)):
+        raise TypeError("OrbaxCheckpointCallback needs a directory, such as 'runs/1'")
+    return os.fspath(chosen), monitor
+
+
+def checked_save_freq(save_freq: Any) -> str | int:
+    """``epoch``, or a number of batches.
+
+    Raises:
+        ValueError: anything else.
+    """
+    number = isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq >= 1
+    if save_freq == "epoch" or number:
+        return save_freq
+    raise ValueError(f"save_freq must be 'epoch' or a number of batches, got {save_freq!r}")
+
+
+def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Further items by name.
+
+    Raises:
+        ValueError: a name that the callback uses itself.
+    """
+    taken = [name for name in extra or {} if name in ITEMS]
+    if taken:
+        raise ValueError(
+            f"extra= cannot be called {', '.join(taken)}: the callback's own items are"
+        )
+    return dict(extra or {})
+
+
+def checked_track(track: Any) -> tuple[Any, ...]:
+    """The callbacks whose state is saved.
+
+    Raises:
+        TypeError: something that is no list of callbacks.
+    """
+    if track is None:
+        return ()
+    if not isinstance(track, Sequence) or isinstance(track, str):
+        raise TypeError(f"track must be a list of callbacks, got a {type(track).__name__}")
+    for callback in track:
+        if not hasattr(callback, "on_epoch_end"):
+            raise TypeError(f"track takes callbacks, got a {type(callback).__name__}")
+    return tuple(track)
+
+
+def make_arguments(given: Mapping[str, Any]) -> Arguments:
+    """The arguments of ``OrbaxCheckpointCallback``, checked."""
+    directory, monitor = directory_of(
+        given["directory"], given["monitor"], given["checkpoint_dir"], given["model"]
+    )
+    max_to_keep = given["max_to_keep"]
+    if max_to_keep is not None and max_to_keep < 1:
+        raise ValueError(f"max_to_keep must be at least 1, or None to keep all, got {max_to_keep}")
+    return Arguments(
+        directory=directory,
+        monitor=monitor,
+        verbose=int(given["verbose"]),
+        save_best_only=bool(given["save_best_only"]),
+        mode=checked_mode(given["mode"]),
+        save_freq=checked_save_freq(given["save_freq"]),
+        max_to_keep=max_to_keep,
+        save_on_background=bool(given["save_on_background"]),
+        save_weights_only=bool(given["save_weights_only"]),
+        steps_per_epoch=int(given["steps_per_epoch"]),
+        restore=bool(given["restore"]),
+        host_only=bool(given["host_only"]),
+        track=checked_track(given["track"]),
+        extra=checked_extra(given["extra"]),
+        options=given["options"],
+    )

@@ -1,0 +1,156 @@
+"""A Grain pipeline that ``fit`` trains from: its iterator, and where it stands for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ckpt_core import CheckpointError
+from ckpt_keras._inside_fit import InsideFit
+
+
+class FitData:
+    """The iterator behind ``fit``, for as long as ``fit`` runs.
+
+    Keras makes it out of the dataset by itself, and on an accelerator it draws one batch more than
+    it has trained. So for a dataset or loader this hands Keras an iterator of its own, and knows
+    the state that belongs to the last trained batch. An iterator of the user's is taken as it is.
+
+    Args:
+        data: a Grain dataset, loader or iterator, or None.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._given = data
+        self._is_iterator = data is not None and hasattr(type(data), "__next__")
+        self._make: Callable[[], Iterator[Any]] | None = None
+        self._feed: _Feed | None = None
+        self._next_feed: _Feed | None = None
+        self._adapter: Any = None
+        self._each_epoch = False
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a pipeline."""
+        return self._given is not None
+
+    def begin(self, inside: InsideFit) -> None:
+        """Takes its place in a ``fit`` that begins.
+
+        Raises:
+            CheckpointError: ``fit`` trains from something else.
+        """
+        if self._given is None:
+            return
+        adapter = getattr(inside.epochs, "data_adapter", None)
+        self._adapter = adapter
+        if self._is_iterator:
+            _refuse_reading_ahead()
+            return
+        if adapter is None or getattr(adapter, "_dataset", None) is not self._given:
+            raise CheckpointError(
+                f"data= is a {type(self._given).__name__} that fit does not train from: pass the same object "
+                "to both, fit(dataset, callbacks=[OrbaxCheckpointCallback(directory, data=dataset)])"
+            )
+        make = type(adapter).get_jax_iterator.__get__(adapter)
+        self._make = lambda: iter(make())
+        self._each_epoch = inside.epochs.steps_per_epoch is None
+        self._next_feed = _Feed(self._make())
+        adapter.get_jax_iterator = self._hand_out
+
+    def end(self) -> None:
+        """Leaves ``fit`` as it was."""
+        if self._adapter is not None and "get_jax_iterator" in vars(self._adapter):
+            del self._adapter.get_jax_iterator
+        self._feed = self._next_feed = self._adapter = None
+
+    def target(self) -> Any:
+        """The iterator to restore into, which is the one that ``fit`` draws from next."""
+        if self._is_iterator:
+            return self._given
+        assert self._next_feed is not None
+        return self._next_feed.iterator
+
+    def restored(self) -> None:
+        """Drops what Keras drew from the user's iterator before it was restored."""
+        peeked = getattr(self._adapter, "_first_batches", None)
+        if self._is_iterator and isinstance(peeked, list):
+            peeked.clear()
+
+    def item(self, batches: int, *, between_epochs: bool) -> Any:
+        """An iterator that stands after the last trained batch.
+
+        Args:
+            batches: how many were trained so far, counted from anywhere.
+            between_epochs: whether an epoch has just ended.
+        """
+        if self._is_iterator:
+            return self._given
+        assert self._make is not None
+        if self._next_feed is not None:
+            return self._next_feed.iterator  # nothing was drawn yet
+        if self._feed is None or (between_epochs and self._each_epoch):
+            return self._make()
+        return self._feed.at(batches, self._make)
+
+    def trained(self, batches: int) -> None:
+        """Tells the count of trained batches at the beginning of an epoch."""
+        feed = self._next_feed or (None if self._each_epoch else self._feed)
+        if feed is not None and feed.first_batch is None:
+            feed.first_batch = batches
+
+    def _hand_out(self) -> Any:
+        assert self._make is not None
+        self._feed, self._next_feed = self._next_feed or _Feed(self._make()), None
+        return self._feed
+
+
+class _Feed:
+    """An iterator that knows how many elements it gave, and its state before the last of them."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator: Any = iterator
+        self.first_batch: int | None = None
+        self._drawn = 0
+        self._before: Any = None
+        self._ahead = _reads_ahead()
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead:
+            self._before = self.iterator.get_state()
+        element = next(self.iterator)
+        self._drawn += 1
+        return element
+
+    def at(self, batches: int, make: Callable[[], Iterator[Any]]) -> Any:
+        """The iterator as it was when ``batches`` had been trained."""
+        ahead = 0 if self.first_batch is None else self._drawn - (batches - self.first_batch)
+        if not self._ahead or ahead <= 0:
+            return self.iterator
+        if ahead > 1:
+            raise CheckpointError(
+                f"Keras drew {ahead} batches more than it has trained, and the state before the last one only "
+                "is known: save at the end of epochs"
+            )
+        earlier: Any = make()
+        earlier.set_state(self._before)
+        return earlier
+
+
+def _reads_ahead() -> bool:
+    """Whether Keras draws a batch before the one before it is trained."""
+    import jax
+    import keras
+
+    return jax.default_backend() != "cpu" and keras.distribution.distribution() is None
+
+
+def _refuse_reading_ahead() -> None:
+    if _reads_ahead():
+        raise CheckpointError(
+            "data= is an iterator, and on this device Keras draws from it before it trains: its position is "
+            "not that of the model. Pass the dataset itself, to fit and as data="
+        )

@@ -1,0 +1,214 @@
+"""Models to a directory and back, without ``fit``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ckpt_core as ckpt
+from ckpt_core import Checkpointer, CheckpointNotFound, Options, Restored
+from ckpt_keras._backend import require_jax
+from ckpt_keras._config import CONFIG, config_item, model_from_config
+from ckpt_keras._items import MODEL, Contents, contents_of, model_item
+
+Path = str | os.PathLike[str]
+
+
+def save(
+    directory: Path,
+    model: Any,
+    step: int | None = None,
+    *,
+    what: str = "all",
+    overwrite: bool = False,
+    metadata: Any = None,
+    metrics: Mapping[str, float] | None = None,
+    host_only: bool = False,
+    options: Options | None = None,
+) -> str:
+    """The path of the checkpoint: the model, its optimizer and its configuration, durable.
+
+    Blocks until everything is on the disk.
+
+    Args:
+        directory: of steps; without ``step`` the checkpoint itself.
+        model: built; compiled or not.
+        step: number of the step in the directory.
+        what: ``"all"``, or ``"weights"`` for weights and random state alone.
+        overwrite: replace what is there.
+        metadata, metrics, options: see ``ckpt_core.Checkpointer``.
+        host_only: for backends other than JAX.
+
+    Raises:
+        CheckpointExists: the step, or a newer one, is there already.
+
+    Example:
+        >>> import keras, tempfile, ckpt_keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])
+        >>> directory = tempfile.mkdtemp()
+        >>> path = ckpt_keras.save(directory, model, step=3)
+        >>> ckpt_keras.load_model(directory).layers[0].name
+        'out'
+    """
+    require_jax(host_only)
+    items: dict[str, Any] = {MODEL: model_item(model, weights_only=_weights_only(what))}
+    items[CONFIG] = config_item(model)
+    if step is None:
+        if metrics is not None:
+            raise TypeError("metrics= belongs to a step: pass step= as well")
+        ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
+        return os.path.abspath(os.path.expanduser(directory))
+    with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
+        checkpointer.save(
+            step, items=items, overwrite=overwrite, metadata=metadata, metrics=metrics, force=True
+        )
+        return f"{checkpointer.directory}/{step}"
+
+
+def restore(
+    directory: Path,
+    model: Any,
+    step: int | None = None,
+    *,
+    what: str = "all",
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    cast: bool = False,
+    missing: str = "error",
+    unexpected: str = "error",
+    host_only: bool = False,
+    options: Options | None = None,
+) -> Restored:
+    """A model set from a checkpoint; gives ``Restored``, whose ``report`` says what was loaded.
+
+    Checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``. Everything is compared
+    before anything changes. ``report.missing`` and ``report.unexpected`` are empty unless the
+    arguments allow otherwise.
+
+    Args:
+        directory: of steps, or one step.
+        model: built; compiled, where the optimizer is to be restored.
+        step: which; the newest without it.
+        what: ``"all"``, or ``"weights"`` for weights and random state alone, into a model with
+            another optimizer or none.
+        rename, cast, missing, unexpected, options: see ``ckpt_core.restore``.
+        host_only: for backends other than JAX.
+
+    Raises:
+        CheckpointNotFound: no such directory, step, or model in it.
+        CheckpointCorrupt: a byte differs from what was saved.
+        StructureMismatch: the model is another one; it was not changed.
+    """
+    require_jax(host_only)
+    weights_only = _weights_only(what)
+    with _Source(directory, step, options) as source:
+        only = source.contents.only_weights() if weights_only else None
+        return source.restore(
+            model,
+            only=only,
+            rename=rename,
+            cast=cast,
+            missing=missing,
+            unexpected=unexpected,
+        )
+
+
+def load_model(
+    directory: Path,
+    step: int | None = None,
+    *,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+    host_only: bool = False,
+    options: Options | None = None,
+) -> Any:
+    """A new model as it was saved: layers, weights, random state, compilation and optimizer.
+
+    Its arrays lie where the ``keras.distribution`` that is set now puts them, whatever the devices
+    were that saved it. Checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``.
+
+    Args:
+        directory: of steps, or one step.
+        step: which; the newest without it.
+        custom_objects: classes and functions by name, as for ``keras.saving.load_model``.
+        compile: False gives the model without optimizer and losses.
+        safe_mode: refuse configurations that hold code (lambdas).
+        host_only: for backends other than JAX.
+        options: see ``ckpt_core.Options``.
+
+    Raises:
+        CheckpointNotFound: no such directory or step, or no configuration was saved.
+        CheckpointCorrupt: a byte differs from what was saved.
+    """
+    require_jax(host_only)
+    with _Source(directory, step, options) as source:
+        model = model_from_config(
+            source.config(),
+            where=source.path,
+            custom_objects=custom_objects,
+            compile=compile,
+            safe_mode=safe_mode,
+        )
+        compiled = getattr(model, "optimizer", None) is not None
+        all_of_it = compiled and not source.contents.weights_only
+        source.restore(model, only=None if all_of_it else source.contents.only_weights())
+    return model
+
+
+def _weights_only(what: str) -> bool:
+    if what not in ("all", "weights"):
+        raise ValueError(f"what must be 'all' or 'weights', got {what!r}")
+    return what == "weights"
+
+
+class _Source:
+    """One checkpoint: a step of a directory of steps, or a path that is one itself."""
+
+    def __init__(self, directory: Path, step: int | None, options: Options | None) -> None:
+        self._options = options
+        self._step = step
+        self.path = os.fspath(directory)
+        if step is None and _is_step(self.path):
+            self._checkpointer = None
+            info = ckpt.inspect(self.path)
+        else:
+            self._checkpointer = Checkpointer(directory, read_only=True, options=options)
+            self._step = self._checkpointer.latest_step() if step is None else step
+            self.path = self._checkpointer.directory
+            if self._step is None:
+                raise CheckpointNotFound(
+                    f"{self.path} holds no checkpoint: no step was saved there"
+                )
+            info = self._checkpointer.inspect(self._step)
+        self.path = info.path
+        self.contents: Contents = contents_of(info)
+
+    def __enter__(self) -> _Source:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+    def config(self) -> Any:
+        """The item with the configuration; empty where none was saved."""
+        if not self.contents.has_config:
+            return {}
+        return ckpt.load(self.path, item=CONFIG, options=self._options)
+
+    def restore(self, model: Any, **arguments: Any) -> Restored:
+        """The model's item, set on a model."""
+        items = {self.contents.item: model}
+        if self._checkpointer is None:
+            return ckpt.restore(self.path, items=items, options=self._options, **arguments)
+        assert self._step is not None
+        return self._checkpointer.restore(self._step, items=items, **arguments)
+
+
+def _is_step(path: str) -> bool:
+    """Whether a path is one checkpoint, rather than a directory of them."""
+    try:
+        return bool(ckpt.inspect(path).items)
+    except CheckpointNotFound:
+        return False

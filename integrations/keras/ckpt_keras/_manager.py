@@ -1,0 +1,105 @@
+"""Checkpoints of a model for a training loop of one's own, with the names of Keras' guide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ckpt_core import Checkpointer, Restored
+from ckpt_keras._backend import require_jax
+from ckpt_keras._config import CONFIG, config_item
+from ckpt_keras._items import MODEL, contents_of
+
+
+class KerasCheckpointManager:
+    """A model in a directory of steps, saved and restored by epoch.
+
+    The class of Keras' Orbax guide, as an import instead of code to paste. Restoring gives the
+    step that was asked for (the guide's gives the newest for 0), a save that is refused raises
+    (the guide's returns False), and writing goes on in the background.
+
+    Args:
+        model: built; compiled, where its optimizer is to be saved.
+        checkpoint_dir: where the steps lie; made if missing.
+        max_to_keep: how many of the newest stay; None keeps all.
+        steps_per_epoch: step numbers are ``epoch * steps_per_epoch``.
+        host_only: for backends other than JAX.
+        **kwargs: of ``ckpt_core.Checkpointer``, such as ``keep_period=10``.
+
+    Example:
+        >>> import keras, tempfile
+        >>> from ckpt_keras import KerasCheckpointManager
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> with KerasCheckpointManager(model, tempfile.mkdtemp()) as manager:
+        ...     _ = manager.save_state(0)
+        ...     manager.restore_state().step
+        0
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        max_to_keep: int | None = 5,
+        steps_per_epoch: int = 1,
+        *,
+        host_only: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        require_jax(host_only)
+        self.model = model
+        self.steps_per_epoch = steps_per_epoch
+        self.checkpointer = Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)
+        self._config: dict[str, Any] | None = None
+
+    def save_state(self, epoch: int, metrics: Mapping[str, float] | None = None) -> bool:
+        """Whether a save of the model after this epoch was started.
+
+        Returns when the model may change again. False for an epoch that this manager has saved.
+
+        Raises:
+            CheckpointExists: the step, or a newer one, is another run's.
+            Exception: what made the save before this one fail.
+        """
+        if self._config is None:
+            self._config = config_item(self.model)
+        items = {MODEL: self.model, CONFIG: self._config}
+        return self.checkpointer.save(epoch * self.steps_per_epoch, items=items, metrics=metrics)
+
+    def restore_state(self, step: int | None = None) -> Restored | None:
+        """A step set on the model, the newest whole one without ``step``; None where there is none.
+
+        Raises:
+            StructureMismatch: the checkpoint is of another model; nothing was changed.
+            CheckpointNotFound: there is no such step.
+        """
+        newest = self.checkpointer.latest_step() if step is None else step
+        if newest is None:
+            return None
+        item = contents_of(self.checkpointer.inspect(newest)).item
+        if step is None:
+            return self.checkpointer.restore_latest(items={item: self.model})
+        return self.checkpointer.restore(step, items={item: self.model})
+
+    def all_steps(self) -> list[int]:
+        """Every committed step, ascending."""
+        return self.checkpointer.all_steps()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step, or None."""
+        return self.checkpointer.latest_step()
+
+    def wait_until_finished(self) -> None:
+        """Returns when no save is running; raises what made one fail."""
+        self.checkpointer.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for a running save and ends the use of this object."""
+        self.checkpointer.close()
+
+    def __enter__(self) -> KerasCheckpointManager:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.checkpointer.__exit__(kind, error, trace)

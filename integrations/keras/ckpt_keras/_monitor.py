@@ -1,0 +1,75 @@
+"""Which direction of a metric is better, and whether a value is the best so far."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+_MODES = ("auto", "min", "max")
+
+
+def checked_mode(mode: str) -> str:
+    """One of ``auto``, ``min``, ``max``; Keras' callbacks take anything else for ``auto``."""
+    if mode not in _MODES:
+        raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
+    return mode
+
+
+def direction(monitor: str, mode: str, model: Any) -> str | None:
+    """``min`` or ``max``; None where ``auto`` cannot tell."""
+    if mode != "auto":
+        return mode
+    name = monitor.removeprefix("val_")
+    if name == "loss" or name.endswith("_loss"):
+        return "min"
+    for metric in _leaf_metrics(model):
+        if metric.name == name or name.endswith(f"_{metric.name}"):
+            known = getattr(metric, "_direction", None)
+            if known is not None:
+                return "max" if known == "up" else "min"
+    return "max" if any(word in name for word in ("acc", "auc", "precision", "recall")) else None
+
+
+def _leaf_metrics(model: Any) -> list[Any]:
+    found: list[Any] = []
+    for metric in getattr(model, "metrics", ()):
+        inner = getattr(metric, "metrics", None)
+        found += inner if inner else [metric]
+    return found
+
+
+def is_better(value: float, best: float | None, mode: str) -> bool:
+    """Whether a value beats the best one so far; NaN never does."""
+    if value != value:
+        return False
+    if best is None or best != best:
+        return True
+    return value < best if mode == "min" else value > best
+
+
+def monitored(logs: Mapping[str, Any], monitor: str, *, needed: bool, where: str) -> float | None:
+    """The monitored value in the logs; None with a warning where it is needed and absent."""
+    value = logs.get(monitor)
+    if value is None:
+        if needed:
+            known = ", ".join(logs) or "none"
+            warnings.warn(
+                f"save_best_only=True needs {monitor!r}, which is not among the metrics ({known}): nothing is "
+                f"saved at {where}",
+                UserWarning,
+                stacklevel=3,
+            )
+        return None
+    return float(value)
+
+
+def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """The logs that are numbers, as Python floats."""
+    found: dict[str, float] = {}
+    for name, value in (logs or {}).items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError):
+            continue  # logs may hold arrays and nested dicts of a custom train_step
+    return found

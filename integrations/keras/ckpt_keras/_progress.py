@@ -1,0 +1,93 @@
+"""Where training stands: what is saved beside the model, and brings ``fit`` back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Progress:
+    """Counters of a training, random state of the host, and the state of tracked callbacks.
+
+    Attributes:
+        unit: what steps count, ``epoch`` or ``batch``.
+        epoch: the next epoch to run, or the one that is running.
+        batch: batches of that epoch that are done; 0 between epochs.
+        batches: all batches so far.
+        since_save: batches since the last save.
+        run: how many times ``fit`` was called with the callback before this one.
+        first_step: what is added to epochs to get step numbers.
+        best: best value of the monitored metric so far.
+        stopped: whether a callback had ended the training.
+        random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
+        callbacks: state of tracked callbacks.
+    """
+
+    unit: str = "epoch"
+    epoch: int = 0
+    batch: int = 0
+    batches: int = 0
+    since_save: int = 0
+    run: int = 0
+    first_step: int = 0
+    best: float | None = None
+    stopped: bool = False
+    random_state: dict[str, Any] = field(default_factory=dict[str, Any])
+    callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def next_run(self) -> Progress:
+        """Of a further ``fit`` with the same callback: its epochs begin at 0, its steps go on."""
+        return Progress(
+            unit=self.unit,
+            batches=self.batches,
+            since_save=self.since_save,
+            run=self.run + 1,
+            first_step=self.first_step + self.epoch,
+            best=self.best,
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return dict(vars(self))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """From the checkpoint; fields that it lacks keep their defaults."""
+        known = {name: value for name, value in state.items() if name in vars(self)}
+        vars(self).update(known)
+
+
+def random_state() -> dict[str, Any]:
+    """The global generators of numpy and Python as arrays and numbers."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, words, gauss_next = random.getstate()
+    return {
+        "numpy": {
+            "name": str(name),
+            "keys": np.array(keys),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "gauss": float(gauss),
+        },
+        "python": {
+            "version": version,
+            "words": np.array(words, np.int64),
+            "gauss_next": gauss_next,
+        },
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Sets what ``random_state`` gave."""
+    if not state:
+        return
+    saved = state["numpy"]
+    np.random.set_state(
+        (saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["gauss"])
+    )
+    saved = state["python"]
+    words = tuple(int(word) for word in saved["words"])
+    random.setstate((int(saved["version"]), words, saved["gauss_next"]))

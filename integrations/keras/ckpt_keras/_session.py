@@ -1,0 +1,183 @@
+"""One directory and one training: what is saved of it, and how it is found again."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ckpt_core import Checkpointer, CheckpointError, CheckpointExists
+from ckpt_keras import _progress, _tracked
+from ckpt_keras._arguments import Arguments
+from ckpt_keras._config import CONFIG, config_item
+from ckpt_keras._data import FitData
+from ckpt_keras._items import MODEL, Contents, contents_of, model_item
+from ckpt_keras._progress import Progress
+
+logger = logging.getLogger("ckpt_keras")
+
+_PLURAL = {"epoch": "epochs", "batch": "batches"}
+
+
+class Session:
+    """Saves and restores for the callback; knows nothing of the events of ``fit``.
+
+    Args:
+        arguments: of the callback.
+        model: that trains.
+    """
+
+    def __init__(self, arguments: Arguments, model: Any) -> None:
+        self._arguments = arguments
+        self._config: dict[str, Any] | None = None
+        self._stale: frozenset[int] = frozenset()
+        self._unfinished: int | None = None
+        self.checkpointer = Checkpointer(
+            arguments.directory,
+            keep_policy=arguments.keep_policy(model),
+            asynchronous=arguments.save_on_background,
+            options=arguments.options,
+        )
+
+    # --------------------------------------------------------------------------------- save
+
+    def save(
+        self,
+        model: Any,
+        progress: Progress,
+        data: FitData,
+        metrics: Mapping[str, float],
+        random_state: Mapping[str, Any],
+    ) -> None:
+        """Starts a save of everything, or does it where the callback was asked to wait.
+
+        Raises:
+            Exception: what made the save before this one fail.
+        """
+        started = time.perf_counter()
+        step = self._step(progress)
+        weights_only = self._arguments.save_weights_only
+        progress.random_state = dict(random_state)
+        progress.callbacks = _tracked.states_of(self._arguments.track)
+        items: dict[str, Any] = {
+            MODEL: model_item(model, weights_only=weights_only),
+            "fit": progress,
+            **self._arguments.extra,
+        }
+        if not weights_only:
+            # a configuration takes Keras longer than a save, and does not change while fit runs
+            self._config = config_item(model) if self._config is None else self._config
+            items[CONFIG] = self._config
+        if data.given:
+            items["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
+        again = step in self._stale or step == self._unfinished
+        self.checkpointer.save(step, items=items, metrics=metrics, force=True, overwrite=again)
+        self._unfinished = step if progress.batch else None
+        if self._arguments.verbose:
+            blocked = time.perf_counter() - started
+            how = "saving" if self._arguments.save_on_background else "saved"
+            directory = self.checkpointer.directory
+            print(f"\n{_where(progress)}: {how} step {step} to {directory} ({blocked:.3f} s)")
+
+    def _step(self, progress: Progress) -> int:
+        if progress.unit == "batch":
+            return progress.batches
+        # of an epoch that was interrupted it is the number that the whole one will have
+        epoch = progress.epoch if progress.batch else progress.epoch - 1
+        return (progress.first_step + epoch) * self._arguments.steps_per_epoch
+
+    # ------------------------------------------------------------------------------ restore
+
+    def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
+        """The newest step that is whole, set on the model; None where the directory is empty.
+
+        Raises:
+            CheckpointExists: there are steps, and the callback was told not to restore.
+            StructureMismatch: the checkpoint is of another model; nothing was changed.
+            CheckpointCorrupt: there are steps, and none can be loaded.
+        """
+        self.checkpointer.wait_until_finished()  # of a fit that ended by an exception
+        steps = self.checkpointer.all_steps()
+        if not steps:
+            return None
+        if not self._arguments.restore:
+            raise CheckpointExists(
+                f"{self.checkpointer.directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
+                "says not to go on from them: use another directory, or leave restore= away"
+            )
+        contents = self._contents(steps)
+        progress = Progress(unit=self._arguments.unit)
+        targets: dict[str, Any] = {contents.item: model}
+        if not contents.by_orbax:
+            targets |= {"fit": progress, **self._arguments.extra}
+            if data.given:
+                targets["data"] = data.target()
+        only = contents.only_weights() if contents.weights_only else None
+        restored = self.checkpointer.restore_latest(items=targets, only=only)
+        assert restored is not None
+        assert restored.step is not None
+        if contents.by_orbax:
+            progress = _progress_of_orbax(restored.step, self._arguments, batches_per_epoch)
+        elif data.given:
+            data.restored()
+        self._check_unit(progress)
+        self._stale = frozenset(step for step in steps if step > restored.step)
+        self._unfinished = restored.step if progress.batch and progress.unit == "epoch" else None
+        self._tell(restored.step, progress, contents)
+        return progress
+
+    def _contents(self, steps: list[int]) -> Contents:
+        failure: Exception | None = None
+        for step in reversed(steps):
+            try:
+                return contents_of(self.checkpointer.inspect(step))
+            except (CheckpointError, OSError) as error:  # restore_latest goes back further, too
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def _check_unit(self, progress: Progress) -> None:
+        wanted = self._arguments.unit
+        if progress.unit != wanted:
+            raise CheckpointError(
+                f"{self.checkpointer.directory}: its steps count {_PLURAL[progress.unit]}, and "
+                f"save_freq={self._arguments.save_freq!r} counts {_PLURAL[wanted]}: use the save_freq that it "
+                "was written with, or another directory"
+            )
+
+    def _tell(self, step: int, progress: Progress, contents: Contents) -> None:
+        if contents.weights_only:
+            warnings.warn(
+                f"{self.checkpointer.directory}: step {step} was saved with save_weights_only=True: training goes on "
+                "with a new optimizer state",
+                UserWarning,
+                stacklevel=4,
+            )
+        message = (
+            f"restored step {step} of {self.checkpointer.directory}: training goes on after "
+            f"{_where(progress)}"
+        )
+        logger.info(message)
+        if self._arguments.verbose:
+            print(message)
+
+
+def _where(progress: Progress) -> str:
+    if progress.batch:
+        return f"epoch {progress.epoch + 1}, batch {progress.batch}"
+    return f"epoch {progress.epoch}"
+
+
+def _progress_of_orbax(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
+    """What the number of a step of ``keras.callbacks.OrbaxCheckpoint`` says; it says no more."""
+    if arguments.unit == "epoch":
+        return Progress(unit="epoch", epoch=step + 1)
+    if not batches_per_epoch:
+        raise CheckpointError(
+            f"{arguments.directory}: step {step} was saved by keras.callbacks.OrbaxCheckpoint after so many batches, "
+            "and how many an epoch has is not known: pass steps_per_epoch to fit"
+        )
+    epoch, batch = divmod(step, batches_per_epoch)
+    return Progress(unit="batch", epoch=epoch, batch=batch, batches=step)

@@ -1,0 +1,94 @@
+"""The state of other callbacks: what they keep in attributes that are not arguments."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ckpt_core import Stateful, UnsupportedLeaf
+
+logger = logging.getLogger("ckpt_keras")
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """The state of each callback under its class and its number among those of the class.
+
+    A callback with ``get_state`` and ``set_state`` says itself what that is. Otherwise it is every
+    attribute that is no argument of ``__init__``: arguments are the code's to say, so a changed
+    ``patience`` counts after a restart.
+
+    Raises:
+        UnsupportedLeaf: an attribute that is neither number, text, array nor a container of those.
+    """
+    return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
+
+
+def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:
+    """Sets what ``states_of`` gave; callbacks that are new since then are left as they are."""
+    for name, callback in _numbered(callbacks):
+        if name not in states:
+            logger.warning("track: %s was not tracked when the checkpoint was saved", name)
+        elif isinstance(callback, Stateful):
+            callback.set_state(states[name])
+        else:
+            vars(callback).update(states[name])
+
+
+def _numbered(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
+    counts: dict[str, int] = {}
+    named: list[tuple[str, Any]] = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        counts[name] = counts.get(name, 0) + 1
+        named.append((name if counts[name] == 1 else f"{name}_{counts[name]}", callback))
+    return named
+
+
+def _state_of(callback: Any) -> Any:
+    if isinstance(callback, Stateful):
+        return callback.get_state()
+    arguments = _arguments(type(callback))
+    state: dict[str, Any] = {}
+    for name, value in vars(callback).items():
+        if name in arguments or name in ("params", "_model", "validation_data"):
+            continue
+        if callable(value) or _is_keras(value):
+            continue
+        state[name] = _copied(value, f"{type(callback).__name__}.{name}")
+    return state
+
+
+def _arguments(cls: type) -> set[str]:
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            found |= set(inspect.signature(base.__init__).parameters)
+    return found
+
+
+def _is_keras(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "keras"
+
+
+def _copied(value: Any, where: str) -> Any:
+    """A copy that later epochs leave alone."""
+    if isinstance(value, _PLAIN) or isinstance(value, np.generic):
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(part, where) for part in value)
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {key: _copied(part, f"{where}[{key!r}]") for key, part in value.items()}
+    if hasattr(value, "__array__"):
+        return np.array(value)
+    raise UnsupportedLeaf(
+        f"track: {where} is a {type(value).__name__}, which cannot be saved. Give the callback get_state() and "
+        "set_state(), or leave it out of track=",
+        leaf=where,
+        type_name=type(value).__name__,
+    )
