@@ -25,8 +25,13 @@ class Adapter(Protocol):
     Optional: ``per_process = True`` for state that each process has of its own (a data pipeline),
     with two more methods, ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the
     file ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
-    StructureMismatch where a state does not fit, before anything is changed; and
-    ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for.
+    StructureMismatch where a state does not fit, before anything is changed;
+    ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for;
+    ``wanted(obj, saved)``, the state to ask for in place of ``get_state`` when the object is the
+    target of an item, for objects that make their state as they go: ``saved`` is the saved tree with
+    a ``jax.ShapeDtypeStruct``, an array of zeros or a zero for each leaf; and
+    ``arrays_are_writable = True`` where jax arrays may share host memory that the user can write
+    to, so that an asynchronous save copies them.
     """
 
     def accepts(self, cls: type, /) -> bool:
@@ -118,6 +123,34 @@ def is_lenient(adapter: Any) -> bool:
     return bool(getattr(adapter, "lenient", False))
 
 
+def has_writable_arrays(adapter: Any) -> bool:
+    """Whether jax arrays in the object's state may change under a save that does not copy them."""
+    return bool(getattr(adapter, "arrays_are_writable", False))
+
+
+def expand_target(target: Any, saved: Callable[[], Any]) -> Callable[[Any], Any]:
+    """``expand``, but the target itself may ask for what it wants of what was saved."""
+    adapter: Any = adapter_for(target)
+    wanted = getattr(adapter, "wanted", None)
+    if wanted is None:
+        return expand
+
+    def expand_it(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+        if obj is not target:
+            return expand(obj)
+        return wanted(target, saved()), _setter(adapter, target)
+
+    return expand_it
+
+
+def _setter(adapter: Any, obj: Any) -> Callable[[Any], Any]:
+    def finish(state: Any) -> Any:
+        adapter.set_state(obj, state)
+        return obj
+
+    return finish
+
+
 def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
     """For ``_tree.flatten``: the state of an adapted object, and how to set a new one."""
     adapter = adapter_for(obj)
@@ -131,9 +164,4 @@ def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
             "of its own, such as data=iterator",
             type_name=name,
         )
-
-    def finish(state: Any) -> Any:
-        adapter.set_state(obj, state)
-        return obj
-
-    return adapter.get_state(obj), finish
+    return adapter.get_state(obj), _setter(adapter, obj)

@@ -241,12 +241,18 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
         return array
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
-    numbers = ("int", "bigint")
-    if saved.kind in numbers and not np.array_equal(converted.astype(array.dtype), array):
-        difference = Mismatch(format_path(path), "dtype", f"int {array.item()}", str(spec))
-        raise StructureMismatch(
-            [difference], advice="The saved number does not fit the wanted dtype."
-        )
+    whole_numbers = "iu"  # rounding is what a cast of floats means; another integer is wrong data
+    if array.dtype.kind in whole_numbers and (
+        saved.kind in ("int", "bigint") or dtype.kind in whole_numbers
+    ):
+        lost = converted.astype(array.dtype) != array
+        if lost.any():
+            difference = Mismatch(
+                format_path(path), "dtype", f"{saved} {array[lost].flat[0]}", str(spec)
+            )
+            raise StructureMismatch(
+                [difference], advice="The saved number does not fit the wanted dtype."
+            )
     return converted
 
 

@@ -20,7 +20,7 @@ from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.other import plan_other
 from ckpt_core._load.request import Request
-from ckpt_core._load.wants import NOT_SAVED, Planned
+from ckpt_core._load.wants import NOT_SAVED, Planned, placeholder
 from ckpt_core._match import Match, MatchRules, Select, match, selector
 from ckpt_core._tree import FlatTree, Node, flatten, format_path, importable_type, unflatten
 
@@ -56,8 +56,14 @@ def plan_item(
         )
     if adapter is not None and _adapters.is_lenient(adapter):
         return _plan_lenient(item, adapter, like, request)
-    flat = flatten(like, expand=_adapters.expand, keep=True)
+    expand = _adapters.expand_target(like, lambda: _placeholders(item))
+    flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request)
+
+
+def _placeholders(item: SavedItem) -> Any:
+    """The saved tree with something of its kind, shape and dtype for every leaf; nothing is read."""
+    return unflatten(item.root, map(placeholder, item.specs), resolve=importable_type)
 
 
 def _plan_numpy_key(opened: Opened, saved: SavedItem, request: Request, context: Any) -> Planned:
