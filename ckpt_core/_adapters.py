@@ -28,10 +28,10 @@ class Adapter(Protocol):
     StructureMismatch where a state does not fit, before anything is changed;
     ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for;
     ``wanted(obj, saved)``, the state to ask for in place of ``get_state`` when the object is the
-    target of an item, for objects that make their state as they go: ``saved`` is the saved tree with
-    a ``jax.ShapeDtypeStruct``, an array of zeros or a zero for each leaf; and
-    ``arrays_are_writable = True`` where jax arrays may share host memory that the user can write
-    to, so that an asynchronous save copies them.
+    target of an item, for objects that make their state as they go: ``saved`` is the saved tree,
+    each leaf described by its ``kind``, ``shape`` and ``dtype``, and such a leaf in what is returned
+    asks for it as it was saved; and ``arrays_are_writable = True`` where jax arrays may share host
+    memory that the user can write to, so that an asynchronous save copies them.
     """
 
     def accepts(self, cls: type, /) -> bool:

@@ -38,6 +38,23 @@ class Target:
     regions: list[Region]
 
 
+class SavedLeaf:
+    """One leaf of a checkpoint before it is read, as ``Adapter.wanted`` gets and returns it.
+
+    Returned, it asks for the leaf as it was saved.
+
+    Attributes:
+        kind: ``jax``, ``numpy``, ``key``, ``int``, ``float``, ``str`` and so on.
+        shape: of an array.
+        dtype: of an array, by name.
+    """
+
+    __slots__ = ("dtype", "kind", "shape")
+
+    def __init__(self, spec: LeafSpec) -> None:
+        self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
+
+
 Chooser = Callable[[int], Any]
 """From a leaf's position in the saved item to its sharding (None: uncommitted)."""
 
@@ -146,7 +163,7 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
         sharding = None
         if spec.kind in ("jax", "key"):
             sharding = _snapshot.wanted_sharding(leaf)
-            if sharding is None and isinstance(leaf, jax.ShapeDtypeStruct):
+            if sharding is None and isinstance(leaf, (jax.ShapeDtypeStruct, SavedLeaf)):
                 sharding = _default_sharding(item.shardings[position], mesh)
         targets.append(_target(item, position, spec, sharding, False))
     return targets

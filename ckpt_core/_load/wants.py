@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from ckpt_core._leaves import LeafSpec, dtype_from_name, from_host_array
 from ckpt_core._load.opened import SavedItem
 from ckpt_core._load.place import Target
 from ckpt_core._match import Match
@@ -55,28 +52,3 @@ class Planned:
     targets: dict[int, Target]
     finish: Callable[[list[Any]], Any]
     match: Match | None = None
-
-
-def placeholder(spec: LeafSpec) -> Any:
-    """Something of the kind, shape and dtype of a leaf, without its values or their memory."""
-    match spec.kind:
-        case "jax":
-            dtype = dtype_from_name(spec.dtype)
-            return jax.ShapeDtypeStruct(spec.shape, dtype, weak_type=spec.detail == "weak")
-        case "key":
-            key = jax.eval_shape(lambda: jax.random.key(0, impl=spec.dtype))
-            return jax.ShapeDtypeStruct(spec.shape, key.dtype)
-        case "str" | "bigint" | "generator" | "random_state" | "py_random":
-            return _ZEROS[spec.kind]()
-        case _:
-            zeros = np.broadcast_to(np.zeros((), spec.numpy_dtype), spec.stored_shape)
-            return from_host_array(zeros, spec)
-
-
-_ZEROS: dict[str, Callable[[], Any]] = {
-    "str": str,
-    "bigint": int,
-    "generator": np.random.default_rng,
-    "random_state": np.random.RandomState,
-    "py_random": random.Random,
-}
