@@ -26,17 +26,15 @@ _EXTRA = "_extra_state"  # the name that torch uses in state_dict
 
 def get_state(module: Any) -> dict[str, Any]:
     """The arrays of a module by name, tied ones once; tensors of ``_extra_state`` as arrays."""
-    entries = _entries(module)
     state: dict[str, Any] = {}
     first_of: dict[int, str] = {}
     tied: dict[str, dict[str, bool]] = {}
-    for name, value in entries.items():
+    for name, value in _entries(module).items():
         if _is_extra(name):
             state[name] = _tensors.arrays_of(value)
             continue
         leaf = _tensors.read_live(value, name)
-        shared = leaf if isinstance(leaf, jax.Array) else value
-        first = first_of.setdefault(id(shared), name)
+        first = first_of.setdefault(id(leaf if isinstance(leaf, jax.Array) else value), name)
         if first == name:
             state[name] = leaf
         else:
@@ -144,9 +142,12 @@ def _entries(module: Any) -> dict[str, Any]:
     entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
     if TIED in entries:
         raise UnsupportedLeaf(f"{TIED} is a name that ckpt uses itself: rename it", leaf=TIED)
-    live = {id(value) for value in module.parameters()} | {id(value) for value in module.buffers()}
+    live: set[int] = set()
+    for part in module.modules():
+        live.update(map(id, vars(part)["_parameters"].values()))  # without torch's walk over names
+        live.update(map(id, vars(part)["_buffers"].values()))
     for name, value in entries.items():
-        if not _is_extra(name) and id(value) not in live:
+        if id(value) not in live and not _is_extra(name):
             raise UnsupportedLeaf(
                 f"{name}: a hook made this entry of state_dict, and a restore could not set it: save "
                 "module.state_dict() instead of the module, and restore with load_state_dict",
@@ -166,7 +167,7 @@ def _groups(entries: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _is_extra(name: str) -> bool:
-    return name.rpartition(".")[2] == _EXTRA
+    return name.endswith(_EXTRA) and name.rpartition(".")[2] == _EXTRA
 
 
 def _is_meta(value: Any) -> bool:

@@ -28,8 +28,10 @@ def read_live(tensor: Any, where: str) -> Any:
     Raises:
         UnsupportedLeaf: a step that was compiled with donated arguments took them.
     """
-    value = read(tensor, where)
-    if isinstance(value, jax.Array) and value.is_deleted():
+    if not _torchax.is_jax(tensor):
+        return read(tensor, where)
+    value = tensor.jax()
+    if value.is_deleted():
         raise UnsupportedLeaf(
             f"{where}: its array was donated to a compiled step, so this tensor is dead; the values are in what "
             "the step returned: pass that instead, such as model={**weights, **buffers}",

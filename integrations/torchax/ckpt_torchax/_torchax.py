@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 from typing import Any
@@ -17,19 +18,26 @@ def _from(module: str, name: str) -> Any:
 
 def is_tensor(value: object) -> bool:
     """Whether a value is a torchax tensor that has an array of its own."""
-    cls = _from("torchax.tensor", "Tensor")
-    return cls is not None and isinstance(value, cls)
+    return "_elem" in getattr(value, "__dict__", ()) and is_jax(value)
 
 
 def is_view(value: object) -> bool:
     """Whether a value is a torchax View: a part of another tensor, without an array of its own."""
-    cls = _from("torchax.view", "View")
-    return cls is not None and isinstance(value, cls)
+    return is_jax(value) and not is_tensor(value)
 
 
 def is_jax(value: object) -> bool:
-    """Whether a tensor stands for a jax array."""
-    return is_tensor(value) or is_view(value)
+    """Whether a value is a tensor that stands for a jax array."""
+    return _is_jax_class(type(value))
+
+
+@functools.cache
+def _is_jax_class(cls: type) -> bool:
+    # A class of torchax exists only where torchax is imported, so the answer never changes.
+    return any(
+        base is _from("torchax.tensor", "Tensor") or base is _from("torchax.view", "View")
+        for base in cls.__mro__
+    )
 
 
 def is_environment_class(cls: type) -> bool:
