@@ -52,12 +52,14 @@ def _load_over_meta(path: PathLike, module: Any, item: str | None) -> None:
     _modules.refuse_meta_buffers(module)
     names_of = _modules.names_of_tensors(module)
     filled = copy.deepcopy(module).to_empty(device="cpu")
-    for names, _ in names_of:  # to_empty unties
-        for name in names[1:]:
-            _modules.put(filled, name, _modules.tensor_at(filled, names[0]))
     for names, tensor in names_of:
+        made = _modules.tensor_at(filled, names[0])
         if not tensor.is_meta:  # made beside the meta device, and perhaps in no checkpoint
-            _modules.tensor_at(filled, names[0]).data.copy_(tensor)
+            made.data.copy_(tensor)
+        elif not tensor.is_floating_point():
+            made.zero_()  # what happened to be in memory may not be a number that fits
+        for name in names[1:]:  # to_empty unties
+            _modules.put(filled, name, made)
     ckpt.load(path, filled, item=item)
     for names, _ in names_of:
         for name in names:

@@ -58,8 +58,8 @@ def load_into(
     """
     _torchax.require("by load_into (ckpt_torchax.to_torch does without)")
     inside = _torchax.unwrapped(module)
-    _modules.refuse_meta_buffers(inside, buffers)
     _refuse_unknown_buffers(inside, buffers or {})
+    _modules.refuse_meta_buffers(inside, buffers)
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
     given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})

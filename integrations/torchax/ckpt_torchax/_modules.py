@@ -66,8 +66,13 @@ def wanted(module: Any, saved: Any) -> Any:
             continue
         leaf = _tensors.read_shape(value, names[0])
         present = [name for name in names if name in saved]
-        present = present or [first_of[name] for name in names if name in first_of] or names[:1]
-        for name in present:
+        if not present:
+            present = [
+                first_of[name]
+                for name in names
+                if name in first_of and _fits(leaf, entries.get(first_of[name]), first_of[name])
+            ]
+        for name in present or names[:1]:
             state.setdefault(name, _integers_as_saved(leaf, saved.get(name), value))
     if TIED in saved:
         state[TIED] = saved[TIED]
@@ -177,6 +182,14 @@ def _is_meta(value: Any) -> bool:
 
 def _owner(module: Any, name: str) -> Any:
     return module.get_submodule(name.rpartition(".")[0])
+
+
+def _fits(leaf: Any, first: Any, name: str) -> bool:
+    """Whether a tensor can have the value of the one that it was tied to when saved."""
+    if first is None:
+        return True  # it takes the other's place, and is compared as such
+    other = _tensors.read_shape(first, name)
+    return (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
 
 
 def _integers_as_saved(leaf: Any, saved: Any, tensor: Any) -> Any:
