@@ -76,8 +76,9 @@ def make_step(model: nn.Module, optimizer: Any, env: Any) -> Any:
     return jax_jit(torchax.train.make_train_step(forward, F.cross_entropy, optimizer))
 
 
-def train(path: Path, total_steps: int) -> None:
-    """Trains up to `total_steps`, from the last step that was saved in `path`; prints every loss."""
+def train(path: Path, total_steps: int) -> dict[int, str]:
+    """Trains up to `total_steps`, from the last step saved in `path`; step -> loss, to the bit."""
+    losses: dict[int, str] = {}
     torchax.enable_globally()
     env = torchax.default_env()
     torch.manual_seed(0)
@@ -96,8 +97,9 @@ def train(path: Path, total_steps: int) -> None:
             rows = torch_view(np.arange(BATCH) + step * BATCH) % len(labels)
             inputs = (images[rows], torch_view(env.get_and_rotate_prng_key()))
             loss, weights, opt_state = update(weights, buffers, opt_state, inputs, labels[rows])
-            print(json.dumps({"step": step, "loss": float(loss).hex()}), flush=True)
+            losses[step] = float(loss).hex()
             run.save(step, model={**weights, **buffers}, optimizer=opt_state, random=env)
+    return losses
 
 
 def demonstrate(directory: Path) -> int:
@@ -106,8 +108,7 @@ def demonstrate(directory: Path) -> int:
     first_saved = directory / "killed" / "step_100"
     while not first_saved.exists():
         if killed.poll() is not None:
-            print("the run ended by itself", file=sys.stderr)
-            return 1
+            raise SystemExit("the run ended by itself")
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -115,29 +116,20 @@ def demonstrate(directory: Path) -> int:
     with ckpt.Checkpointer(directory / "killed", step_prefix="step", read_only=True) as run:
         latest = run.latest_step()
     assert latest is not None
-    both = [start(directory / name, latest + 51) for name in ("killed", "straight")]
-    resumed, straight = map(losses, both)
-    equal = [resumed[step] == straight[step] for step in range(latest + 1, latest + 51)]
-    print(f"killed, resumed after step {latest}: {sum(equal)} of the next 50 losses are equal")
-    print(
-        f"loss at first {float.fromhex(straight[0])}, at last {float.fromhex(resumed[latest + 50])}"
-    )
-    return 0 if len(resumed) == 50 and all(equal) else 1
+    resuming = start(directory / "killed", latest + 51)
+    straight = train(directory / "straight", latest + 51)
+    resumed: dict[str, str] = json.loads(resuming.communicate()[0] or "{}")
+    following = range(latest + 1, latest + 51)
+    equal = sum(resumed.get(str(step)) == straight[step] for step in following)
+    print(f"killed, resumed after step {latest}: {equal} of the next 50 losses are equal")
+    print(f"loss at first {float.fromhex(straight[0])}, now {float.fromhex(straight[latest + 50])}")
+    return 0 if len(resumed) == equal == 50 else 1
 
 
 def start(path: Path, total_steps: int) -> subprocess.Popen[str]:
-    """This script in a process of its own."""
+    """This script in a process of its own, which prints its losses at the end."""
     command = [sys.executable, __file__, "--directory", str(path), "--steps", str(total_steps)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def losses(process: subprocess.Popen[str]) -> dict[int, str]:
-    """Step -> loss, to the bit, of a run that ends by itself."""
-    output, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"a run failed with status {process.returncode}")
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return {line["step"]: line["loss"] for line in lines}
 
 
 def main() -> int:
@@ -149,7 +141,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.demo:
         return demonstrate(arguments.directory)
-    train(arguments.directory, arguments.steps)
+    print(json.dumps(train(arguments.directory, arguments.steps)))
     return 0
 
 

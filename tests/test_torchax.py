@@ -396,7 +396,7 @@ def test_13_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
             model = Net()
         return model, *torch_optimizer(model)
 
-    more = range(4, 14)
+    more = range(4, 14) if not on_jax else range(4, 8)  # torchax compiles anew for each step
     model, optimizer, schedulers = start(0)
     run(model, optimizer, schedulers, range(4))
     items = {"model": model, "optimizer": optimizer, "schedulers": schedulers}
@@ -636,13 +636,13 @@ def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
     # only what state_dict names: the non-persistent buffer is the code's
     items["model"] = {name: items["model"][name] for name in model.state_dict()}
     ckpt.save(tmp_path / "a", **items)
-    expected, _, _ = train(model, weights, buffers, state, range(2, 5))
+    expected, _, _ = train(model, weights, buffers, state, range(2, 4))
     for left_out in [None, "model", "opt", "env"]:
         model, weights, buffers, state = start(1)
         targets = {"model": model, "opt": state, "env": env}
         targets.pop(left_out, None)
         ckpt.restore(tmp_path / "a", **targets)
-        losses, _, _ = train(model, weights, buffers, state, range(2, 5))
+        losses, _, _ = train(model, weights, buffers, state, range(2, 4))
         assert (losses == expected) == (left_out is None), left_out
 
 
