@@ -136,20 +136,31 @@ def is_lenient(adapter: Any) -> bool:
     return bool(getattr(adapter, "lenient", False))
 
 
+def has_writable_arrays(adapter: Any) -> bool:
+    """Whether jax arrays in the object's state may change under a save that does not copy them."""
+    return bool(getattr(adapter, "arrays_are_writable", False))
+
+
 def is_filter(adapter: Any, only: Any) -> bool:
     """Whether ``only=`` is a filter of the adapter's framework, rather than one of ours."""
     return hasattr(adapter, "is_filter") and bool(adapter.is_filter(only))
 
 
-def expander() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
+def expander(
+    target: Any = None, saved: Callable[[], Any] | None = None
+) -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
     """For ``_tree.flatten``, a new one for each tree: live objects as their states.
 
     The function gives the state of an adapted object, and how to set a new one.
+
+    Args:
+        target: of an item; it may ask for what it wants of what was saved.
+        saved: describes what was saved.
     """
     seen: dict[int, Any] = {}
 
     def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-        adapter = adapter_for(obj)
+        adapter: Any = adapter_for(obj)
         if adapter is None:
             return None
         if is_per_process(adapter):
@@ -164,8 +175,10 @@ def expander() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
             adapter.set_state(obj, state)
             return obj
 
-        shares: Any = adapter if getattr(adapter, "shares", False) else None
-        state = adapter.get_state(obj) if shares is None else shares.get_state(obj, seen)
-        return state, finish
+        if saved is not None and obj is target and hasattr(adapter, "wanted"):
+            return adapter.wanted(obj, saved()), finish
+        if getattr(adapter, "shares", False):
+            return adapter.get_state(obj, seen), finish
+        return adapter.get_state(obj), finish
 
     return expand

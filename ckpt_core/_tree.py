@@ -147,7 +147,7 @@ class _Walk:
                     type_name=type(key).__name__,
                 )
         keys = tuple(value)
-        make = _dict_maker(keys, type(value)) if self._keep else None
+        make = _dict_maker(keys, value) if self._keep else None
         return self._container(kind, keys, value.values(), path, make=make)
 
     def _container(
@@ -207,9 +207,17 @@ class _Walk:
         )
 
 
-def _dict_maker(keys: Path, cls: type) -> Callable[[list[Any]], Any]:
-    ordered = collections.OrderedDict if cls is collections.OrderedDict else dict
-    return lambda new: ordered(zip(keys, new, strict=True))
+def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]:
+    if type(value) is not collections.OrderedDict:
+        return lambda new: dict(zip(keys, new, strict=True))
+    attributes = dict(vars(value))  # torch hangs the versions of modules on a state_dict
+
+    def make(new: list[Any]) -> Any:
+        made = collections.OrderedDict(zip(keys, new, strict=True))
+        vars(made).update(attributes)
+        return made
+
+    return make
 
 
 def _dataclass_maker(value: Any, names: list[str]) -> Callable[[list[Any]], Any]:

@@ -1,11 +1,17 @@
 """Every Python block of the READMEs runs, in order, as a reader would run it.
 
-Blocks inside of HTML comments are run as well: they set up what the text takes for granted.
+Each README has an interpreter of its own: some of what they show changes the whole process
+(`torchax.enable_globally()`), and no reader has run the other READMEs before. Blocks inside of HTML
+comments are run as well: they set up what the text takes for granted.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +20,44 @@ ROOT = Path(__file__).resolve().parents[1]
 READMES = [ROOT / "README.md", *sorted((ROOT / "integrations").glob("*/README.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+RUN = """
+import json, sys, warnings
+warnings.simplefilter("error")
+namespace = {"__name__": "readme"}
+for code in json.load(sys.stdin):
+    exec(compile(code, sys.argv[1], "exec"), namespace)
+"""
+# What must be done before some README's first block.
+BEFORE = {"torchax": "from ckpt_torchax import shim; shim.install()"}
+
 
 def blocks_of(text: str) -> list[tuple[int, str]]:
     """(line of the fence, code) of each Python block."""
     return [(text.count("\n", 0, found.start()) + 1, found[1]) for found in BLOCK.finditer(text)]
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run(readme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def run_blocks(readme: Path, directory: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """The README's blocks, one after the other in one namespace of a fresh interpreter."""
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for line, code in blocks:
-        # Empty lines in front make line numbers of tracebacks those of the README.
-        exec(compile("\n" * line + code, str(readme), "exec"), namespace)
+    # Empty lines in front make line numbers of tracebacks those of the README.
+    codes = [before, *("\n" * line + code for line, code in blocks)]
+    return subprocess.run(
+        [sys.executable, "-c", RUN, str(readme)],
+        input=json.dumps(codes),
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_run(readme: Path, tmp_path: Path):
+    done = run_blocks(readme, tmp_path, BEFORE.get(readme.parent.name, ""))
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_first_screen():
@@ -45,8 +74,16 @@ def test_blocks_are_found():
 
 
 def test_a_failing_block_names_its_line(tmp_path: Path):
-    (line, code), *_ = blocks_of("text\n\n```python\nx = 1\nx / 0\n```\n")
-    with pytest.raises(ZeroDivisionError) as caught:
-        exec(compile("\n" * line + code, "README.md", "exec"), {})
-    assert caught.tb.tb_next is not None
-    assert caught.tb.tb_next.tb_lineno == 5
+    readme = tmp_path / "README.md"
+    readme.write_text("text\n\n```python\nx = 1\n```\nmore\n```python\ny = x\ny / 0\n```\n")
+    done = run_blocks(readme, tmp_path)
+    assert done.returncode == 1
+    assert f'{readme}", line 9' in done.stderr
+    assert "y / 0" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_warnings_fail_a_block(tmp_path: Path):
+    readme = tmp_path / "README.md"
+    readme.write_text("```python\nimport warnings\nwarnings.warn('old')\n```\n")
+    assert run_blocks(readme, tmp_path).returncode == 1

@@ -38,6 +38,23 @@ class Target:
     regions: list[Region]
 
 
+class SavedLeaf:
+    """One leaf of a checkpoint before it is read, as ``Adapter.wanted`` gets and returns it.
+
+    Returned, it asks for the leaf as it was saved.
+
+    Attributes:
+        kind: ``jax``, ``numpy``, ``key``, ``int``, ``float``, ``str`` and so on.
+        shape: of an array.
+        dtype: of an array, by name.
+    """
+
+    __slots__ = ("dtype", "kind", "shape")
+
+    def __init__(self, spec: LeafSpec) -> None:
+        self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
+
+
 Chooser = Callable[[int], Any]
 """From a leaf's position in the saved item to its sharding (None: uncommitted)."""
 
@@ -146,7 +163,7 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
         sharding = None
         if spec.kind in ("jax", "key"):
             sharding = _snapshot.wanted_sharding(leaf)
-            if sharding is None and isinstance(leaf, jax.ShapeDtypeStruct):
+            if sharding is None and isinstance(leaf, (jax.ShapeDtypeStruct, SavedLeaf)):
                 sharding = _default_sharding(item.shardings[position], mesh)
         targets.append(_target(item, position, spec, sharding, False))
     return targets
@@ -241,12 +258,18 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
         return array
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
-    numbers = ("int", "bigint")
-    if saved.kind in numbers and not np.array_equal(converted.astype(array.dtype), array):
-        difference = Mismatch(format_path(path), "dtype", f"int {array.item()}", str(spec))
-        raise StructureMismatch(
-            [difference], advice="The saved number does not fit the wanted dtype."
-        )
+    whole_numbers = "iu"  # rounding is what a cast of floats means; another integer is wrong data
+    if array.dtype.kind in whole_numbers and (
+        saved.kind in ("int", "bigint") or dtype.kind in whole_numbers
+    ):
+        lost = converted.astype(array.dtype) != array
+        if lost.any():
+            difference = Mismatch(
+                format_path(path), "dtype", f"{saved} {array[lost].flat[0]}", str(spec)
+            )
+            raise StructureMismatch(
+                [difference], advice="The saved number does not fit the wanted dtype."
+            )
     return converted
 
 

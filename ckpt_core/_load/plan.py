@@ -20,6 +20,7 @@ from ckpt_core._load.align import align
 from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.other import plan_other
+from ckpt_core._load.place import SavedLeaf
 from ckpt_core._load.request import Request
 from ckpt_core._load.wants import NOT_SAVED, Planned
 from ckpt_core._match import Match, MatchRules, Select, match, selector
@@ -57,8 +58,14 @@ def plan_item(
         )
     if adapter is not None and _adapters.is_lenient(adapter):
         return _plan_lenient(item, adapter, like, request)
-    flat = flatten(like, expand=_adapters.expander(), keep=True)
+    expand = _adapters.expander(like, lambda: _unread(item))
+    flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request)
+
+
+def _unread(item: SavedItem) -> Any:
+    """The saved tree with descriptions for leaves."""
+    return unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
 
 
 def _plan_numpy_key(opened: Opened, saved: SavedItem, request: Request, context: Any) -> Planned:
@@ -92,8 +99,7 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         selected=selected,
         item=item.name or None,
     )
-    if everything:
-        _refuse_abstract_kept(found, flat, wanted, item)
+    _refuse_abstract_kept(found, flat, wanted, item, everything)
     targets: dict[int, place.Target] = {}
     if not found.mismatches:
         chosen = [
@@ -132,7 +138,7 @@ def _with_sharding(
 
 
 def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
-    return describe(leaf, path)
+    return None if isinstance(leaf, SavedLeaf) else describe(leaf, path)
 
 
 def _refuse_abstract_kept(
@@ -140,14 +146,27 @@ def _refuse_abstract_kept(
     flat: FlatTree,
     wanted: Sequence[LeafSpec | None],
     item: SavedItem,
+    everything: bool,
 ) -> None:
-    """An abstract leaf has no value to keep: what is missing for it stays an error."""
+    """An abstract leaf has no value to keep: what is missing for it stays an error.
+
+    Where a part is selected, the rest of an abstract tree stays abstract; but of what an adapter
+    wants as it was saved, the object has nothing at all.
+    """
+    without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
     for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
-        if source is None and isinstance(leaf, jax.ShapeDtypeStruct):
+        if source is None and isinstance(leaf, without_value):
             text = format_path(path)
             if not any(entry.path == text for entry in found.mismatches):
                 found.mismatches.append(
-                    Mismatch(text, "missing", None, f"{spec} (abstract)", None, item.name)
+                    Mismatch(
+                        text,
+                        "missing",
+                        None,
+                        "as saved" if spec is None else f"{spec} (abstract)",
+                        None,
+                        item.name,
+                    )
                 )
 
 

@@ -56,18 +56,29 @@ def prepare_item(
         files = states.dump(state, adapter.to_text(state), processes.index, processes.count)  # pyright: ignore
         record = ItemRecord("process", NONE, process_count=processes.count)
         return PreparedItem(name, record, state_files=files)
-    flat = flatten(value, expand=_adapters.expander())
-    return _prepare_tree(name, flat, processes, options, copy)
+    expand_one, writable = _adapters.expander(), False
+
+    def expand(obj: Any) -> Any:
+        nonlocal writable
+        writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
+        return expand_one(obj)
+
+    flat = flatten(value, expand=expand)
+    return _prepare_tree(name, flat, processes, options, (copy, copy and writable))
 
 
 def _prepare_tree(
-    name: str, flat: FlatTree, processes: _processes.Processes, options: Options, copy: bool
+    name: str,
+    flat: FlatTree,
+    processes: _processes.Processes,
+    options: Options,
+    copy: tuple[bool, bool],
 ) -> PreparedItem:
     specs = [describe(leaf, path) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     _refuse_abstract(flat)
     names = tuple(orbax.check_names(flat.paths))
     _snapshot.start_transfers(flat.leaves)
-    plan = _TreePlan(processes.index, options.chunk_bytes, copy)
+    plan = _TreePlan(processes.index, options.chunk_bytes, *copy)
     for array_name, spec, leaf in zip(names, specs, flat.leaves, strict=True):
         if spec.kind in TEXT_KINDS:
             plan.add_text(array_name, spec, leaf)
@@ -107,7 +118,7 @@ class _TreePlan:
     shardings are computed once for all that are alike.
     """
 
-    def __init__(self, process: int, chunk_bytes: int, copy: bool) -> None:
+    def __init__(self, process: int, chunk_bytes: int, copy_numpy: bool, copy_jax: bool) -> None:
         self.arrays: list[ArrayToWrite] = []
         self.leaves: list[LeafRecord] = []
         self.texts: dict[str, str] = {}
@@ -115,7 +126,9 @@ class _TreePlan:
         self.distinct_shardings: list[dict[str, Any]] = []
         self._process = process
         self._chunk_bytes = chunk_bytes
-        self._copy = copy
+        self._copy_numpy = copy_numpy
+        # elsewhere the array comes to the host as a copy anyway
+        self._to_host = np.array if copy_jax and jax.default_backend() == "cpu" else np.asarray
         self._chunks: dict[Any, tuple[int, ...]] = {}
         self._known: dict[Any, tuple[dict[str, Any] | None, int | None]] = {}
 
@@ -128,7 +141,7 @@ class _TreePlan:
     def add_host_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
         """A numpy array, a number or bytes; written by process 0."""
         host = to_host_array(leaf, spec)
-        if self._copy and spec.kind == "numpy":
+        if self._copy_numpy and spec.kind == "numpy":
             host = host.copy()
         region = whole(spec.stored_shape)
         pieces = [(region, host)] if self._process == 0 else []
@@ -140,9 +153,9 @@ class _TreePlan:
         data = jax.random.key_data(leaf) if spec.kind == "key" else leaf
         regions, mine = _snapshot.owned_regions(data, self._process)
         if spec.stored_dtype == spec.dtype or spec.kind == "key":
-            pieces = [(region, np.asarray(part)) for region, part in mine]
+            pieces = [(region, self._to_host(part)) for region, part in mine]
         else:
-            pieces = [(region, as_stored(np.asarray(part), spec)) for region, part in mine]
+            pieces = [(region, as_stored(self._to_host(part), spec)) for region, part in mine]
         sharding = leaf.sharding
         known = self._known.get(sharding)
         if known is None:

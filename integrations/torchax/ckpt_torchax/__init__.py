@@ -1,1 +1,58 @@
-"""Being built."""
+"""PyTorch for ckpt: modules and tensors on JAX arrays (torchax), and plain CPU PyTorch.
+
+Saving and restoring needs no import of this package: ``ckpt_core`` finds ``ADAPTER`` by itself when
+it meets an object of torch or torchax. Some functions are for the user:
+
+``load_into(path, module)``
+    a module made on the meta device, filled straight on the devices.
+``to_torch(path)``
+    plain CPU tensors, without torchax and without a JAX device.
+``export_file(path, file)`` and ``import_file(file, path)``
+    ``.safetensors`` and ``.pt`` out of a checkpoint and into one.
+
+Names are imported when they are first used (PEP 562): ``import ckpt_torchax`` imports no torch, and
+torchax is never imported at all; that is for the user to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckpt_torchax._adapter import ADAPTER as ADAPTER
+    from ckpt_torchax._adapter import TorchAdapter as TorchAdapter
+    from ckpt_torchax._convert import export_file as export_file
+    from ckpt_torchax._convert import import_file as import_file
+    from ckpt_torchax._convert import to_torch as to_torch
+    from ckpt_torchax._load_into import load_into as load_into
+
+_HOMES = {
+    "ADAPTER": "_adapter",
+    "TorchAdapter": "_adapter",
+    "export_file": "_convert",
+    "import_file": "_convert",
+    "load_into": "_load_into",
+    "to_torch": "_convert",
+}
+
+__all__ = ["ADAPTER", "TorchAdapter", "export_file", "import_file", "load_into", "to_torch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ckpt_torchax' has no attribute {name!r}")
+    try:
+        home = importlib.import_module(f"ckpt_torchax.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"ckpt_torchax.{name} needs torch: pip install 'ckpt-core[torchax]'"
+        raise ModuleNotFoundError(message, name="torch") from error
+    value = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,117 @@
+"""The adapter that the entry points ``torch`` and ``torchax`` name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ckpt_torchax import _environment, _modules, _optimizers, _tensors, _torchax
+
+
+class TorchAdapter:
+    """Reads and sets the state of what torch and torchax users have, in place.
+
+    Modules (bare, in a JittableModule, compiled), tensors and parameters as leaves of any pytree,
+    optimizers, schedulers and other objects with ``state_dict`` and ``load_state_dict``, random
+    generators, and torchax environments.
+    """
+
+    arrays_are_writable = True
+    """On a CPU ``tensor.cpu()`` of torchax shares the memory of the array that it stands for."""
+
+    def accepts(self, cls: type, /) -> bool:
+        """Whether objects of this class are the adapter's."""
+        if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Generator)):
+            return True
+        return _torchax.is_environment_class(cls) or _has_state_dict(cls)
+
+    def get_state(self, obj: Any, /) -> Any:
+        """The state as arrays: jax arrays of torchax tensors, numpy views of CPU tensors.
+
+        Nothing is copied. torchax tensors give references, for torchax replaces arrays instead of
+        writing to them; an asynchronous save of the core copies what can be written to.
+
+        Raises:
+            UnsupportedLeaf: what no checkpoint can hold, by name: sparse, quantized, nested,
+                uninitialized and TorchTPU tensors, and torchax tensors whose array was donated.
+            CheckpointError: the key of a torchax environment cannot be read.
+        """
+        if isinstance(obj, torch.Tensor):
+            return _tensors.read(obj, "tensor")
+        return _verbs(obj)[0](obj)
+
+    def set_state(self, obj: Any, state: Any, /) -> None:
+        """Sets a state of the structure that ``wanted`` or ``get_state`` gave.
+
+        Tensors stay the same objects, so optimizers, ties and JittableModules that were made before
+        see the new values. A function that was compiled over a module has its old values baked in.
+        """
+        if isinstance(obj, torch.Tensor):
+            _tensors.write(obj, state)
+        else:
+            _verbs(obj)[1](obj, state)
+
+    def wanted(self, obj: Any, saved: Any, /) -> Any:
+        """The state to ask for when ``obj`` is the target of what was saved as ``saved``."""
+        if isinstance(obj, torch.Tensor):
+            return _tensors.read_shape(obj, "tensor")
+        return _verbs(obj)[2](obj, saved)
+
+    def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
+        """For ``only=torch.nn.Parameter``: whether a leaf, given by its path, is of such a tensor.
+
+        Raises:
+            TypeError: the object is no module.
+        """
+        if not isinstance(obj, torch.nn.Module):
+            raise TypeError(
+                f"only={variable_type.__name__} selects from modules, got {type(obj).__name__}"
+            )
+        return _modules.select(obj, variable_type)
+
+
+def _has_state_dict(cls: type) -> bool:
+    return callable(getattr(cls, "state_dict", None)) and callable(
+        getattr(cls, "load_state_dict", None)
+    )
+
+
+Verbs = tuple[Callable[[Any], Any], Callable[[Any, Any], None], Callable[[Any, Any], Any]]
+
+_MODULE: Verbs = (_modules.get_state, _modules.set_state, _modules.wanted)
+_OPTIMIZER: Verbs = (
+    _optimizers.get_optimizer_state,
+    _optimizers.set_optimizer_state,
+    _optimizers.wanted_of_optimizer,
+)
+_GENERATOR: Verbs = (
+    _optimizers.get_generator_state,
+    _optimizers.set_generator_state,
+    lambda generator, saved: _optimizers.get_generator_state(generator),
+)
+_ENVIRONMENT: Verbs = (_environment.get_state, _environment.set_state, _environment.wanted)
+_PLAIN: Verbs = (
+    _optimizers.get_plain_state,
+    _optimizers.set_plain_state,
+    _optimizers.wanted_of_plain,
+)
+
+
+def _verbs(obj: Any) -> Verbs:
+    """How to get, set and want the state of an object."""
+    cls = type(obj)
+    if issubclass(cls, torch.nn.Module):
+        return _MODULE
+    if issubclass(cls, torch.optim.Optimizer):
+        return _OPTIMIZER
+    if issubclass(cls, torch.Generator):
+        return _GENERATOR
+    if _torchax.is_environment_class(cls):
+        return _ENVIRONMENT
+    return _PLAIN
+
+
+ADAPTER = TorchAdapter()
+"""What the entry points ``torch`` and ``torchax`` of ``ckpt_core.adapters`` name."""

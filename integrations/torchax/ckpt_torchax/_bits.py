@@ -1,0 +1,143 @@
+"""CPU tensors as numpy arrays and back, without a copy and for every dtype that both sides have.
+
+numpy has no bfloat16 and no fp8, so such tensors are looked at as integers of the same width, and
+these as the dtypes of ml_dtypes. No value is ever converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from ckpt_core import UnsupportedLeaf
+
+Array = np.ndarray[Any, Any]
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name such as ``bfloat16``."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+_SHARED = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_CARRIED = {
+    "bfloat16": torch.int16,
+    "float8_e4m3fn": torch.uint8,
+    "float8_e4m3fnuz": torch.uint8,
+    "float8_e5m2": torch.uint8,
+    "float8_e5m2fnuz": torch.uint8,
+    "float8_e8m0fnu": torch.uint8,
+}
+_NUMPY = {
+    **{getattr(torch, name): np.dtype(name) for name in _SHARED},
+    **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
+}
+_TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
+_WIDENED = {
+    **{dtype_named(name): np.int8 for name in ("int2", "int4")},
+    **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
+}
+
+
+@contextmanager
+def plain_torch() -> Generator[None]:
+    """Operations on CPU tensors are torch's own in here, whatever torchax has switched on."""
+    with torch._C.DisableTorchFunction(), no_dispatch():  # pyright: ignore
+        yield
+
+
+def numpy_dtype(tensor: torch.Tensor, where: str) -> np.dtype[Any]:
+    """The dtype that a checkpoint stores a tensor in.
+
+    Raises:
+        UnsupportedLeaf: there is none.
+    """
+    found = _NUMPY.get(tensor.dtype)
+    if found is None:
+        raise _unsupported(tensor, where, f"nothing outside of torch has its dtype {tensor.dtype}")
+    return found
+
+
+def to_numpy(tensor: torch.Tensor, where: str) -> Array:
+    """A numpy array on the memory of a CPU tensor.
+
+    Raises:
+        UnsupportedLeaf: it is no plain strided CPU tensor of a known dtype.
+    """
+    _refuse_unusual(tensor, where)
+    dtype = numpy_dtype(tensor, where)
+    with plain_torch():
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        carrier = _CARRIED.get(dtype.name)
+        if carrier is None:
+            return plain.numpy()
+        return plain.view(carrier).numpy().view(dtype)
+
+
+def from_numpy(array: Array, where: str) -> torch.Tensor:
+    """A CPU tensor on the memory of a numpy array, or on a copy where torch could not share it.
+
+    4-bit and 2-bit integers, for which torch has no arithmetic, become 8-bit ones.
+
+    Raises:
+        UnsupportedLeaf: torch has no such dtype.
+    """
+    if array.dtype in _WIDENED:
+        array = array.astype(_WIDENED[array.dtype])
+    dtype = _TORCH.get(array.dtype.newbyteorder("="))
+    if dtype is None:
+        raise UnsupportedLeaf(
+            f"{where}: torch has no dtype for {array.dtype.name}: load it as numpy with "
+            "ckpt_core.load(path, as_numpy=True)",
+            leaf=where,
+            type_name=array.dtype.name,
+        )
+    if not (array.flags.writeable and array.dtype.isnative and all(s >= 0 for s in array.strides)):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+    with plain_torch():
+        carrier = _CARRIED.get(array.dtype.name)
+        if carrier is None:
+            return torch.from_numpy(array)
+        bits = np.dtype(str(carrier).removeprefix("torch."))
+        return torch.from_numpy(array.view(bits)).view(dtype)
+
+
+def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
+    """Refuses, in one sentence, whatever is not an ordinary CPU tensor."""
+    roots = {base.__module__.partition(".")[0] for base in type(tensor).__mro__}
+    device = tensor.device.type
+    if device == "tpu" or roots & {"torch_tpu", "torchtpu"}:
+        raise _unsupported(
+            tensor, where, "TorchTPU tensors are not supported: use torchax, or save tensor.cpu()"
+        )
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _unsupported(tensor, where, "it is not initialized: run the lazy module once")
+    if tensor.is_nested:
+        raise _unsupported(tensor, where, "it is nested: save its parts")
+    if tensor.layout != torch.strided:
+        raise _unsupported(tensor, where, f"its layout is {tensor.layout}: save tensor.to_dense()")
+    if tensor.is_quantized:
+        raise _unsupported(tensor, where, "it is quantized: save int_repr(), scale and zero point")
+    if device != "cpu":
+        raise _unsupported(tensor, where, f"it lies on {device}: save tensor.cpu()")
+    if _dispatch_of(type(tensor)) is not _dispatch_of(torch.Tensor):
+        raise _unsupported(tensor, where, "it is a wrapper, with no memory of its own to save")
+
+
+def _dispatch_of(cls: Any) -> Any:
+    """What runs the operations of a tensor class: wrappers without memory have one of their own."""
+    return cls.__torch_dispatch__
+
+
+def _unsupported(tensor: torch.Tensor, where: str, why: str) -> UnsupportedLeaf:
+    name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    return UnsupportedLeaf(f"{where}: cannot save a {name}: {why}", leaf=where, type_name=name)

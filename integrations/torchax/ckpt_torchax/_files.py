@@ -1,0 +1,174 @@
+"""``.safetensors`` and ``.pt`` files as dictionaries of numpy arrays, and back.
+
+The format of safetensors is eight bytes of length, a JSON header, and raw bytes; it is read and
+written here, so that no dtype takes a detour and no array is copied to look at it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from ckpt_core import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_torchax import _bits
+
+Array = np.ndarray[Any, Any]
+
+_MOST_HEADER_BYTES = 100_000_000  # what the safetensors library allows
+_DTYPES = {
+    **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
+    **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64"},
+    **{
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "F32": "float32",
+        "F64": "float64",
+        "C64": "complex64",
+    },
+    **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"},
+    **{"F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of a weights file rather than of a checkpoint."""
+    return str(path).endswith((*_TORCH_SUFFIXES, ".safetensors", ".safetensors.index.json"))
+
+
+def read(path: str | os.PathLike[str]) -> Any:
+    """What a weights file holds: a dictionary of read-only arrays, or the tree in a ``.pt`` file.
+
+    Nothing is unpickled but tensors and plain containers.
+
+    Raises:
+        CheckpointCorrupt: the file is not what its name says.
+        ValueError: another suffix.
+    """
+    file = Path(path).expanduser()
+    if file.name.endswith(".safetensors"):
+        return _read_safetensors(file)
+    if file.name.endswith(".safetensors.index.json"):
+        return _read_index(file)
+    if file.suffix in _TORCH_SUFFIXES:
+        with _bits.plain_torch():
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+    raise _unknown(file)
+
+
+def write(
+    path: str | os.PathLike[str], tree: Any, named: Callable[[], Mapping[str, Array]]
+) -> None:
+    """A weights file, complete under its name or not there at all.
+
+    Args:
+        path: ending in ``.safetensors``, ``.pt``, ``.pth`` or ``.bin``.
+        tree: of tensors, for torch's own format.
+        named: gives the arrays by name, for safetensors.
+    """
+    file = Path(path).expanduser()
+    if file.suffix == ".safetensors":
+        arrays = named()
+        _replace(file, lambda stream: _write_safetensors(stream, arrays))
+    elif file.suffix in _TORCH_SUFFIXES:
+        with _bits.plain_torch():
+            _replace(file, lambda stream: torch.save(tree, stream))
+    else:
+        raise _unknown(file)
+
+
+def _unknown(file: Path) -> ValueError:
+    return ValueError(f"{file}: a weights file ends in .safetensors, .pt, .pth or .bin")
+
+
+def _replace(file: Path, write_to: Callable[[IO[bytes]], None]) -> None:
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            write_to(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_zip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return (
+            stream.read(2) == b"PK"
+        )  # the format before torch 1.6 is no zip, and cannot be mapped
+
+
+def _read_safetensors(file: Path) -> dict[str, Array]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > min(size - 8, _MOST_HEADER_BYTES):
+            raise CheckpointCorrupt(f"{file}: no safetensors file, or cut short", file=str(file))
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        data = (
+            np.memmap(file, np.uint8, "r", 8 + length)
+            if size > 8 + length
+            else np.zeros(0, np.uint8)
+        )
+        return {name: _part(data, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointCorrupt(
+            f"{file}: its header is damaged: {error}", file=str(file)
+        ) from error
+
+
+def _part(data: Array, entry: Mapping[str, Any]) -> Array:
+    dtype, shape = _bits.dtype_named(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end <= data.size:
+        raise ValueError(f"offsets {begin}..{end} lie outside of the file")
+    return np.asarray(data[begin:end]).view(dtype).reshape(shape)
+
+
+def _read_index(file: Path) -> dict[str, Array]:
+    """All arrays of a model that is cut into several files."""
+    try:
+        places: dict[str, str] = json.loads(file.read_text())["weight_map"]
+        if any(Path(place).name != place for place in places.values()):
+            raise ValueError("it names files in other directories")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointCorrupt(
+            f"{file}: no index of safetensors: {error}", file=str(file)
+        ) from error
+    parts = {place: _read_safetensors(file.with_name(place)) for place in set(places.values())}
+    lost = [name for name, place in places.items() if name not in parts[place]]
+    if lost:
+        raise CheckpointCorrupt(f"{file}: {lost[0]} is not in {places[lost[0]]}", file=str(file))
+    return {name: parts[place][name] for name, place in places.items()}
+
+
+def _write_safetensors(stream: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, array in arrays.items():
+        if array.dtype.name not in _NAMES:
+            raise UnsupportedLeaf(f"{name}: safetensors has no {array.dtype.name}", leaf=name)
+        header[name] = {
+            "dtype": _NAMES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        if array.nbytes:
+            stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

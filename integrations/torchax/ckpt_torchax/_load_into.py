@@ -1,0 +1,124 @@
+"""Modules made on the meta device, filled straight on the devices they shall live on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import torch
+
+import ckpt_core as ckpt
+from ckpt_torchax import _bits, _convert, _files, _modules, _torchax
+
+ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
+
+
+def load_into(
+    path: str | os.PathLike[str],
+    module: ModuleT,
+    *,
+    shardings: Any = None,
+    item: str | None = None,
+    buffers: Mapping[str, Any] | None = None,
+    cast: bool = False,
+    rename: Any = None,
+    missing: str = "error",
+    unexpected: str = "error",
+    options: ckpt.Options | None = None,
+) -> ModuleT:
+    """The module with the saved values, on JAX arrays; blocks until they are there.
+
+    Made under ``torch.device("meta")``, a module takes no memory, and each of its tensors goes from
+    the disk straight to where it belongs: the host holds the model once. Tied weights stay tied.
+    Tensors that are on JAX arrays already are set in place; what was made on the CPU is moved.
+
+    Args:
+        path: of a checkpoint, of one item in it, or of a ``.safetensors``, ``.safetensors.index.json``
+            or ``.pt`` file.
+        module: most of it on the meta device.
+        shardings: where arrays go, as for ``ckpt_core.load``: a Sharding, a Mesh, a dict by name, or a
+            function of (name, leaf). Without it, as saved where the devices allow, else on the default device.
+        item: of the checkpoint; needed if it holds several and none is called ``model``.
+        buffers: values of non-persistent buffers that are on the meta device, by name.
+        cast: convert dtypes to the module's.
+        rename, missing, unexpected, options: as for ``ckpt_core.load``; not for files.
+
+    Raises:
+        StructureMismatch: every difference, before anything is read or changed; and non-persistent
+            buffers on the meta device that ``buffers`` lacks.
+        ModuleNotFoundError: torchax is not imported.
+
+    Example::
+
+        with torch.device("meta"):
+            model = Net()
+        load_into("runs/1/step_100", model, shardings=lambda name, leaf: NamedSharding(mesh, P("data")))
+    """
+    _torchax.require("by load_into (ckpt_torchax.to_torch does without)")
+    inside = _torchax.unwrapped(module)
+    _refuse_unknown_buffers(inside, buffers or {})
+    _modules.refuse_meta_buffers(inside, buffers)
+    chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
+    given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
+    _put_buffers(inside, buffers or {})
+    try:
+        if _files.is_file(path):
+            if rename is not None or (missing, unexpected) != ("error", "error"):
+                raise TypeError("rename=, missing= and unexpected= need a checkpoint: import_file")
+            _convert.fill_from_file(path, inside, chosen, cast)
+        else:
+            ckpt.load(
+                path,
+                inside,
+                item=_convert.chosen_item(path, item),
+                sharding=chosen,
+                cast=cast,
+                rename=rename,
+                missing=missing,
+                unexpected=unexpected,
+                options=options,
+            )
+    except BaseException:
+        for name, buffer in given.items():
+            _modules.put(inside, name, buffer)
+        raise
+    _move_the_rest(inside)
+    return module
+
+
+def _by_name(shardings: Mapping[str, Any]) -> Any:
+    return lambda name, leaf: shardings.get(name)
+
+
+def _refuse_unknown_buffers(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    known = dict(module.named_buffers(remove_duplicate=False))
+    for name in given:
+        if name not in known:
+            raise KeyError(f"buffers= names {name!r}; the module has: {', '.join(known) or 'none'}")
+
+
+def _put_buffers(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        old = _modules.tensor_at(module, name)
+        array = _as_array(value, name)
+        if array.shape != tuple(old.shape):
+            raise ValueError(f"buffers= has {name} of shape {array.shape}, not {tuple(old.shape)}")
+        _modules.replace(module, [name], old, array)
+
+
+def _move_the_rest(module: torch.nn.Module) -> None:
+    """Puts on JAX arrays what was made on the CPU beside the meta device."""
+    for names, tensor in _modules.names_of_tensors(module):
+        if not _torchax.is_jax(tensor) and tensor.device.type == "cpu":
+            _modules.replace(module, names, tensor, _as_array(tensor, names[0]))
+
+
+def _as_array(value: Any, name: str) -> Any:
+    """A jax array with memory of its own."""
+    if isinstance(value, torch.Tensor) and not _torchax.is_jax(value):
+        value = _modules.narrowed(_bits.to_numpy(value, name), name)
+    elif isinstance(value, torch.Tensor):
+        value = value.jax()  # pyright: ignore
+    return jax.numpy.array(value)

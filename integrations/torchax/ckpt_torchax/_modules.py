@@ -1,0 +1,278 @@
+"""Modules: what their ``state_dict`` names, taken from and set on the live tensors.
+
+A state is a dictionary by the names of ``state_dict``, so a checkpoint of a module, of its
+``state_dict`` and of a dictionary of weights are the same. A tensor under several names (tied
+weights) is there once, under the first; the further ones are keys below ``_tied_weights``::
+
+    {"embed.weight": array, "norm.bias": array, "_tied_weights": {"embed.weight": {"head.weight": True}}}
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ckpt_core import Mismatch, StructureMismatch, UnsupportedLeaf
+from ckpt_torchax import _tensors, _torchax
+
+TIED = "_tied_weights"
+_EXTRA = "_extra_state"  # the name that torch uses in state_dict
+
+
+def get_state(module: Any) -> dict[str, Any]:
+    """The arrays of a module by name, tied ones once; tensors of ``_extra_state`` as arrays."""
+    state: dict[str, Any] = {}
+    first_of: dict[int, str] = {}
+    tied: dict[str, dict[str, bool]] = {}
+    for name, value in _entries(module).items():
+        if _is_extra(name):
+            state[name] = _tensors.arrays_of(value)
+            continue
+        leaf = _tensors.read_live(value, name)
+        first = first_of.setdefault(id(leaf if isinstance(leaf, jax.Array) else value), name)
+        if first == name:
+            state[name] = leaf
+        else:
+            tied.setdefault(first, {})[name] = True
+    if tied:
+        state[TIED] = tied
+    return state
+
+
+def wanted(module: Any, saved: Any) -> Any:
+    """The state to ask for, given the saved one: each tensor once, under a name that was saved.
+
+    Raises:
+        StructureMismatch: non-persistent buffers on the meta device, which nothing could fill.
+    """
+    entries = _entries(module)
+    if any(_is_meta(value) for value in entries.values()):
+        refuse_meta_buffers(module)
+        _torchax.require(
+            "to restore into a module on the meta device (ckpt_torchax.to_torch does without)"
+        )
+    saved = saved if isinstance(saved, Mapping) else {}
+    first_of = {name: first for first, names in saved.get(TIED, {}).items() for name in names}
+    state: dict[str, Any] = {}
+    for names in _groups(entries):
+        value = entries[names[0]]
+        if _is_extra(names[0]):
+            state[names[0]] = saved.get(names[0], value)
+            continue
+        leaf = _tensors.read_shape(value, names[0])
+        present = [name for name in names if name in saved]
+        if not present:
+            present = [
+                first_of[name]
+                for name in names
+                if name in first_of and _fits(leaf, entries.get(first_of[name]), first_of[name])
+            ]
+        for name in present or names[:1]:
+            state.setdefault(name, _integers_as_saved(leaf, saved.get(name), value))
+    if TIED in saved:
+        state[TIED] = saved[TIED]
+    return state
+
+
+def set_state(module: Any, state: Mapping[str, Any]) -> None:
+    """Sets a state on the live tensors, which stay the same objects; meta tensors are replaced."""
+    module = _torchax.unwrapped(module)
+    entries = _entries(module)
+    first_of = {name: first for first, names in state.get(TIED, {}).items() for name in names}
+    values: list[tuple[list[str], Any]] = []
+    for names in _groups(entries):
+        sources = [name for name in names if name in state] or [first_of[name] for name in names]
+        _warn_of_lost_differences(names, [state[source] for source in sources])
+        value = state[sources[0]]
+        values.append((names, narrowed(value, names[0]) if _is_meta(entries[names[0]]) else value))
+    for names, value in values:
+        tensor = entries[names[0]]
+        if _is_extra(names[0]):
+            _owner(module, names[0]).set_extra_state(_tensors.tensors_of(value))
+        elif isinstance(value, jax.ShapeDtypeStruct):
+            continue  # only= left it out
+        elif _is_meta(tensor):
+            replace(module, names, tensor, value)
+        else:
+            _tensors.write(tensor, value)
+    _warn_of_lost_ties(entries, first_of)
+
+
+def select(module: Any, variable_type: type) -> Callable[[tuple[Any, ...], object], bool]:
+    """For ``only=torch.nn.Parameter``: whether a leaf, given by its path, is of such a tensor."""
+    names = {name for name, value in _entries(module).items() if isinstance(value, variable_type)}
+    return lambda path, leaf: bool(path) and (path[0] in names or path[0] == TIED)
+
+
+def replace(module: Any, names: list[str], old: Any, array: Any) -> None:
+    """Puts a new torchax tensor under all the names of a meta tensor."""
+    made = _torchax.parameter_or_tensor(array, old)
+    for name in names:
+        put(module, name, made)
+
+
+def refuse_meta_buffers(module: Any, given: Mapping[str, Any] | None = None) -> None:
+    """Refuses buffers on the meta device that no checkpoint holds.
+
+    Raises:
+        StructureMismatch: naming them.
+    """
+    module = _torchax.unwrapped(module)
+    saved = _entries(module)
+    lost = [
+        name
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+        if _is_meta(buffer) and name not in saved and name not in (given or {})
+    ]
+    if lost:
+        raise StructureMismatch(
+            [Mismatch(name, "missing", None, "a non-persistent buffer on meta") for name in lost],
+            advice="Non-persistent buffers are in no checkpoint. Make them outside of the meta device, or pass "
+            f"load_into(path, module, buffers={{{lost[0]!r}: tensor, ...}}).",
+        )
+
+
+def _entries(module: Any) -> dict[str, Any]:
+    """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's.
+
+    Raises:
+        UnsupportedLeaf: a tensor that a hook made for ``state_dict``, so that nothing could be set.
+    """
+    module = _torchax.unwrapped(module)
+    entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
+    if TIED in entries:
+        raise UnsupportedLeaf(f"{TIED} is a name that ckpt uses itself: rename it", leaf=TIED)
+    live: set[int] = set()
+    for part in module.modules():
+        live.update(map(id, vars(part)["_parameters"].values()))  # without torch's walk over names
+        live.update(map(id, vars(part)["_buffers"].values()))
+    for name, value in entries.items():
+        if id(value) not in live and not _is_extra(name):
+            raise UnsupportedLeaf(
+                f"{name}: a hook made this entry of state_dict, and a restore could not set it: save "
+                "module.state_dict() instead of the module, and restore with load_state_dict",
+                leaf=name,
+                type_name=type(value).__name__,
+            )
+    return entries
+
+
+def _groups(entries: Mapping[str, Any]) -> list[list[str]]:
+    """Names of the same tensor object together, in order."""
+    groups: dict[int, list[str]] = {}
+    for name, value in entries.items():
+        key = id(name) if _is_extra(name) else id(value)
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def _is_extra(name: str) -> bool:
+    return name.endswith(_EXTRA) and name.rpartition(".")[2] == _EXTRA
+
+
+def _is_meta(value: Any) -> bool:
+    # torchax tensors are meta tensors to torch
+    return isinstance(value, torch.Tensor) and not _torchax.is_jax(value) and value.is_meta
+
+
+def _owner(module: Any, name: str) -> Any:
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+def _fits(leaf: Any, first: Any, name: str) -> bool:
+    """Whether a tensor can have the value of the one that it was tied to when saved."""
+    if first is None:
+        return True  # it takes the other's place, and is compared as such
+    other = _tensors.read_shape(first, name)
+    return (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
+
+
+def _integers_as_saved(leaf: Any, saved: Any, tensor: Any) -> Any:
+    """The leaf; or what was saved, where that differs only by what torchax does to 64-bit integers.
+
+    torchax keeps int64 (``num_batches_tracked``) as int32: that fits into a CPU tensor again. And a
+    meta tensor of int64 can only become int32, if the values allow.
+    """
+    saved_dtype = getattr(saved, "dtype", None)
+    if isinstance(leaf, np.ndarray) and (leaf.dtype.name, saved_dtype) == ("int64", "int32"):
+        kept = leaf.astype(np.int32)
+        return kept if np.array_equal(kept, leaf) else leaf
+    if _is_meta(tensor) and leaf.dtype.name != saved_dtype == "int64" and saved.kind == "numpy":
+        return saved if tensor.dtype == torch.int64 else leaf
+    return leaf
+
+
+def narrowed(value: Any, name: str) -> Any:
+    """The value for a meta tensor as a jax array; numpy integers of 64 bits must fit into 32.
+
+    Raises:
+        StructureMismatch: they do not.
+    """
+    if not isinstance(value, np.ndarray):
+        return value
+    narrow = value.astype(jax.dtypes.canonicalize_dtype(value.dtype))
+    if not np.array_equal(narrow, value):
+        raise StructureMismatch(
+            [Mismatch(name, "dtype", f"{value.dtype} beyond {narrow.dtype}", str(narrow.dtype))],
+            advice="Set jax_enable_x64, or load it with ckpt_core.load(path, as_numpy=True).",
+        )
+    return jax.numpy.array(narrow)
+
+
+def _warn_of_lost_differences(names: list[str], values: list[Any]) -> None:
+    """One tensor was saved as several: says so where they were not equal."""
+    if _is_extra(names[0]):
+        return
+    for name, value in zip(names[1:], values[1:], strict=False):
+        if not _same(values[0], value):
+            _warn(
+                f"{name} and {names[0]} are one tensor in the target, and were two with other values when saved: "
+                f"it now has the value of {names[0]}"
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def _warn_of_lost_ties(entries: Mapping[str, Any], first_of: Mapping[str, str]) -> None:
+    """Several tensors were saved as one: says so, since they will drift apart."""
+    lost = [
+        f"{name} = {first}"
+        for name, first in first_of.items()
+        if name in entries and entries.get(first) is not entries[name]
+    ]
+    if lost:
+        _warn(
+            f"tied when saved, separate in the target: {', '.join(lost)}. Each has the saved value now, and training "
+            "would make them differ: tie them again after .to('jax'), which unties them"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def names_of_tensors(module: Any) -> list[tuple[list[str], Any]]:
+    """Every parameter and buffer, non-persistent ones too, each with all of its names."""
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    names_of: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names_of.setdefault(id(tensor), []).append(name)
+    return [(names, tensors[names[0]]) for names in names_of.values()]
+
+
+def tensor_at(module: Any, name: str) -> Any:
+    """The parameter or buffer of that name."""
+    return getattr(_owner(module, name), name.rpartition(".")[2])
+
+
+def put(module: Any, name: str, tensor: Any) -> None:
+    """Makes a tensor the parameter or buffer of that name."""
+    setattr(_owner(module, name), name.rpartition(".")[2], tensor)

@@ -1,0 +1,95 @@
+"""torchax as far as the user has imported it: this package never imports it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import sys
+from typing import Any
+
+import torch
+
+from ckpt_torchax import shim
+
+
+def _from(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), name, None)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a torchax tensor that has an array of its own."""
+    return "_elem" in getattr(value, "__dict__", ()) and is_jax(value)
+
+
+def is_view(value: object) -> bool:
+    """Whether a value is a torchax View: a part of another tensor, without an array of its own."""
+    return is_jax(value) and not is_tensor(value)
+
+
+def is_jax(value: object) -> bool:
+    """Whether a value is a tensor that stands for a jax array."""
+    return _is_jax_class(type(value))
+
+
+@functools.cache
+def _is_jax_class(cls: type) -> bool:
+    # A class of torchax exists only where torchax is imported, so the answer never changes.
+    return any(
+        base is _from("torchax.tensor", "Tensor") or base is _from("torchax.view", "View")
+        for base in cls.__mro__
+    )
+
+
+def is_environment_class(cls: type) -> bool:
+    """Whether a class is that of torchax environments, which hold the random key."""
+    known = _from("torchax.tensor", "Environment")
+    return known is not None and issubclass(cls, known)
+
+
+def unwrapped(module: Any) -> Any:
+    """The user's own module inside of a JittableModule or of what torch.compile gives."""
+    jittable = _from("torchax.interop", "JittableModule")
+    compiled = _from("torch._dynamo.eval_frame", "OptimizedModule")
+    while True:
+        cls = type(module)  # a JittableModule says that its __class__ is that of the module inside
+        if jittable is not None and issubclass(cls, jittable):
+            module = module._model
+        elif compiled is not None and issubclass(cls, compiled):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def parameter_or_tensor(array: Any, like: torch.Tensor) -> torch.Tensor:
+    """A torchax tensor of an array; a Parameter if ``like`` is one."""
+    torchax = require("to put a module on JAX arrays")
+    made = torchax.tensor.Tensor(array, torchax.default_env())
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=like.requires_grad)
+    return made
+
+
+def require(purpose: str) -> Any:
+    """The module torchax, which the user has imported.
+
+    Raises:
+        ModuleNotFoundError: it is not imported, with what to do about it.
+    """
+    torchax = sys.modules.get("torchax")
+    if torchax is not None and hasattr(torchax, "default_env"):
+        return torchax
+    try:
+        version = importlib.metadata.version("torchax")
+    except importlib.metadata.PackageNotFoundError:
+        message = f"torchax is needed {purpose}: pip install 'ckpt-core[torchax]'"
+        raise ModuleNotFoundError(message, name="torchax") from None
+    if version == "0.0.13" and shim.is_needed():
+        raise ModuleNotFoundError(
+            f"torchax {version} cannot be imported with torch {torch.__version__}, which lacks names that it "
+            "looks up: call ckpt_torchax.shim.install() before `import torchax`, or install torch<2.13",
+            name="torchax",
+        )
+    raise ModuleNotFoundError(
+        f"torchax is needed {purpose}, and is not imported: write `import torchax` first",
+        name="torchax",
+    )

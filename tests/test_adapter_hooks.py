@@ -1,0 +1,133 @@
+"""What an adapter may ask of the core: a target that depends on what was saved, arrays that are copied."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import _adapters
+
+
+class Slots:
+    """An object that has no state before it is used, as optimizers have none."""
+
+    __module__ = "imagined_framework.slots"
+
+    def __init__(self, **slots: Any) -> None:
+        self.slots = slots
+
+
+class SlotsAdapter:
+    arrays_are_writable = True
+
+    def accepts(self, cls: type, /) -> bool:
+        return issubclass(cls, Slots)
+
+    def get_state(self, obj: Slots, /) -> Any:
+        return dict(obj.slots)
+
+    def set_state(self, obj: Slots, state: Any, /) -> None:
+        obj.slots = state
+
+    def wanted(self, obj: Slots, saved: Any, /) -> Any:
+        self.seen = saved
+        return {name: obj.slots.get(name, leaf) for name, leaf in saved.items()}
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch):
+    made = SlotsAdapter()
+    entries = {"imagined_framework": SimpleNamespace(load=lambda: made)}
+    monkeypatch.setattr(_adapters, "_installed", lambda: entries)
+    _adapters._for_class.cache_clear()
+    yield made
+    _adapters._for_class.cache_clear()
+
+
+LEAVES = {
+    "jax": jnp.arange(3.0),
+    "numpy": np.arange(4, dtype=np.int16),
+    "scalar": np.float32(2.5),
+    "int": 3,
+    "big": 2**80,
+    "float": 0.5,
+    "bool": True,
+    "complex": 1j,
+    "text": "t",
+    "bytes": b"abc",
+    "generator": np.random.default_rng(3),
+    "key": jax.random.key(1),
+}
+
+
+def test_a_target_asks_for_what_was_saved(adapter: SlotsAdapter, tmp_path: Path):
+    ckpt.save(tmp_path / "a", slots=Slots(**LEAVES))
+    fresh = Slots()
+    ckpt.restore(tmp_path / "a", slots=fresh)
+    assert list(fresh.slots) == list(LEAVES)
+    for name in LEAVES.keys() - {"generator", "key"}:
+        np.testing.assert_array_equal(fresh.slots[name], LEAVES[name])
+        assert type(fresh.slots[name]) is type(LEAVES[name]), name
+    leaf = adapter.seen["numpy"]
+    assert (leaf.kind, leaf.shape, leaf.dtype) == ("numpy", (4,), "int16")
+
+
+def test_what_it_wants_is_checked_like_any_other_target(adapter: SlotsAdapter, tmp_path: Path):
+    ckpt.save(tmp_path / "a", slots=Slots(w=jnp.ones(3), b=jnp.ones(2)))
+    target = Slots(w=jnp.zeros(4))
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", slots=target)
+    assert [(m.path, m.kind) for m in caught.value.mismatches] == [("w", "shape")]
+    assert list(target.slots) == ["w"]
+
+
+@pytest.mark.parametrize("arguments", [{"only": "w"}, {"missing": "keep", "rename": {"b": "c"}}])
+def test_what_it_has_no_value_for_is_never_made_up(
+    adapter: SlotsAdapter, tmp_path: Path, arguments: dict[str, Any]
+):
+    ckpt.save(tmp_path / "a", slots=Slots(w=jnp.ones(3), b=jnp.ones(2)))
+    target = Slots(w=jnp.zeros(3))
+    with pytest.raises(ckpt.StructureMismatch, match="slots: b: "):
+        ckpt.restore(tmp_path / "a", slots=target, **arguments)
+    assert target.slots["w"].sum() == 0
+
+
+def test_writable_arrays_are_copied_by_asynchronous_saves(adapter: SlotsAdapter, tmp_path: Path):
+    """On a CPU an array may lie in memory that the framework's user can write to."""
+    memory = np.frombuffer(bytearray(64 * 1024 + 64), np.float32)
+    memory = memory[(-memory.ctypes.data % 64) // 4 :][: 16 * 1024]
+    memory[:] = 1
+    array = jax.device_put(memory)
+    assert array.unsafe_buffer_pointer() == memory.ctypes.data, "this test needs an alias"
+    taken = _adapters.has_writable_arrays(_adapters.adapter_for(Slots()))
+    assert taken
+    pending = ckpt.save_async(tmp_path / "a", slots=Slots(w=array))
+    memory[:] = 2
+    pending.result()
+    assert float(ckpt.load(tmp_path / "a")["slots"]["w"].max()) == 1.0
+
+
+def test_attributes_of_an_ordered_dict_stay(tmp_path: Path):
+    """torch keeps the versions of modules in an attribute of its state_dict."""
+    tree: Any = collections.OrderedDict(w=jnp.ones(2))
+    tree._metadata = {"": {"version": 1}}
+    ckpt.save(tmp_path / "a", tree)
+    assert ckpt.load(tmp_path / "a", tree)._metadata == {"": {"version": 1}}
+
+
+@pytest.mark.parametrize("value", [2**40, -(2**31) - 1])
+def test_a_cast_never_makes_another_integer(tmp_path: Path, value: int):
+    ckpt.save(tmp_path / "a", {"n": np.array([1, value])})
+    with pytest.raises(ckpt.StructureMismatch, match=str(value)):
+        ckpt.load(tmp_path / "a", {"n": np.zeros(2, np.int32)}, cast=True)
+    ckpt.save(tmp_path / "b", {"n": np.array([1, 2**31 - 1])})
+    loaded = ckpt.load(tmp_path / "b", {"n": np.zeros(2, np.int32)}, cast=True)
+    assert loaded["n"].tolist() == [1, 2**31 - 1]
