@@ -5,6 +5,7 @@
 
 from ckpt_core._storage.context import KeyValues as KeyValues
 from ckpt_core._storage.context import Location as Location
+from ckpt_core._storage.context import counters as counters
 from ckpt_core._storage.context import new_context as new_context
 from ckpt_core._storage.read import DataFiles as DataFiles
 from ckpt_core._storage.read import Extent as Extent
