@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,12 @@ class BenchmarkOptions:
     def problem(self) -> str | None:
         """Why this combination makes no sense, for the list of what was skipped."""
         return None
+
+    def label(self, name: str) -> str:
+        """How a swept option reads in tables; empty for what goes without saying."""
+        value = getattr(self, name)
+        plain = value is None or isinstance(value, bool)
+        return f"{name}={json.dumps(value) if plain else value}"
 
 
 class Skipped(CheckpointError):

@@ -204,17 +204,12 @@ def _labelled(cases: list[Case]) -> tuple[Case, ...]:
     for case in distinct:
         others = [dataclasses.asdict(other.options) for other in groups[case.group]]
         mine = dataclasses.asdict(case.options)
-        varying = {
-            name: _text(value)
+        names = [
+            name
             for name, value in mine.items()
             if any(other.get(name) != value for other in others)
-        }
-        label = ", ".join(
-            value if k == "library" else f"{k}={value}" for k, value in varying.items()
-        )
+        ]
+        label = ", ".join(filter(None, map(case.options.label, names)))
+        varying = {name: str(mine[name]) for name in names}
         labelled.append(dataclasses.replace(case, varying=varying, label=label or case.label))
     return tuple(labelled)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

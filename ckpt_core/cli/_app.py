@@ -108,6 +108,9 @@ def bench_run(
     only: Annotated[
         str | None, typer.Option(help="Cases whose label or group matches, such as '*orbax*'.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="So many local processes of jax.distributed, on CPUs.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Run a suite: a table here; JSON lines, TensorBoard and a web page in OUTPUT."""
@@ -126,6 +129,10 @@ def bench_run(
         only=only,
         as_json=as_json,
     )
+    if processes > 1:
+        from ckpt_core.cli import _spawn
+
+        raise typer.Exit(_spawn.run_processes(processes))
     raise typer.Exit(_bench.run(request))
 
 

@@ -7,7 +7,7 @@
 | ``LoadAndBroadcast`` | loading where one replica reads and the others are sent it |
 | ``ReplicaParallelSave`` | saving arrays that several devices hold alike |
 | ``CheckpointerLoop`` | a training loop with saves, retention and resuming |
-| ``ManySmallLeaves`` | what a leaf costs: a state of many small arrays |
+| ``ManySmallLeaves``, ``UniformLeaves`` | what a leaf, or a byte, costs: many arrays of one size |
 | ``PartialLoad`` | one leaf out of many |
 """
 
@@ -22,10 +22,11 @@ from ckpt_core.bench.generators._resharding import ReshardingOptions as Reshardi
 from ckpt_core.bench.generators._save_load import SaveLoad as SaveLoad
 from ckpt_core.bench.generators._save_load import SaveLoadOptions as SaveLoadOptions
 from ckpt_core.bench.generators._shapes import ManySmallLeaves as ManySmallLeaves
-from ckpt_core.bench.generators._shapes import ManySmallLeavesOptions as ManySmallLeavesOptions
 from ckpt_core.bench.generators._shapes import PartialLoad as PartialLoad
 from ckpt_core.bench.generators._shapes import PartialLoadOptions as PartialLoadOptions
 from ckpt_core.bench.generators._shapes import ReplicaParallelSave as ReplicaParallelSave
 from ckpt_core.bench.generators._shapes import (
     ReplicaParallelSaveOptions as ReplicaParallelSaveOptions,
 )
+from ckpt_core.bench.generators._shapes import UniformLeaves as UniformLeaves
+from ckpt_core.bench.generators._shapes import UniformLeavesOptions as UniformLeavesOptions

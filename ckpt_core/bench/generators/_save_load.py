@@ -24,6 +24,13 @@ from ckpt_core.bench._yaml import nearest
 from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
 
 _GIB = 2**30
+# Swept options as they read in tables; what a library does by itself goes without saying.
+_WORDS: dict[str, dict[Any, str]] = {
+    "library": {name: name for name in NAMES},
+    "async_enabled": {True: "background", False: "foreground"},
+    "durable": {True: "fsynced", False: "not fsynced"},
+    "page_cache": {"warm": "warm cache", "cold": "cold cache"},
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,12 @@ class SaveLoadOptions(BenchmarkOptions):
             return f"no library {self.library!r}{nearest(str(self.library), NAMES)}"
         reason = library(str(self.library)).refuses(self.storage())
         return None if reason is None else f"{self.library} {reason}"
+
+    def label(self, name: str) -> str:
+        words = _WORDS.get(name)
+        if words is not None:
+            return words.get(getattr(self, name), "")
+        return super().label(name)
 
     def storage(self) -> Storage:
         """The same as the libraries want it."""

@@ -38,6 +38,7 @@ class Library:
         loads_to: what ``load`` gives: ``jax``, ``numpy`` or ``torch`` arrays.
         default_durability: what a save with its defaults has made durable when it returns:
             ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
+        skips_fsync: whether it can be told to leave the fsync out.
         in_background: whether it can save in the background.
         sharded: whether it takes arrays that several devices or processes hold.
         tuned: names of settings (fields of Storage) that it has.
@@ -46,6 +47,7 @@ class Library:
     modules: ClassVar[tuple[str, ...]] = ()
     loads_to: ClassVar[str] = "jax"
     default_durability: ClassVar[str] = "no"
+    skips_fsync: ClassVar[bool] = False
     in_background: ClassVar[bool] = False
     sharded: ClassVar[bool] = False
     tuned: ClassVar[frozenset[str]] = frozenset()
@@ -64,11 +66,7 @@ class Library:
         for name in ("broadcast", "replica_separate_folder"):
             if getattr(storage, name) and name not in cls.tuned:
                 return f"has no setting for {name}"
-        if (
-            storage.durable is False
-            and cls.default_durability != "no"
-            and "durable" not in cls.tuned
-        ):
+        if storage.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
             return "offers no save without fsync"
         return None
 
@@ -82,14 +80,14 @@ class Library:
         """What a save has made durable when it returns, for the tables."""
         if self.storage.durable is None:
             return self.default_durability
-        if "durable" in self.tuned:
-            return "yes" if self.storage.durable else "no"
-        return "yes (fsync added)" if self.storage.durable else "no"
+        if not self.storage.durable:
+            return "no"
+        return "yes (fsync added)" if self.adds_fsync else "yes"
 
     @property
     def adds_fsync(self) -> bool:
         """Whether the benchmark has to make the files durable, since the library does not."""
-        return self.storage.durable is True and "durable" not in self.tuned
+        return self.storage.durable is True and self.default_durability != "yes"
 
     def prepare(self, state: Any) -> Any:
         """The tree as the users of this library have it; not timed."""

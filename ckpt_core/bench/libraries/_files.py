@@ -93,7 +93,7 @@ class Floor(Library):
 
     loads_to: ClassVar[str] = "numpy"
     default_durability: ClassVar[str] = "yes"
-    tuned: ClassVar[frozenset[str]] = frozenset({"durable"})
+    skips_fsync: ClassVar[bool] = True
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(storage)

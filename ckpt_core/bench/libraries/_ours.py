@@ -14,10 +14,11 @@ class Ckpt(Library):
     """ckpt: durable and verified unless asked otherwise."""
 
     default_durability: ClassVar[str] = "yes"
+    skips_fsync: ClassVar[bool] = True
     in_background: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
     tuned: ClassVar[frozenset[str]] = frozenset(
-        {"durable", "ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"}
+        {"ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"}
     )
 
     @classmethod

@@ -51,12 +51,13 @@ class TorchDcp(_Torch):
     """``torch.distributed.checkpoint`` of one process: data files are fsynced, directories are not."""
 
     default_durability: ClassVar[str] = "data files"
+    skips_fsync: ClassVar[bool] = True
     in_background: ClassVar[bool] = True
 
     def _writer(self, path: Path) -> Any:
         from torch.distributed.checkpoint import FileSystemWriter
 
-        return FileSystemWriter(path)
+        return FileSystemWriter(path, sync_files=self.storage.durable is not False)
 
     def save(self, path: Path, state: Any) -> None:
         from torch.distributed import checkpoint as dcp
@@ -85,7 +86,7 @@ class TorchDcp(_Torch):
 def _torch_dtype(dtype: Any) -> Any:
     import torch
 
-    return getattr(torch, {"bool": "bool"}.get(str(np.dtype(dtype)), str(np.dtype(dtype))))
+    return getattr(torch, str(np.dtype(dtype)))
 
 
 def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
