@@ -258,7 +258,7 @@ def _checkpoint(reader: Reader, node: Node) -> CheckpointConfig | None:
 
 
 def _spec(reader: Reader, node: Node) -> dict[str, Any]:
-    if not isinstance(node.value, dict) or not node.value:
+    if not isinstance(node.value, dict):
         reader.complain(node, f"spec must map names to arrays, not {describe(node.value)}")
         return {}
     return {name: _spec_entry(reader, name, child) for name, child in node.value.items()}

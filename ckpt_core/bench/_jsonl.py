@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
@@ -18,7 +18,8 @@ class JsonLines:
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (output / FILE).open("w", encoding="utf-8")
+        self._path = output / FILE
+        self._path.write_text("", encoding="utf-8")
         self._write("environment", {"suite_name": suite_name, **environment})
 
     def run(self, case: CaseResult, run: Run) -> None:
@@ -46,8 +47,7 @@ class JsonLines:
             }
             self._write("case", record)
         self._write("end", {"interrupted": result.interrupted, "failed": len(result.failed)})
-        self._file.close()
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"record": kind, **record}, default=str) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"record": kind, **record}, default=str) + "\n")

@@ -69,8 +69,8 @@ def tag_of(event: str) -> str | None:
     """
     if event in TAGS:
         return TAGS[event]
-    if not event.startswith(_LISTENED):
-        return None
+    if not event.startswith(_LISTENED) or event.endswith("_time"):
+        return None  # moments say nothing about a block
     for prefix, namespace in (("/ckpt/save/", SAVE), ("/ckpt/load/", LOAD)):
         if event.startswith(prefix):
             return f"{namespace}/{event.removeprefix(prefix).removesuffix('_secs')}_s"

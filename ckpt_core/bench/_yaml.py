@@ -114,11 +114,13 @@ class Reader:
             return {}
         known = list(known)
         given: dict[str, Node] = node.value
+        meant: set[str] = set()
         for key, child in given.items():
             if key not in known:
                 self.complain(child, f"{what} has no key {key!r}{nearest(key, known)}")
+                meant |= set(difflib.get_close_matches(key, known, n=1))
         for key in required:
-            if key not in given:
+            if key not in given and key not in meant:  # one slip is one problem
                 self.complain(node, f"{what} lacks the key {key!r}")
         return {key: child for key, child in given.items() if key in known}
 

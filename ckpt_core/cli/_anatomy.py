@@ -30,6 +30,7 @@ _EXPLAINED = tuple(
         (r"(.*/)?_sharding$", "how each array lay on its devices"),
         (r"(.*/)?_strings\.json$", "leaves that are text"),
         (r"(.*/)?descriptor/", "Orbax's note of who wrote it"),
+        (r"(.*/)?orbax\.checkpoint$", "Orbax's mark of a checkpoint that is its own"),
         (r"metrics/metrics$", "metrics of the step, where Orbax's best_step looks"),
         (r"(.*/)?process_\d+-of-\d+\.json$", "state of one process: an iterator's position"),
         (r"(.*/)?exact/", "the same state with its exact types"),

@@ -76,12 +76,14 @@ class Equinox(Library):
     def save(self, path: Path, state: Any) -> None:
         import equinox
 
-        equinox.tree_serialise_leaves(path, state)
+        with path.open("wb") as file:  # a name would get the suffix .eqx
+            equinox.tree_serialise_leaves(file, state)
 
     def load(self, path: Path, like: Any) -> Any:
         import equinox
 
-        return jax.block_until_ready(equinox.tree_deserialise_leaves(path, like))
+        with path.open("rb") as file:
+            return jax.block_until_ready(equinox.tree_deserialise_leaves(file, like))
 
 
 class Floor(Library):

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,13 +64,22 @@ class TorchDcp(_Torch):
     def save(self, path: Path, state: Any) -> None:
         from torch.distributed import checkpoint as dcp
 
-        dcp.save(state, storage_writer=self._writer(path), no_dist=True)
+        with _alone():
+            dcp.save(state, storage_writer=self._writer(path), no_dist=True)
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
         from torch.distributed import checkpoint as dcp
 
+        # the thread warns as well, so the filter stays until it ends
+        quiet = contextlib.ExitStack()
+        quiet.enter_context(_alone())
         future: Any = dcp.async_save(state, storage_writer=self._writer(path), no_dist=True)
-        return future.result
+
+        def wait() -> None:
+            with quiet:
+                future.result()
+
+        return wait
 
     def load(self, path: Path, like: Any) -> Any:
         import torch
@@ -79,8 +90,17 @@ class TorchDcp(_Torch):
             name: torch.empty(leaf.shape, dtype=_torch_dtype(leaf.dtype))
             for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
         }
-        dcp.load(target, checkpoint_id=path, no_dist=True)
+        with _alone():
+            dcp.load(target, checkpoint_id=path, no_dist=True)
         return target
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[None, None, None]:
+    """Without the warning that no process group is there: one process is what is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        yield
 
 
 def _torch_dtype(dtype: Any) -> Any:
