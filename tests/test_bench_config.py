@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ckpt_core import bench
 from ckpt_core.bench._config import ArraySpec
@@ -228,3 +232,54 @@ def test_anchors_and_merges():
     )
     spec = bench.parse_suite(text).checkpoints[0].spec
     assert spec == {"a": ArraySpec("int8", (2,)), "b": ArraySpec("int8", (2,), count=3)}
+
+
+def test_the_launch_files_are_well_formed_and_start_what_there_is():
+    slurm = BENCHMARKS / "cluster/slurm.sbatch"
+    subprocess.run(["bash", "-n", str(slurm)], check=True)
+    text = slurm.read_text()
+    for name in ("ADDRESS", "PORT"):
+        assert f"JAX_COORDINATOR_{name}=" in text
+    jobset = yaml.safe_load((BENCHMARKS / "cluster/jobset.yaml").read_text())
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    container = job["template"]["spec"]["containers"][0]
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert job["parallelism"] == job["completions"] == int(variables["JAX_NUM_PROCESSES"])
+    names = {"JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_PROCESS_ID"}
+    assert names < set(variables) and all(name in text for name in names)
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in job["template"]["spec"]["volumes"]}
+    command = shlex.join([*container["command"], *container["args"]])
+    assert "-m ckpt_core.cli bench run" in command and "-m ckpt_core.cli bench run" in text
+
+
+def test_the_slurm_file_hands_the_variables_on(tmp_path: Path):
+    """With stand-ins for Slurm's commands and for Python: what would really run."""
+    tools = {
+        "scontrol": "#!/bin/sh\nprintf 'node7\\nnode8\\n'\n",
+        "srun": '#!/bin/sh\nshift\nSLURM_PROCID=3 exec "$@"\n',
+        "python": '#!/bin/sh\nenv | grep ^JAX_ | sort; echo "$@"\n',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(BENCHMARKS / "cluster/slurm.sbatch"), "a suite.yaml", "/o", "--json"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CKPT_PYTHON": str(tmp_path / "python"),
+            "SLURM_JOB_NODELIST": "node[7-8]",
+            "SLURM_JOB_ID": "40123",
+            "SLURM_NTASKS": "4",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "JAX_COORDINATOR_ADDRESS=node7",
+        "JAX_COORDINATOR_PORT=20123",
+        "JAX_NUM_PROCESSES=4",
+        "JAX_PROCESS_ID=3",
+        "-m ckpt_core.cli bench run a suite.yaml -o /o/40123 --json",
+    ]

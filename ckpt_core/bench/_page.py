@@ -90,15 +90,37 @@ def _group(group: str, cases: Sequence[CaseResult], colours: Mapping[str, int]) 
                     case.label,
                     metrics[TIME],
                     colours[case.varying.get("library", case.label)],
+                    pale=_is_lost(case, operation),
                 )
                 for case, metrics in rows
             ],
             "seconds",
         )
         parts.append(f"<h3>{escape(operation)}</h3><figure>{chart}</figure>")
+        if any(_is_lost(case, operation) for case, _ in rows):
+            parts.append('<p class="note">Pale: not durable when the save returns.</p>')
         parts.append(_table(operation, rows))
     parts.append(_all_metrics(cases))
     return "".join([*parts, "</section>"])
+
+
+_COLUMNS = (
+    "case",
+    "median s",
+    "± 95 %",
+    "min - max",
+    "GB/s",
+    "to first",
+    "peak MB",
+    "durable",
+    "n",
+)
+
+
+def _is_lost(case: CaseResult, operation: str) -> bool:
+    """Whether a power cut right after this save loses it."""
+    durable = case.notes.get("durable", "yes")
+    return operation.startswith("save") and not durable.startswith("yes")
 
 
 def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary]]]) -> str:
@@ -115,23 +137,17 @@ def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary
                 f"{number(seconds.min)} - {number(seconds.max)}",
                 number(metrics[RATE].median) if RATE in metrics else "",
                 f"{seconds.median / first:.2f}x" if first else "",
-                "" if peak is None else number(peak.median),
+                "" if peak is None else f"{peak.median:.1f}",
                 case.notes.get("durable", "") if operation.startswith("save") else "",
                 str(seconds.n),
             ]
         )
-    names = (
-        "case",
-        "median s",
-        "± 95 %",
-        "min - max",
-        "GB/s",
-        "to first",
-        "peak MB",
-        "durable",
-        "n",
+    kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in cells)]
+    return _html_table(
+        [_COLUMNS[i] for i in kept],
+        [[row[i] for i in kept] for row in cells],
+        numeric=[place for place, i in enumerate(kept) if _COLUMNS[i] not in ("case", "durable")],
     )
-    return _html_table(names, cells, numeric=range(1, 7))
 
 
 def _html_table(

@@ -5,11 +5,11 @@ STYLE = (
 :root { --bg: #fff; --fg: #1c2530; --soft: #5d6b7a; --line: #dfe5eb; --panel: #f6f8fa;
   --warn: #8a5a00; --warnbg: #fff4da; --bad: #b3261e; --good: #1a6e3c;
   --c0: #0b66c3; --c1: #d9822b; --c2: #3a9d6a; --c3: #8e5cc7; --c4: #c94f6d; --c5: #6b7a8c;
-  --c6: #b08d12; --c7: #1d9aa6; }
+  --c6: #b08d12; --c7: #1d9aa6; --c8: #a0522d; --c9: #7f7f7f; }
 @media (prefers-color-scheme: dark) { :root { --bg: #12171d; --fg: #e4e9ef; --soft: #9aa7b5;
   --line: #2a333d; --panel: #1a2129; --warn: #f2c66d; --warnbg: #3a2e12; --bad: #ff8a80;
   --good: #7fd6a0; --c0: #58a6ff; --c1: #f0a35e; --c2: #63c795; --c3: #b794f4; --c4: #f07f9b;
-  --c5: #93a1b1; --c6: #d9bd4a; --c7: #55c4cf; } }
+  --c5: #93a1b1; --c6: #d9bd4a; --c7: #55c4cf; --c8: #d08a63; --c9: #bdbdbd; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--fg);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
@@ -32,10 +32,12 @@ svg .dot { fill: var(--fg); opacity: .45; }
 svg .line { fill: none !important; stroke-width: 2; }
 """
     + "".join(
-        f"svg .c{i} {{ fill: var(--c{i}); }} svg .line.c{i} {{ stroke: var(--c{i}); }}\n"
-        for i in range(8)
+        f"svg .c{i} {{ fill: var(--c{i}); }} svg .line.c{i}, svg .whisker.c{i} {{ stroke: var(--c{i}); }}\n"
+        for i in range(10)
     )
     + """
+svg .pale { opacity: .4; }
+.note { color: var(--soft); font-size: 13px; margin: 0 0 8px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; margin: 4px 0 12px; }
 th, td { padding: 4px 10px 4px 0; text-align: left; border-bottom: 1px solid var(--line);

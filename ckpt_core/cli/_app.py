@@ -136,6 +136,16 @@ def bench_run(
     raise typer.Exit(_bench.run(request))
 
 
+@bench_app.command("markdown")
+def bench_markdown(
+    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
+) -> None:
+    """The tables of a run for a document, ratios side by side."""
+    from ckpt_core.bench._markdown import markdown
+
+    typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)
+
+
 def run() -> int:
     """The exit code of the command that the process was asked for; errors in one line each."""
     try:

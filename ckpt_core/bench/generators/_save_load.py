@@ -19,7 +19,7 @@ from ckpt_core.bench._core import (
 )
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench._measure import Metrics
-from ckpt_core.bench._settle import drop_page_cache, fsync_all, settle
+from ckpt_core.bench._settle import drop_page_cache, fsync_all, settle, warm_free_memory
 from ckpt_core.bench._yaml import nearest
 from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
 
@@ -137,6 +137,7 @@ def measure_save(
     metrics: Metrics, lib: Library, path: Path, prepared: Any, size: int, keys: list[str] | None
 ) -> None:
     """One save, and where it goes on in the background both of its parts."""
+    warm_free_memory(path.parent, size)
     with settle(), metrics.measure("save", keys, nbytes=size):
         if lib.background:
             with metrics.measure("save_blocking", ["time"]):
