@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_core import _fork as _fork  # remembers which process this is, before any fork
 
 if TYPE_CHECKING:
+    from ckpt_core import events as events
     from ckpt_core._adapters import Adapter as Adapter
     from ckpt_core._adapters import Stateful as Stateful
     from ckpt_core._checkpointer import Checkpointer as Checkpointer
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from ckpt_core._errors import CheckpointExists as CheckpointExists
     from ckpt_core._errors import CheckpointNotFound as CheckpointNotFound
     from ckpt_core._errors import ForkedProcess as ForkedProcess
+    from ckpt_core._errors import GraceExceeded as GraceExceeded
     from ckpt_core._errors import Mismatch as Mismatch
     from ckpt_core._errors import RestoredValueIgnored as RestoredValueIgnored
     from ckpt_core._errors import StructureMismatch as StructureMismatch
     from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
+    from ckpt_core._events import Event as Event
     from ckpt_core._inspect import inspect as inspect
     from ckpt_core._inspect import verify as verify
     from ckpt_core._load import load as load
@@ -66,11 +69,13 @@ _HOMES = {
         "CheckpointExists",
         "CheckpointNotFound",
         "ForkedProcess",
+        "GraceExceeded",
         "Mismatch",
         "RestoredValueIgnored",
         "StructureMismatch",
         "UnsupportedLeaf",
     ),
+    "_events": ("Event",),
     "_inspect": ("inspect", "verify"),
     "_load": ("load", "load_async", "restore"),
     "_options": ("Options",),
@@ -89,12 +94,18 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, "keep", "when"])  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = {
+    "events": "ckpt_core.events",
+    "keep": "ckpt_core._policies.keep",
+    "when": "ckpt_core._policies.when",
+}
+
+__all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("keep", "when"):
-        value = importlib.import_module(f"ckpt_core._policies.{name}")
+    if name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
     elif name in _HOME_OF:
         value = getattr(importlib.import_module(f"ckpt_core.{_HOME_OF[name]}"), name)
     else:

@@ -25,8 +25,12 @@ class Adapter(Protocol):
     Optional: ``per_process = True`` for state that each process has of its own (a data pipeline),
     with two more methods, ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the
     file ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
-    StructureMismatch where a state does not fit, before anything is changed; and
-    ``select(obj, cls)``, the function of (path, leaf) that ``only=cls`` stands for.
+    StructureMismatch where a state does not fit, before anything is changed; ``get_position(obj)``,
+    a cheap state for ``set_state`` to go back to where a restore fails; and ``select(obj, only)``, the function of (path, leaf) that ``only=`` stands for where it is a class,
+    or whatever ``is_filter(only)`` takes for a filter of the framework's. With ``shares = True``,
+    ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each tree, for what
+    several objects in one container share, by id: what is in it was stored already, and is left
+    out.
     """
 
     def accepts(self, cls: type, /) -> bool:
@@ -118,22 +122,36 @@ def is_lenient(adapter: Any) -> bool:
     return bool(getattr(adapter, "lenient", False))
 
 
-def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
-    """For ``_tree.flatten``: the state of an adapted object, and how to set a new one."""
-    adapter = adapter_for(obj)
-    if adapter is None:
-        return None
+def is_filter(adapter: Any, only: Any) -> bool:
+    """Whether ``only=`` is a filter of the adapter's framework, rather than one of ours."""
+    return hasattr(adapter, "is_filter") and bool(adapter.is_filter(only))
 
-    if is_per_process(adapter):
-        name = type(obj).__name__
-        raise UnsupportedLeaf(
-            f"a {name} lies inside a container: its state belongs to each process alone, so pass it as an item "
-            "of its own, such as data=iterator",
-            type_name=name,
-        )
 
-    def finish(state: Any) -> Any:
-        adapter.set_state(obj, state)
-        return obj
+def expander() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
+    """For ``_tree.flatten``, a new one for each tree: live objects as their states.
 
-    return adapter.get_state(obj), finish
+    The function gives the state of an adapted object, and how to set a new one.
+    """
+    seen: dict[int, Any] = {}
+
+    def expand(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+        adapter = adapter_for(obj)
+        if adapter is None:
+            return None
+        if is_per_process(adapter):
+            name = type(obj).__name__
+            raise UnsupportedLeaf(
+                f"a {name} lies inside a container: its state belongs to each process alone, so pass it as an item "
+                "of its own, such as data=iterator",
+                type_name=name,
+            )
+
+        def finish(state: Any) -> Any:
+            adapter.set_state(obj, state)
+            return obj
+
+        shares: Any = adapter if getattr(adapter, "shares", False) else None
+        state = adapter.get_state(obj) if shares is None else shares.get_state(obj, seen)
+        return state, finish
+
+    return expand

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._decision import SaveDecision
 from ckpt_core._directory import refuse_file, resolve
-from ckpt_core._errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-)
+from ckpt_core._errors import CheckpointError
+from ckpt_core._events import logger
 from ckpt_core._fence import Fence
 from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
@@ -23,8 +20,10 @@ from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
 from ckpt_core._preemption import Preemption
-from ckpt_core._results import CheckpointInfo, Restored, logger
+from ckpt_core._recovery import restore_newest
+from ckpt_core._results import CheckpointInfo, Restored
 from ckpt_core._retention import Retention
+from ckpt_core._run_metadata import read_run_metadata, write_run_metadata
 from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
 from ckpt_core._steps import Steps
 from ckpt_core._unread import UnreadValues
@@ -71,7 +70,7 @@ class Checkpointer:
         best_metric: str | None = None,
         best_mode: str | None = None,
         save_policy: when.Decision | None = None,
-        keep_policy: keep.KeepPolicy | None = None,
+        keep_policy: keep.KeepPolicy | keep.Chooser | None = None,
         step_prefix: str | None = None,
         step_format_fixed_length: int | None = None,
         asynchronous: bool = True,
@@ -87,23 +86,26 @@ class Checkpointer:
         self._steps = Steps(
             self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
         )
-        self._save_policy = choose_save_policy(save_policy, save_interval_steps)
+        self._options = checked_options(options)
         self._retention = Retention(
             self._steps,
             self._form,
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
+            self._options,
         )
         self._best = (best_metric, best_mode)
         self._asynchronous = asynchronous
         self._read_only = read_only
-        self._options = checked_options(options)
         self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
-        self._last_save_secs = float("-inf")
         self._unread = UnreadValues()
         self._fence = Fence(self._directory, self._form)
         self._processes = _processes.this_run()
-        self._preemption = Preemption(self._processes, self._save_policy)
+        policy = choose_save_policy(save_policy, save_interval_steps)
+        self._preemption = Preemption(self._processes, policy, self._options)
+        self._decision = SaveDecision(
+            policy, self._processes, self._preemption, self.latest_step, self._options.timeout_secs
+        )
         self._closed = False
         if not read_only and self._processes.index == 0:
             removed = self._form.clean(self._directory)
@@ -172,11 +174,12 @@ class Checkpointer:
             copy=self._asynchronous,
             metrics=numbers,
             guard=self._fence,
+            step=step,
         )
-        self._last_save_secs = time.monotonic()
+        self._decision.save_began(step)
 
         def save_and_retain() -> None:
-            work().log()
+            work()
             self._mine.add(step)
             if self._processes.index == 0:
                 self._retention.apply()
@@ -185,14 +188,10 @@ class Checkpointer:
         return True
 
     def should_save(self, step: int) -> bool:
-        """Whether the policy wants this step."""
-        context = when.SaveContext(
-            newest_step=self._newest(),
-            secs_since_save=time.monotonic() - self._last_save_secs,
-            saving=self._in_flight.running,
-            preempted=self._preemption.wants(step),
+        """Whether the policy wants this step; where several processes run, all must ask."""
+        return not self._read_only and self._decision.wants(
+            check_step(step), self._in_flight.running
         )
-        return not self._read_only and bool(self._save_policy(check_step(step), context))
 
     @property
     def should_stop(self) -> bool:
@@ -206,11 +205,6 @@ class Checkpointer:
     def reached_preemption(self, step: int) -> bool:
         """Whether to save this step and stop; all processes agree, where several run."""
         return self._preemption.reached(step)
-
-    def _newest(self) -> int | None:
-        if self._in_flight.step is not None:
-            return self._in_flight.step
-        return max(self._mine) if self._mine else self.latest_step()
 
     def explain(self) -> dict[int, str]:
         """For every step on disk whether it stays at the next clean-up, and why."""
@@ -229,10 +223,7 @@ class Checkpointer:
         metric, mode = self._best
         if metric is None or mode is None:
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        facts = [
-            entry for step in self.all_steps() if (entry := self._steps.facts(step)) is not None
-        ]
-        return next(iter(keep.best(metric, mode=mode)(facts)), None)
+        return next(iter(keep.best(metric, mode=mode)(self._steps.all_facts())), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
@@ -241,6 +232,17 @@ class Checkpointer:
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
         return dict(self._steps.open(step).metrics)
+
+    @property
+    def run_metadata(self) -> Any:
+        """JSON of the run that ``write_run_metadata`` wrote; None where there is none."""
+        return read_run_metadata(self._form, self._directory)
+
+    def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Keeps JSON that belongs to the whole run beside its steps, where Orbax keeps it too."""
+        self._refuse_if_read_only("write_run_metadata")
+        if self._processes.index == 0:
+            write_run_metadata(self._form, self._directory, metadata)
 
     def inspect(self, step: int) -> CheckpointInfo:
         """A step without its arrays; see ``ckpt_core.inspect``."""
@@ -252,8 +254,9 @@ class Checkpointer:
         self._in_flight.wait()
         self._steps.open(step)
         if self._processes.index == 0:
-            self._form.delete(self._steps.path(step))
+            self._retention.delete(step)
         self._mine.discard(step)
+        self._decision.forget()
 
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
@@ -294,29 +297,14 @@ class Checkpointer:
         self._in_flight.wait()
         request = make_request(only, rename, cast, missing, unexpected, options or self._options)
         chosen = {**(items or {}), **targets}
-        failures: list[tuple[int, CheckpointCorrupt]] = []
-        for step in reversed(self.all_steps()):
-            try:
-                restored = restore_opened(self._steps.open(step), chosen, request, step)
-            except CheckpointCorrupt as error:
-                if strict_latest:
-                    raise
-                failures.append((step, error))
-                message = f"{self._directory}: step {step} is damaged and skipped: {error}"
-                logger.warning(message)
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
-                continue
+        restored = restore_newest(
+            self._steps,
+            lambda step: restore_opened(self._steps.open(step), chosen, request, step),
+            strict_latest,
+        )
+        if restored is not None:
             self._unread.watch(restored, chosen)
-            return restored
-        if failures:
-            step, error = failures[0]
-            raise CheckpointCorrupt(
-                f"{self._directory}: none of the steps {', '.join(str(s) for s, _ in failures)} can be loaded, "
-                f"and training does not start from scratch by accident. Newest, step {step}: {error}",
-                file=error.file,
-                leaf=error.leaf,
-            ) from error
-        return None
+        return restored
 
     def restore(
         self,
@@ -347,7 +335,7 @@ class Checkpointer:
         self._in_flight.wait()
         arguments.setdefault("options", self._options)
         request = make_request(**arguments)
-        return load_opened(self._steps.open(step), like, item, request)
+        return load_opened(self._steps.open(step), like, item, request, step)
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None
@@ -362,17 +350,22 @@ class Checkpointer:
         """Returns when no save is running; what was started before is then durable.
 
         Raises:
+            GraceExceeded: the run was told to stop, and ``Options.grace_secs`` are over.
             Exception: what made the save fail, with its own type.
         """
-        self._in_flight.wait()
+        self._in_flight.wait(self._preemption.secs_left())
 
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""
         if self._closed:
             return
         self._closed = True
-        self._preemption.close()
-        self.wait_until_finished()
+        try:
+            self.wait_until_finished()
+        finally:
+            self._preemption.close()
+            if not self._in_flight.running:
+                self._fence.close()
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -9,6 +9,7 @@
     ├── StructureMismatch     (ValueError)          saved and wanted trees differ: .mismatches
     ├── UnsupportedLeaf       (TypeError)           a value that cannot be saved: .leaf, .type_name
     ├── BarrierTimeout        (TimeoutError)        processes that did not arrive: .absent
+    ├── GraceExceeded         (TimeoutError)        a save did not end before the process must
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
     └── ForkedProcess         (RuntimeError)        called in a forked child
 
@@ -132,6 +133,10 @@ class BarrierTimeout(CheckpointError, TimeoutError):
     def __init__(self, message: str, *, absent: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.absent = tuple(absent)
+
+
+class GraceExceeded(CheckpointError, TimeoutError):
+    """The run was told to stop, and its last save is not done within the grace period."""
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):

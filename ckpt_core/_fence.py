@@ -2,16 +2,19 @@
 
 A job that was rescheduled must not wait for the old one to be found dead. The newcomer leaves its
 token in ``.ckpt-owner`` and goes on at once; the old writer finds the token at its next commit and
-stops, so that two runs never weave their steps into one directory.
+stops, so that two runs never weave their steps into one directory. The file is locked while its
+writer lives, so that a newcomer can say whether it took over from a living one.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 
-from ckpt_core._directory import Form
+from ckpt_core._directory import Claim, Form
 from ckpt_core._errors import CheckpointError
-from ckpt_core._results import logger
+from ckpt_core._events import logger
 
 OWNER_FILE = ".ckpt-owner"
 
@@ -22,17 +25,22 @@ class Fence:
     def __init__(self, directory: str, form: Form) -> None:
         self._directory = directory
         self._form = form
-        self._token = secrets.token_hex(16).encode()
-        self._taken = False
+        self._token = secrets.token_hex(16)
+        self._claim: Claim | None = None
 
     def take(self) -> None:
         """Claims the directory, once; whoever had it can no longer commit."""
-        if self._taken:
+        if self._claim is not None:
             return
-        if self._form.read(self._directory, OWNER_FILE) is not None:
-            logger.info("%s: taken over from an earlier writer", self._directory)
-        self._form.put(self._directory, OWNER_FILE, self._token)
-        self._taken = True
+        before = self._form.read(self._directory, OWNER_FILE)
+        text = f"{self._token} process {os.getpid()} on {socket.gethostname()}\n"
+        self._claim = self._form.claim(self._directory, OWNER_FILE, text.encode())
+        if self._claim.contested:
+            logger.warning(
+                "%s: taken over from %s, which is alive: its next save here will fail",
+                self._directory,
+                _who(before),
+            )
 
     def check(self) -> None:
         """Last before a commit.
@@ -40,8 +48,20 @@ class Fence:
         Raises:
             CheckpointError: another writer has claimed the directory since.
         """
-        if self._form.read(self._directory, OWNER_FILE) != self._token:
+        now = self._form.read(self._directory, OWNER_FILE)
+        if now is None or not now.startswith(self._token.encode()):
             raise CheckpointError(
-                f"{self._directory}: another Checkpointer has begun to save here since, so this one may no "
-                "longer: its step was not committed. Stop this run, or give each run its own directory"
+                f"{self._directory}: another Checkpointer ({_who(now)}) has begun to save here since, so this "
+                "one may no longer: its step was not committed. Stop this run, or give each run its "
+                "own directory"
             )
+
+    def close(self) -> None:
+        """Lets the directory go: whoever comes next takes over from nobody."""
+        if self._claim is not None:
+            self._claim.close()
+
+
+def _who(content: bytes | None) -> str:
+    text = "" if content is None else content.decode(errors="replace").strip()
+    return text.partition(" ")[2] or "an unknown one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, GraceExceeded
 from ckpt_core._results import PendingSave
 
 
@@ -40,10 +40,21 @@ class InFlight:
             error.add_note(f"while saving step {step} to {self._directory} in the background")
             raise error
 
-    def wait(self) -> None:
-        """Returns when no save is running; raises what made it fail."""
-        if self._pending is not None:
-            self._pending.wait()
+    def wait(self, limit_secs: float | None = None) -> None:
+        """Returns when no save is running; raises what made it fail.
+
+        Args:
+            limit_secs: the rest of the grace period of a run that was told to stop.
+
+        Raises:
+            GraceExceeded: the save was not done by then; it goes on.
+        """
+        if self._pending is not None and not self._pending.wait(limit_secs):
+            raise GraceExceeded(
+                f"{self._directory}: the save of step {self.step} did not end within the grace period "
+                "(Options.grace_secs): if the process is killed now, that step is lost and the ones "
+                "before it are not. Save more often, or ask for a longer grace period"
+            )
         self.raise_failure()
 
     def refuse_if_running(self) -> None:

@@ -15,6 +15,7 @@ from ckpt_core._load.wants import Want
 from ckpt_core._options import Options
 from ckpt_core._plan import gaps, whole
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
+from ckpt_core._run_metadata import read_run_metadata
 from ckpt_core._storage import new_context, read_index
 from ckpt_core._tree import format_path
 
@@ -47,6 +48,8 @@ def describe_opened(opened: Opened) -> CheckpointInfo:
         topology={} if record is None else record.topology,
         format_version=format_version(opened),
         created_unix_secs=None if record is None else record.created_unix_secs,
+        durations={} if record is None else record.durations,
+        run_metadata=read_run_metadata(opened.form, opened.path.rpartition("/")[0]),
         files={}
         if record is None
         else {name: entry.size_bytes for name, entry in record.files.items()},

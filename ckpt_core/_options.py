@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,6 +31,14 @@ class Options:
             read in parallel.
         on_pending: what a save does while the previous asynchronous one is still running:
             ``"wait"`` for it, or ``"fail"`` with CheckpointError.
+        on_event: called with an ``Event`` at each start and end of a save or restore and at each
+            deletion, in the thread where it happens; see ``ckpt_core.events``.
+        delete_grace_secs: how long a step stays that no policy keeps any more: for readers where
+            file locks do not reach (object stores, some network file systems).
+        trash_directory: name of a directory beside the steps into which they are moved instead of
+            being deleted, such as ``"todelete"``.
+        stop_signals: names of the signals that tell a run to stop.
+        grace_secs: how long after such a signal the process lives: what a save at the end may take.
         broadcast: let one replica read and send to the others (several processes).
         zstd_level: the level that ``compression`` names; derived.
         atomic_restore: load everything before anything is changed. So far every restore does.
@@ -47,6 +57,11 @@ class Options:
     target_data_file_bytes: int = 64 * MIB
     chunk_bytes: int = 64 * MIB
     on_pending: Literal["wait", "fail"] = "wait"
+    on_event: Callable[[Any], None] | None = None
+    delete_grace_secs: float = 0.0
+    trash_directory: str | None = None
+    stop_signals: tuple[str, ...] = ("SIGTERM",)
+    grace_secs: float | None = None
     broadcast: bool = False
     atomic_restore: bool = False
     zstd_level: int | None = field(init=False, repr=False, compare=False, default=None)
@@ -61,7 +76,25 @@ class Options:
             raise ValueError(
                 f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
             )
+        _check_names(self)
         object.__setattr__(self, "zstd_level", _zstd_level(self.compression))
+
+
+def _check_names(options: Options) -> None:
+    trash = options.trash_directory
+    if trash is not None and (
+        not trash or "/" in trash or trash.startswith(".") or trash.isdigit()
+    ):
+        raise ValueError(
+            f"Options.trash_directory is the name of a directory beside the steps, got {trash!r}"
+        )
+    for name in options.stop_signals:
+        if not name.startswith("SIG") or not hasattr(signal, name):
+            raise ValueError(f"Options.stop_signals are names such as 'SIGTERM', got {name!r}")
+    for field_name in ("delete_grace_secs", "grace_secs"):
+        secs = getattr(options, field_name)
+        if secs is not None and not secs >= 0:
+            raise ValueError(f"Options.{field_name} must not be negative, got {secs!r}")
 
 
 def _zstd_level(compression: str | None) -> int | None:

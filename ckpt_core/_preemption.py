@@ -4,57 +4,62 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from ckpt_core._events import logger
+from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_sync_point
-from ckpt_core._results import logger
 
 
 class StopSignal:
-    """Notices SIGTERM, and passes it on to whoever listened before.
+    """Notices SIGTERM (and others), and passes it on to whoever listened before.
 
     Handlers are installed by ``listen``, from the main thread only (Python allows no other). Where
-    nobody listened before, the first SIGTERM is only noted, so that the run can save and end; a
+    nobody listened before, the first signal is only noted, so that the run can save and end; a
     second one ends the process as ever.
+
+    Attributes:
+        noticed_at: time.monotonic() of the first signal; None while there was none.
     """
 
-    def __init__(self) -> None:
-        self._noticed = threading.Event()
-        self._previous: Any = None
-        self._listening = False
-
-    @property
-    def noticed(self) -> bool:
-        """Whether the signal came."""
-        return self._noticed.is_set()
+    def __init__(self, names: Sequence[str] = ("SIGTERM",)) -> None:
+        self._numbers = [signal.Signals[name] for name in names]
+        self._previous: dict[int, Any] = {}
+        self.noticed_at: float | None = None
 
     def listen(self) -> None:
         """Starts to listen, if it does not yet and may."""
-        if self._listening or threading.current_thread() is not threading.main_thread():
+        if self._previous or threading.current_thread() is not threading.main_thread():
             return
-        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
-        self._listening = True
+        for number in self._numbers:
+            self._previous[number] = signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        again = self._noticed.is_set()
-        self._noticed.set()
-        if callable(self._previous):
-            self._previous(number, frame)
-        elif again and self._previous == signal.SIG_DFL:
+        again = self.noticed_at is not None
+        if not again:
+            self.noticed_at = time.monotonic()
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
+        elif again and previous == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         else:
-            logger.warning("SIGTERM: the run is told to stop after the next save")
+            name = signal.Signals(number).name
+            logger.warning("%s: the run is told to stop after the next save", name)
 
     def close(self) -> None:
-        """Puts the earlier handler back, unless somebody else has replaced ours."""
-        if not self._listening or threading.current_thread() is not threading.main_thread():
+        """Puts the earlier handlers back, unless somebody else has replaced ours."""
+        if not self._previous or threading.current_thread() is not threading.main_thread():
             return
-        # bound methods are equal when they are the same method of the same object
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:
-            signal.signal(signal.SIGTERM, self._previous)
-        self._listening = False
+        for number, previous in self._previous.items():
+            # bound methods are equal when they are the same method of the same object
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, previous)
+        self._previous = {}
 
 
 class Preemption:
@@ -63,12 +68,15 @@ class Preemption:
     Args:
         processes: of this run.
         policy: a save policy; one that asks for preemption makes this listen at once.
+        options: which signals, and how long the process lives after one.
     """
 
-    def __init__(self, processes: Processes, policy: object) -> None:
+    def __init__(self, processes: Processes, policy: object, options: Options) -> None:
         self._alone = processes.count == 1
         self._asked = bool(getattr(policy, "listens", False))
-        self._signal = StopSignal()
+        self._signal = StopSignal(options.stop_signals)
+        self._agreed_at: float | None = None
+        self._grace_secs = options.grace_secs
         if self._asked:
             self._signal.listen()
 
@@ -76,17 +84,30 @@ class Preemption:
     def should_stop(self) -> bool:
         """Whether the signal came; listens from now on."""
         self._signal.listen()
-        return self._signal.noticed
+        return self._signal.noticed_at is not None
 
     def reached(self, step: int) -> bool:
         """Whether this is the step to stop at."""
-        return self.should_stop if self._alone else preemption_sync_point(step)
+        return self.should_stop if self._alone else self._agreed(step)
 
     def wants(self, step: int) -> bool:
         """For save policies: whether this step is to be saved since the run will stop."""
         if self._alone or not self._asked:
-            return self._signal.noticed
-        return preemption_sync_point(step)
+            return self._signal.noticed_at is not None
+        return self._agreed(step)
+
+    def _agreed(self, step: int) -> bool:
+        agreed = preemption_sync_point(step)
+        if agreed and self._agreed_at is None:
+            self._agreed_at = time.monotonic()
+        return agreed
+
+    def secs_left(self) -> float | None:
+        """How much of the grace period is left; None where nobody said to stop, or how long it is."""
+        told_at = [at for at in (self._signal.noticed_at, self._agreed_at) if at is not None]
+        if self._grace_secs is None or not told_at:
+            return None
+        return max(0.0, min(told_at) + self._grace_secs - time.monotonic())
 
     def close(self) -> None:
         """Stops listening."""

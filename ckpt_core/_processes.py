@@ -65,6 +65,34 @@ class Processes:
         return values
 
 
+def decided_by_first(processes: Processes, tag: str, value: str, timeout_secs: float) -> str:
+    """What process 0 says; the others wait for it.
+
+    Args:
+        tag: names the decision; the same on all processes, never used twice.
+        value: of process 0; that of the others does not count.
+
+    Raises:
+        BarrierTimeout: process 0 said nothing in time.
+    """
+    if processes.count == 1:
+        return value
+    client = _client()
+    if processes.index == 0:
+        client.key_value_set(f"ckpt/{tag}", value)
+        return value
+    try:
+        return client.blocking_key_value_get(f"ckpt/{tag}", int(timeout_secs * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        raise BarrierTimeout(
+            f"process {processes.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: all "
+            "processes must make the same calls",
+            absent=[0],
+        ) from error
+
+
 def this_run() -> Processes:
     """The processes of this run; one where jax.distributed was not initialized."""
     client = _client()

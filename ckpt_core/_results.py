@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-logger = logging.getLogger("ckpt_core")
-
 
 @dataclass(frozen=True)
 class RestoreReport:
@@ -134,6 +132,8 @@ class CheckpointInfo:
         topology: of the run that wrote it.
         format_version: of ckpt's record; None for directories that Orbax wrote.
         created_unix_secs: when it was committed.
+        durations: ``snapshot_secs`` that the caller was blocked, ``write_secs`` from then on.
+        run_metadata: of the directory of steps that it lies in.
         files: sizes of all files that the record lists.
     """
 
@@ -145,6 +145,8 @@ class CheckpointInfo:
     topology: dict[str, Any] = field(default_factory=dict[str, Any])
     format_version: int | None = None
     created_unix_secs: float | None = None
+    durations: dict[str, float] = field(default_factory=dict[str, float])
+    run_metadata: Any = None
     files: dict[str, int] = field(default_factory=dict[str, int])
 
 

@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import time
+
 from ckpt_core._directory import Form
+from ckpt_core._errors import CheckpointError
+from ckpt_core._events import Event, Kind, logger, tell
+from ckpt_core._options import Options
 from ckpt_core._policies import keep
-from ckpt_core._results import logger
 from ckpt_core._steps import Steps
 
 
 class Retention:
     """Which steps of a directory stay, and the removal of the others."""
 
-    def __init__(self, steps: Steps, form: Form, policy: keep.KeepPolicy | None) -> None:
+    def __init__(
+        self, steps: Steps, form: Form, policy: keep.KeepPolicy | None, options: Options
+    ) -> None:
         self._steps = steps
         self._form = form
         self._policy = policy
+        self._options = options
+        self._unneeded_since: dict[int, float] = {}
 
     def apply(self) -> list[int]:
         """Deletes what no policy keeps, and gives it; a failure is reported and not fatal."""
         deleted: list[int] = []
-        for step in self._to_delete():
-            path = self._steps.path(step)
+        for step in self._due():
             try:
-                self._form.delete(path)
-            except OSError as error:
-                logger.warning("could not delete %s: %s", path, error)
+                self._remove(step)
+            except BlockingIOError:
+                logger.info("%s is being read, and stays for now", self._steps.path(step))
+            except (OSError, CheckpointError) as error:
+                logger.warning("could not delete %s: %s", self._steps.path(step), error)
+                self._tell("delete_failed", step, error)
             else:
-                logger.info("deleted %s", path)
                 deleted.append(step)
         return deleted
+
+    def delete(self, step: int) -> None:
+        """Deletes a step.
+
+        Raises:
+            CheckpointError: it is being read.
+        """
+        try:
+            self._remove(step)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{self._steps.path(step)} is being read, by this process or another: try again "
+                "when that has ended"
+            ) from None
+        except (OSError, CheckpointError) as error:
+            self._tell("delete_failed", step, error)
+            raise
+
+    def _remove(self, step: int) -> None:
+        path = self._steps.path(step)
+        self._form.delete(path, self._options.trash_directory)
+        self._unneeded_since.pop(step, None)
+        logger.info("deleted %s", path)
+        self._tell("deleted", step)
+
+    def _tell(self, kind: Kind, step: int, error: Exception | None = None) -> None:
+        path = self._steps.path(step)
+        event = Event(kind=kind, path=path, step=step, error=error)
+        tell(event, self._options.on_event)
 
     def explain(self) -> dict[int, str]:
         """For every step whether it stays, and why."""
@@ -39,12 +77,17 @@ class Retention:
             for step in steps
         }
 
-    def _to_delete(self) -> list[int]:
+    def _due(self) -> list[int]:
+        """What no policy keeps, and has not for as long as readers are given."""
         steps = self._steps.all()
         if self._policy is None or len(steps) < 2:
             return []
         kept = self._kept(steps)
-        return [step for step in steps if step not in kept]
+        unneeded = [step for step in steps if step not in kept]
+        now = time.monotonic()
+        self._unneeded_since = {step: self._unneeded_since.get(step, now) for step in unneeded}
+        grace_secs = self._options.delete_grace_secs
+        return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
 
     def _kept(self, steps: list[int]) -> dict[int, str]:
         facts = {step: self._steps.facts(step) for step in steps}

@@ -15,7 +15,7 @@ class Steps:
     """The committed steps below a directory; every call looks at the directory anew."""
 
     def __init__(self, directory: str, form: Form, names: StepNames) -> None:
-        self._directory = directory
+        self.directory = directory
         self._form = form
         self._names = names
 
@@ -29,14 +29,14 @@ class Steps:
 
     def new_path(self, step: int) -> str:
         """Where a step of this number is to be written."""
-        return f"{self._directory}/{self._names.name(step)}"
+        return f"{self.directory}/{self._names.name(step)}"
 
     def _committed(self) -> dict[int, str]:
         """Step -> name of its directory; of two names for one step, the one we would write."""
         found: dict[int, str] = {}
-        for name in self._form.children(self._directory):
+        for name in self._form.children(self.directory):
             step = self._names.parse(name)
-            if step is None or not self._form.is_checkpoint(f"{self._directory}/{name}"):
+            if step is None or not self._form.is_checkpoint(f"{self.directory}/{name}"):
                 continue
             if step not in found or name == self._names.name(step):
                 found[step] = name
@@ -45,9 +45,9 @@ class Steps:
     def path(self, step: int) -> str:
         """Where a step lies, under whichever name."""
         name = self._names.name(step)
-        if not self._form.exists(f"{self._directory}/{name}"):
+        if not self._form.exists(f"{self.directory}/{name}"):
             name = self._committed().get(step, name)
-        return f"{self._directory}/{name}"
+        return f"{self.directory}/{name}"
 
     def open(self, step: int) -> Opened:
         """A step's metadata.
@@ -61,7 +61,7 @@ class Steps:
             steps = self.all()
             known = ", ".join(map(str, steps[-10:])) or "none"
             raise CheckpointNotFound(
-                f"{self._directory} has no step {step}; it has: {known}"
+                f"{self.directory} has no step {step}; it has: {known}"
             ) from None
 
     def facts(self, step: int) -> keep.StepFacts | None:
@@ -73,6 +73,10 @@ class Steps:
         created = opened.record.created_unix_secs if opened.record else 0.0
         return keep.StepFacts(step, created, opened.metrics)
 
+    def all_facts(self) -> list[keep.StepFacts]:
+        """What is known of every step whose record can be read."""
+        return [facts for step in self.all() if (facts := self.facts(step)) is not None]
+
     def refuse_taken(self, step: int, overwrite: bool) -> None:
         """Refuses to write a step that is there, or that newer ones would hide.
 
@@ -82,14 +86,14 @@ class Steps:
         steps = self.all()
         if step in steps and not overwrite:
             raise CheckpointExists(
-                f"{self._directory}: step {step} is there already, and not from this Checkpointer: pass "
+                f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "
                 "overwrite=True to replace it"
             )
         newer = [other for other in steps if other > step]
         if newer and step not in steps:
             shown = ", ".join(map(str, newer[:5]))
             raise CheckpointExists(
-                f"{self._directory}: step {step} is older than {shown}, which are there already: "
+                f"{self.directory}: step {step} is older than {shown}, which are there already: "
                 f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
                 "them, or save to another directory"
             )

@@ -2,6 +2,7 @@
 
     python examples/train_nnx.py --directory runs/first   # kill it when you like, start it again
     python examples/train_nnx.py --demo                   # does that and compares every bit
+    python examples/train_nnx.py --check                  # the short form: one interruption
 
 What a training script needs of ckpt is in `train` and nowhere else.
 """
@@ -9,7 +10,9 @@ What a training script needs of ckpt is in `train` and nowhere else.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,9 @@ def train_step(model: CharTransformer, optimizer: nnx.Optimizer, batch: Any) -> 
     return loss
 
 
-def train(directory: Path, total_steps: int, log: LossLog) -> tuple[Any, Any, Any]:
+def train(
+    directory: Path, report: Callable[..., None], total_steps: int = 81
+) -> tuple[CharTransformer, nnx.Optimizer, Any]:
     """Model, optimizer and data after `total_steps` updates, however often interrupted."""
     model = CharTransformer(rngs=nnx.Rngs(0))
     optimizer = make_optimizer(model, total_steps)
@@ -48,7 +53,7 @@ def train(directory: Path, total_steps: int, log: LossLog) -> tuple[Any, Any, An
 
         for step in range(first_step, total_steps):
             loss = train_step(model, optimizer, next(data))
-            log.append(step, loss)
+            report(step, loss=loss)
             if checkpointer.save(step, model=model, optimizer=optimizer, data=data):
                 print(f"saving step {step}", flush=True)  # in the background, from here on
 
@@ -61,6 +66,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="what the run writes")
     parser.add_argument("--steps", type=int, default=81)
     parser.add_argument("--demo", action="store_true", help="kill, resume, compare")
+    parser.add_argument("--check", action="store_true", help="only check that resuming is exact")
     arguments = parser.parse_args()
 
     if arguments.demo:
@@ -68,9 +74,17 @@ def main() -> int:
 
         return demonstrate(arguments.directory, arguments.steps)
 
+    if arguments.check:
+        from ckpt_core.testing import assert_exact_resume
+
+        training = functools.partial(train, total_steps=arguments.steps)
+        middle = arguments.steps * 3 // 4
+        print(assert_exact_resume(training, interrupt_at=middle, by="SIGKILL"))
+        return 0
+
     arguments.directory.mkdir(parents=True, exist_ok=True)
     log = LossLog(arguments.directory / "losses.jsonl")
-    model, optimizer, data = train(arguments.directory / "checkpoints", arguments.steps, log)
+    model, optimizer, data = train(arguments.directory / "checkpoints", log.append, arguments.steps)
     write_fingerprint(arguments.directory / "fingerprint.json", model, optimizer, data)
     return 0
 

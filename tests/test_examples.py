@@ -42,3 +42,11 @@ def test_train_nnx_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "starting at step 17" in again
     prints = [json.loads((run / "fingerprint.json").read_text()) for run in (straight, stopped)]
     assert prints[0] == prints[1]
+
+
+@pytest.mark.slow
+def test_train_nnx_resumes_exactly() -> None:
+    pytest.importorskip("flax")
+    pytest.importorskip("grain")
+    printed = run_example("train_nnx.py", "--check", "--steps", "12")
+    assert "interrupted_at=(9,), resumed_from=(" in printed

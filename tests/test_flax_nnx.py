@@ -28,7 +28,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ckpt_flax_nnx import ADAPTER, abstract, restore_or_init
+from ckpt_flax_nnx import ADAPTER, abstract, like_params, restore_or_init
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -239,6 +239,79 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     with pytest.raises(ckpt.StructureMismatch) as caught:
         ckpt.restore(tmp_path / "a", model=make(2, tied=False))
     assert [(m.kind, m.path) for m in caught.value.mismatches] == [("missing", "head/kernel")]
+
+
+def tied(seed: int, *, tie: bool = True) -> Holder:
+    rngs = nnx.Rngs(seed)
+    model = Holder(emb=nnx.Embed(4, 4, rngs=rngs), head=nnx.Linear(4, 4, rngs=rngs))
+    if tie:
+        model.head.kernel = model.emb.embedding
+    return model
+
+
+def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
+    saved, live = tied(0), tied(1, tie=False)
+    ckpt.save(tmp_path / "a", model=saved)
+    restored = ckpt.restore(tmp_path / "a", model=live, missing="keep")
+    assert restored.report.missing == ("model/head/kernel",)
+    live.head.kernel.set_value(live.emb.embedding.get_value())
+    assert live.head.kernel is not live.emb.embedding
+    assert same(live.head.kernel.get_value(), saved.head.kernel.get_value())
+    assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
+
+
+def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
+    saved = tied(0, tie=False)
+    ckpt.save(tmp_path / "a", model=saved)
+    live = tied(1)
+    before = state_of(live)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", model=live)
+    assert [(m.kind, m.path) for m in caught.value.mismatches] == [("unexpected", "head/kernel")]
+    assert same(state_of(live), before)
+    ckpt.restore(tmp_path / "a", model=live, unexpected="ignore")
+    assert live.head.kernel is live.emb.embedding
+    assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
+    # The other of the two is taken by its name.
+    rename = {"emb/embedding": "not/wanted", "head/kernel": "emb/embedding"}
+    ckpt.restore(tmp_path / "a", model=live, unexpected="ignore", rename=rename)
+    assert same(live.head.kernel.get_value(), saved.head.kernel.get_value())
+
+
+@pytest.mark.parametrize(
+    "container", [tuple, list, lambda pair: dict(zip("ba", pair, strict=True))]
+)
+def test_variables_shared_between_modules_of_a_container(container: Any, tmp_path: Path) -> None:
+    def make(seed: int) -> Any:
+        pair = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed + i)) for i in range(2)]
+        pair[1].kernel = pair[0].kernel
+        return container(pair)
+
+    saved, live = make(0), make(7)
+    ckpt.save(tmp_path / "a", saved)
+    leaves = ckpt.inspect(tmp_path / "a").items["state"].leaves
+    assert [leaf.path.rpartition("/")[2] for leaf in leaves] == ["bias", "kernel", "bias"]
+    ckpt.restore(tmp_path / "a", state=live)
+    first, second = live.values() if isinstance(live, dict) else live
+    assert first.kernel is second.kernel
+    for new, old in zip(jax.tree.leaves(live), jax.tree.leaves(saved), strict=True):
+        assert host(new) == host(old)
+    # The next tree starts anew: sharing is found each time.
+    ckpt.save(tmp_path / "again", saved)
+    assert ckpt.inspect(tmp_path / "again").items["state"].leaves == leaves
+
+
+def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
+    def make() -> tuple[Any, Any]:
+        first, second = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
+        second.kernel = first.kernel
+        return first, second
+
+    saved, live = make(), abstract(make)
+    ckpt.save(tmp_path / "a", saved)
+    ckpt.restore(tmp_path / "a", state=live)
+    assert live[1].kernel is live[0].kernel
+    assert same(live[1].kernel.get_value(), saved[0].kernel.get_value())
 
 
 def test_models_in_containers(tmp_path: Path) -> None:
@@ -536,6 +609,65 @@ def test_only_the_parameters(tmp_path: Path) -> None:
     assert "model/norm/mean" not in restored.report.loaded
 
 
+@pytest.mark.parametrize(
+    ("only", "loaded"),
+    [
+        (nnx.BatchStat, {"norm/mean", "norm/var"}),
+        (nnx.Any(nnx.BatchStat, nnx.PathContains("bias")), {"norm/mean", "norm/var", "norm/bias"}),
+        (nnx.All(nnx.Param, nnx.PathContains("norm")), {"norm/scale", "norm/bias"}),
+        (nnx.Not(nnx.Param), {"norm/mean", "dropout/rngs/key"}),
+    ],
+)
+def test_filters_of_nnx(only: Any, loaded: set[str], tmp_path: Path) -> None:
+    model, other = MLP(0), MLP(1)
+    ckpt.save(tmp_path / "a", model=model)
+    restored = ckpt.restore(tmp_path / "a", model=other, only=only)
+    found = {path.removeprefix("model/") for path in restored.report.loaded}
+    assert loaded <= found
+    assert ("out/kernel" in found) is False
+    expected = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, only))}
+    assert found == expected
+
+
+def test_a_filter_with_an_optimizer_beside(tmp_path: Path) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        model = MLP(seed)
+        return {"model": model, "optimizer": nnx.Optimizer(model, optax.adam(1.0), wrt=nnx.Param)}
+
+    saved, live = make(0), make(1)
+    train_step(saved["model"], saved["optimizer"], X)
+    ckpt.save(tmp_path / "a", **saved)
+    before = state_of(live["optimizer"])
+    ckpt.restore(tmp_path / "a", **live, only=nnx.Param)
+    assert same(state_of(live["optimizer"]), before)
+    params = [nnx.state(each["model"], nnx.Param) for each in (live, saved)]
+    assert same(*map(state_of, params))
+
+
+def test_renamed_attributes(tmp_path: Path) -> None:
+    class Renamed(MLP):
+        def __init__(self, seed: int):
+            super().__init__(seed)
+            self.blocks, self.layers = self.layers, None
+
+    saved, live = MLP(0), Renamed(1)
+    ckpt.save(tmp_path / "a", model=saved)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", model=live)
+    nearest = {m.path: m.nearest for m in caught.value.mismatches if m.kind == "missing"}
+    assert nearest["blocks/0/kernel"] == "layers/0/kernel"
+    ckpt.restore(tmp_path / "a", model=live, rename={"layers": "blocks"})
+    assert same(state_of(live.blocks), state_of(saved.layers))
+
+
+def test_a_cast_is_told(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", model=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    live = nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
+    restored = ckpt.restore(tmp_path / "a", model=live, cast=True)
+    assert set(restored.report.cast) == {"model/kernel", "model/bias"}
+    assert live.kernel.get_value().dtype == jnp.bfloat16
+
+
 def test_lora_added_after_the_save(tmp_path: Path) -> None:
     base = Holder(linear=nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
     ckpt.save(tmp_path / "base", model=base)
@@ -690,6 +822,49 @@ def test_uncommitted_leaves_do_not_break_a_sharded_step(tmp_path: Path, mesh: Me
     )
 
 
+def test_slots_lie_where_their_parameters_lie(tmp_path: Path, mesh: Mesh) -> None:
+    def on(shape: tuple[int, ...], *spec: Any) -> Any:
+        return jax.device_put(jnp.ones(shape), NamedSharding(mesh, P(*spec)))
+
+    params = {
+        "layers": [{"kernel": on((8, 4), "data", "model")}, {"kernel": on((8, 4), "model")}],
+        "bias": on((4,), "model"),
+    }
+    tx = optax.chain(optax.clip(1.0), optax.adamw(1e-2), optax.masked(optax.trace(0.9), MATRICES))
+    state = tx.init(params)
+    ckpt.save(tmp_path / "a", params=params, opt_state=state)
+    target = like_params(jax.eval_shape(tx.init, params), params)
+    loaded = ckpt.load(tmp_path / "a", target, item="opt_state")
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
+    for slots in (loaded[1][0].mu, loaded[1][0].nu, loaded[2].inner_state.trace):
+        for index in range(2):
+            kernel = params["layers"][index]["kernel"]
+            assert slots["layers"][index]["kernel"].sharding == kernel.sharding
+    assert loaded[1][0].mu["bias"].sharding == params["bias"].sharding
+    assert loaded[1][0].count.sharding == NamedSharding(mesh, P())
+
+
+def MATRICES(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, tree)
+
+
+def test_slots_without_a_parameter_of_their_shape(mesh: Mesh) -> None:
+    params = {"w": jax.device_put(jnp.ones((128, 128)), NamedSharding(mesh, P("data", "model")))}
+    state = like_params(jax.eval_shape(optax.adafactor(1e-2).init, params), params)
+    replicated = NamedSharding(mesh, P())
+    factored = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (128,)]
+    assert len(factored) == 2
+    assert all(leaf.sharding == replicated for leaf in factored)
+    alone = like_params(jax.eval_shape(optax.adam(1e-2).init, params["w"]), params["w"])
+    assert alone[0].mu.sharding == params["w"].sharding
+    on_one_device = like_params(jax.eval_shape(optax.adam(1e-2).init, FREE), FREE)
+    assert on_one_device[0].mu["w"].sharding == FREE["w"].sharding
+    assert on_one_device[0].count.sharding is None
+
+
+FREE = {"w": jnp.ones(3)}
+
+
 def _arrays(objects: Any) -> list[tuple[str, Any]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path([ADAPTER.get_state(obj) for obj in objects])
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
@@ -755,6 +930,59 @@ def test_objects_of_keras_are_not_taken() -> None:
     mine = type("Mine", (layer,), {"__module__": "__main__"})
     assert not ADAPTER.accepts(layer)
     assert not ADAPTER.accepts(mine)
+
+
+def test_linen_train_state_with_boxes_on_a_mesh(tmp_path: Path, mesh: Mesh) -> None:
+    init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+    dense = nn.Dense(4, kernel_init=init)
+    tx = optax.adam(1e-2)  # static, so part of the structure
+
+    def make() -> TrainState:
+        params = dense.init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+        return TrainState.create(apply_fn=dense.apply, params=params, tx=tx)
+
+    abstract_state = jax.eval_shape(make)
+    shardings = nn.get_sharding(abstract_state, mesh)
+    state = jax.jit(make, out_shardings=shardings)()
+    ckpt.save(tmp_path / "a", state)
+    target = jax.tree.map(
+        lambda box, sharding: jax.tree.map(lambda x: x.update(sharding=sharding), box),
+        abstract_state,
+        shardings,
+        is_leaf=lambda x: isinstance(x, nn.Partitioned),
+    )
+    loaded = ckpt.load(tmp_path / "a", target)
+    assert isinstance(loaded.params["kernel"], nn.Partitioned)
+    assert loaded.params["kernel"].value.sharding.spec == P(None, "model")
+    assert isinstance(loaded.step, jax.Array)
+    assert same(loaded, state)
+
+
+def test_averages_of_the_parameters(tmp_path: Path) -> None:
+    def make(seed: int) -> dict[str, Any]:
+        model = MLP(seed)
+        return {"model": model, "ema": nnx.clone(model)}
+
+    saved, live = make(0), make(1)
+    saved["ema"].out.kernel[...] = saved["ema"].out.kernel[...] * 0.9
+    ckpt.save(tmp_path / "a", **saved)
+    ckpt.restore(tmp_path / "a", **live)
+    assert same(state_of(live), state_of(saved))
+    assert not same(state_of(live["ema"]), state_of(live["model"]))
+    # The average alone serves evaluation.
+    model = MLP(2)
+    ckpt.restore(tmp_path / "a", ema=model)
+    assert same(state_of(model), state_of(saved["ema"]))
+
+
+def test_nnx_inside_linen(tmp_path: Path) -> None:
+    linen = nnx.bridge.to_linen(nnx.Linear, 4, 3)
+    variables = linen.init(jax.random.key(0), X)
+    ckpt.save(tmp_path / "a", variables)
+    other = linen.init(jax.random.key(1), X)
+    loaded = ckpt.load(tmp_path / "a", other)
+    assert same(loaded, variables)
+    assert host(linen.apply(loaded, X)) == host(linen.apply(variables, X))
 
 
 def test_linen_inside_nnx(tmp_path: Path) -> None:

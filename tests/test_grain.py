@@ -27,7 +27,7 @@ from absl import flags
 from grain import experimental as gx
 from grain import python as gp
 
-from ckpt_grain import ADAPTER, ignore_pipeline_changes
+from ckpt_grain import ADAPTER, ignore_pipeline_changes, with_proof
 
 if not flags.FLAGS.is_parsed():
     flags.FLAGS(["tests"])  # mp_prefetch asks for a flag of Grain's
@@ -629,6 +629,158 @@ def test_prefetching_starts_with_the_restore(tmp_path: Path, opened: Open) -> No
     ckpt.restore(tmp_path / "a", data=other)
     new = {thread.name for thread in set(threading.enumerate()) - before}
     assert any("grain" in name for name in new)
+
+
+class Log(Odd):
+    """Writes down when it was set, and to what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.calls.append(len(self.log))
+
+
+def test_pipelines_fill_while_arrays_are_read(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpt_core import _load
+
+    log, read = Log(), _load.read_planned
+    take(log, 3)
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=log)
+    order: list[str] = []
+
+    def reads(*arguments: Any) -> Any:
+        order.append(f"arrays are read, the pipeline was set to {other.calls}")
+        return read(*arguments)
+
+    monkeypatch.setattr(_load, "read_planned", reads)
+    other = Log()
+    ckpt.restore(tmp_path / "a", weights=np.zeros(3), data=other)
+    assert set(order) == {"arrays are read, the pipeline was set to [3]"}
+    assert other.calls == [3]
+
+
+def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, opened: Open) -> None:
+    make = SHAPES["window shuffle"]
+    iterator = opened(make())
+    take(iterator, 7)
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=iterator, more=iterator)
+    for file in (tmp_path / "a" / "weights").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[::-1])
+    other, log = opened(make()), opened(make())
+    take(other, 2), take(log, 4)
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.restore(tmp_path / "a", data=other, weights=np.zeros(3), more=log)
+    expected = take(opened(make()), 9)
+    assert take(other, 5) == expected[2:7]
+    assert take(log, 5) == expected[4:9]
+
+
+def test_a_pipeline_that_cannot_be_set_leaves_the_others(tmp_path: Path) -> None:
+    class Stubborn(Odd):
+        def set_state(self, state: dict[str, Any]) -> None:
+            if len(state["log"]) == 2:
+                raise KeyError("no")
+            super().set_state(state)
+
+    iterators = {"one": Odd(), "two": Stubborn()}
+    for iterator in iterators.values():
+        take(iterator, 2)
+    ckpt.save(tmp_path / "a", **iterators)
+    others = {"one": Odd(), "two": Stubborn()}
+    for other in others.values():
+        take(other, 1)
+    with pytest.raises(KeyError):
+        ckpt.restore(tmp_path / "a", **others)
+    assert [len(other.log) for other in others.values()] == [1, 1]
+
+
+# --------------------------------------------------------------------------------------- proof
+
+PROVEN = [
+    "map, batch, repeat",
+    "window shuffle",
+    "concat then split",
+    "loader",
+    "elastic, iterated",
+]
+
+
+@pytest.mark.parametrize("shape", PROVEN)
+def test_a_proof_changes_nothing_else(shape: str, tmp_path: Path, opened: Open) -> None:
+    make = SHAPES[shape]
+    expected = take(opened(make()), 20)
+    iterator = with_proof(opened(make()))
+    seen = take(iterator, 7)
+    for name in "ab":  # saving looks ahead, twice at the same
+        ckpt.save(tmp_path / name, data=iterator)
+    seen += take(iterator, 13)
+    assert seen == expected
+    other = with_proof(opened(make()))
+    take(other, 2)
+    ckpt.restore(tmp_path / "b", data=other)
+    assert take(other, 6) == expected[7:13]
+    plain_iterator = opened(make())
+    ckpt.restore(tmp_path / "a", data=plain_iterator)
+    assert take(plain_iterator, 6) == expected[7:13]
+
+
+OFFSET = 0
+
+
+def shifted(i: Any) -> int:
+    return int(i) + OFFSET
+
+
+def test_other_data_is_found_by_the_proof(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
+        return opened(numbers().map(shifted).batch(4).to_iter_dataset(READ))
+
+    iterator = with_proof(make())
+    take(iterator, 3)
+    ckpt.save(tmp_path / "a", weights=np.ones(2), data=iterator)
+    monkeypatch.setattr(sys.modules[__name__], "OFFSET", 1)  # no description can tell
+    ckpt.restore(tmp_path / "a", data=make())
+    other = with_proof(make())
+    before = take(other, 1)
+    with pytest.raises(ckpt.StructureMismatch, match="next element") as caught:
+        ckpt.restore(tmp_path / "a", data=other)
+    assert "with_proof" in str(caught.value)
+    assert before + take(other, 1) == take(make(), 2)  # set back
+
+
+def test_proof_of_the_end_and_of_nothing(tmp_path: Path, opened: Open) -> None:
+    def make(count: int = 8) -> Any:
+        return opened(grain.MapDataset.source([{"t": "x" * i} for i in range(count)]))
+
+    iterator = with_proof(make())
+    take(iterator, 8)
+    ckpt.save(tmp_path / "end", data=iterator)
+    other = with_proof(make())
+    ckpt.restore(tmp_path / "end", data=other)
+    assert take(other, 1) == []
+    longer = with_proof(ignore_pipeline_changes(make(9)))
+    with pytest.raises(ckpt.StructureMismatch, match="saved end, wanted"):
+        ckpt.restore(tmp_path / "end", data=longer)
+    plain_iterator = make()
+    take(plain_iterator, 2)
+    ckpt.save(tmp_path / "plain", data=plain_iterator)
+    ckpt.restore(tmp_path / "plain", data=other)
+    assert len(take(other, 10)) == 6
+
+
+def test_a_proof_is_no_way_around_the_description(tmp_path: Path, opened: Open) -> None:
+    ckpt.save(tmp_path / "a", data=with_proof(opened(records().batch(8))))
+    with pytest.raises(ckpt.StructureMismatch, match="batch_size"):
+        ckpt.restore(tmp_path / "a", data=with_proof(opened(records().batch(4))))
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"iter\(\.\.\.\)"):
+        with_proof(records())
 
 
 # --------------------------------------------------------------------------------- what is refused

@@ -28,16 +28,17 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("1 pure: what stands on disk", {"_format"}),
     ("1 pure: saved against wanted", {"_match"}),
     ("2 effects", {"_directory", "_processes", "_snapshot", "_storage"}),
-    ("3 what the spines are made of", {"_adapters", "_results"}),
+    ("3 what the spines are made of", {"_adapters", "_events", "_results", "_run_metadata"}),
     ("3 the spines", {"_load", "_save"}),
     (
         "3 beside the spines",
         {"_fence", "_inflight", "_inspect", "_preemption", "_steps", "_unread"},
     ),
-    ("3 what a directory of steps is made of", {"_retention"}),
+    ("3 what a directory of steps is made of", {"_decision", "_recovery", "_retention"}),
     ("4", {"_checkpointer", "_tiers"}),
+    ("5 listeners", {"events"}),
     ("5 the front door", {"__init__"}),
-    ("5 faces", {"bench", "convert", "events", "report", "testing"}),
+    ("5 faces", {"bench", "convert", "report", "testing"}),
     ("6 the command line", {"cli"}),
 ]
 RANK = {module: rank for rank, (_, modules) in enumerate(LAYERS) for module in modules}

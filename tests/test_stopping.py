@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,3 +111,100 @@ def test_a_run_that_is_told_to_stop_saves_and_ends(tmp_path: Path) -> None:
         process.communicate()
     (step,) = ckpt.Checkpointer(tmp_path / "run").all_steps()
     assert ckpt.load(tmp_path / "run" / str(step)) == {"step": step}
+
+
+def test_sigusr1_on_request(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        options = ckpt.Options(stop_signals=("SIGTERM", "SIGUSR1"))
+        with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
+            assert not checkpointer.should_stop
+            signal.raise_signal(signal.SIGUSR1)
+            assert checkpointer.should_stop
+        assert heard == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", ""])
+def test_signals_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match="stop_signals"):
+        ckpt.Options(stop_signals=(name,))
+
+
+class Slow:
+    """A listener that holds the save back until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def __call__(self, event: ckpt.Event) -> None:
+        # in the background thread, before the step is acknowledged
+        if event.kind == "committed":
+            assert self.go.wait(60)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_the_grace_period(tmp_path: Path, enough: bool) -> None:
+    slow = Slow()
+    options = ckpt.Options(grace_secs=30 if enough else 0.05, on_event=slow)
+    checkpointer = ckpt.Checkpointer(tmp_path, options=options)
+    assert not checkpointer.should_stop
+    checkpointer.save(1, {"w": np.ones(2)})
+    signal.raise_signal(signal.SIGTERM)
+    assert checkpointer.should_stop
+    if enough:
+        slow.go.set()
+        checkpointer.close()
+        return
+    with pytest.raises(ckpt.GraceExceeded, match="step 1 did not end within the grace period"):
+        checkpointer.close()
+    slow.go.set()
+    assert checkpointer._in_flight._pending is not None
+    assert checkpointer._in_flight._pending.wait(60)  # it went on meanwhile
+    checkpointer.wait_until_finished()
+    assert checkpointer.all_steps() == [1]
+
+
+def test_without_a_signal_there_is_no_limit(tmp_path: Path) -> None:
+    slow = Slow()
+    options = ckpt.Options(grace_secs=0.0, on_event=slow)
+    with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
+        checkpointer.save(1, {"w": np.ones(2)})
+        threading.Timer(0.2, slow.go.set).start()
+    assert checkpointer.all_steps() == [1]
+
+
+def test_taking_over_from_a_living_writer_warns(tmp_path: Path, caplog: Any) -> None:
+    old = ckpt.Checkpointer(tmp_path, asynchronous=False)
+    old.save(1, {"w": np.ones(2)})
+    assert caplog.text == ""
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as new:
+        new.save(2, {"w": np.ones(2)})
+    assert f"taken over from process {os.getpid()} on" in caplog.text
+    with pytest.raises(
+        ckpt.CheckpointError, match=rf"another Checkpointer \(process {os.getpid()}"
+    ):
+        old.save(3, {"w": np.ones(2)})
+    caplog.clear()
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as third:  # the last one was closed
+        third.save(3, {"w": np.ones(2)})
+    assert caplog.text == ""
+
+
+def test_taking_over_from_a_killed_writer_needs_no_warning(tmp_path: Path, caplog: Any) -> None:
+    code = (
+        "import sys, os, signal, numpy as np, ckpt_core as ckpt\n"
+        "c = ckpt.Checkpointer(sys.argv[1], asynchronous=False)\n"
+        "c.save(1, {'w': np.ones(2)})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(2, {"w": np.ones(2)})
+    assert checkpointer.all_steps() == [1, 2]
+    assert caplog.text == ""

@@ -10,4 +10,5 @@ from ckpt_core._directory.form import Form as Form
 from ckpt_core._directory.local import LocalForm as LocalForm
 from ckpt_core._directory.local import refuse_file as refuse_file
 from ckpt_core._directory.local import resolve as resolve
+from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.store import StoreForm as StoreForm

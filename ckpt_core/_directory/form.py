@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
+
+from ckpt_core._directory.locks import Claim
 
 TEMPORARY_PREFIX = ".ckpt-tmp."
 REPLACED_PREFIX = ".ckpt-old."
@@ -60,6 +63,21 @@ class Form(Protocol):
         """Writes a small file beside the checkpoints in one step, replacing an older one."""
         ...
 
+    def claim(self, path: str, name: str, data: bytes) -> Claim:
+        """Puts a file and holds it until the claim is closed or the process ends."""
+        ...
+
+    def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
+        """Keeps the checkpoint at ``path`` from being deleted while the block runs.
+
+        Args:
+            head: how its record begins.
+
+        Raises:
+            FileNotFoundError: it was deleted, or replaced by another one, just now.
+        """
+        ...
+
     def files(self, path: str) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint."""
         ...
@@ -80,8 +98,15 @@ class Form(Protocol):
         """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
         ...
 
-    def delete(self, path: str) -> None:
-        """Removes a checkpoint: first from sight, then its data."""
+    def delete(self, path: str, trash: str | None = None) -> None:
+        """Removes a checkpoint: first from sight, then its data.
+
+        Args:
+            trash: move it there instead: a directory beside the checkpoint, made if missing.
+
+        Raises:
+            BlockingIOError: it is being read.
+        """
         ...
 
     def clean(self, path: str) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 
 from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
+from ckpt_core._directory.locks import Claim, deleting, is_locked, lock, reading
 from ckpt_core._directory.owner import is_dead, this_owner
-from ckpt_core._errors import CheckpointCorrupt, CheckpointExists
+from ckpt_core._directory.system import exchange, refuse_special, remove
+from ckpt_core._errors import CheckpointExists
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
 _SIGNS = (
@@ -64,9 +64,7 @@ class LocalForm:
         _refuse_if_occupied(path, overwrite)
         parent, name = os.path.split(path)
         created = _make_directories(parent, durable)
-        temporary = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
-        )
+        temporary = _temporary(parent, name)
         try:
             self._clean_named(parent, name)
             os.mkdir(temporary)
@@ -90,22 +88,42 @@ class LocalForm:
             os.close(descriptor)
             if stat.S_ISDIR(mode):
                 return None
-            _refuse_special(mode, full)
+            refuse_special(mode, full)
         with open(descriptor, "rb") as file:
             return file.read()
 
     def put(self, path: str, name: str, data: bytes) -> None:
+        os.close(self._put_held(path, name, data))
+
+    def claim(self, path: str, name: str, data: bytes) -> Claim:
+        contested = is_locked(os.path.join(path, name))
+        return Claim(self._put_held(path, name, data), contested)
+
+    def _put_held(self, path: str, name: str, data: bytes) -> int:
+        """Writes a file in one step; gives its descriptor, which holds a lock."""
         _make_directories(path, durable=False)
-        temporary = os.path.join(
-            path, f"{TEMPORARY_PREFIX}{name}.{this_owner()}.{secrets.token_hex(4)}"
-        )
+        temporary = _temporary(path, name)
         try:
-            with open(temporary, "wb") as file:
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+            )
+        except OSError:
+            remove(temporary)
+            raise
+        try:
+            lock(descriptor, fcntl.LOCK_SH)
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(data)
+            os.fsync(descriptor)
             os.replace(temporary, os.path.join(path, name))
         except OSError:
-            _remove(temporary)
+            os.close(descriptor)
+            remove(temporary)
             raise
+        return descriptor
+
+    def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
+        return reading(os.path.join(path, _SIGNS[0]), head)
 
     def files(self, path: str) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -114,7 +132,7 @@ class LocalForm:
                 status = os.stat(file)
             except FileNotFoundError:  # a link to nowhere
                 continue
-            _refuse_special(status.st_mode, file)
+            refuse_special(status.st_mode, file)
             found[os.path.relpath(file, path)] = status.st_size
         return found
 
@@ -143,13 +161,18 @@ class LocalForm:
             os.path.exists(os.path.join(path, name, "_METADATA")) for name in inside
         )
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, trash: str | None = None) -> None:
         parent, name = os.path.split(path)
-        hidden = os.path.join(
-            parent, f"{TEMPORARY_PREFIX}{name[:100]}.{this_owner()}.{secrets.token_hex(4)}"
-        )
-        os.rename(path, hidden)
-        shutil.rmtree(hidden)
+        hidden = _temporary(parent, name)
+        if trash is not None:
+            hidden = os.path.join(parent, trash, name)
+            os.makedirs(os.path.dirname(hidden), exist_ok=True)
+            if os.path.lexists(hidden):
+                hidden = f"{hidden}.{secrets.token_hex(4)}"
+        with deleting(os.path.join(path, _SIGNS[0])):
+            os.rename(path, hidden)
+        if trash is None:
+            shutil.rmtree(hidden)
 
     def clean(self, path: str) -> list[str]:
         removed: list[str] = []
@@ -157,7 +180,7 @@ class LocalForm:
             owner = entry.rsplit(".", 2)[-2]
             full = os.path.join(path, entry)
             if is_dead(owner, full):
-                _remove(full)
+                remove(full)
                 removed.append(entry)
         return removed
 
@@ -244,7 +267,7 @@ class LocalAttempt:
                     raise _exists(self._target) from error
                 raise
             return None
-        if _exchange(self._temporary, self._target):
+        if exchange(self._temporary, self._target):
             return self._temporary
         parent, name = os.path.split(self._target)
         aside = os.path.join(parent, f"{REPLACED_PREFIX}{name}.{secrets.token_hex(4)}")
@@ -264,14 +287,6 @@ class LocalAttempt:
             if not os.path.lexists(self._temporary):
                 break
         _remove_empty(self._created)
-
-
-def _refuse_special(mode: int, path: str) -> None:
-    if not stat.S_ISREG(mode):
-        name = os.path.basename(path)
-        raise CheckpointCorrupt(
-            f"{path} is no regular file (a pipe, a device or a socket)", file=name
-        )
 
 
 def _exists(path: str) -> CheckpointExists:
@@ -352,19 +367,16 @@ def _sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def _remove(path: str) -> None:
-    """Removes a directory with all that is in it, or a file; never raises."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
 def _walk_files(path: str) -> Iterator[str]:
     for directory, _, names in os.walk(path):
         for name in names:
             yield os.path.join(directory, name)
+
+
+def _temporary(parent: str, name: str) -> str:
+    """A name beside ``name`` that no other attempt has, and that says whose it is."""
+    unique = f"{this_owner()}.{secrets.token_hex(4)}"
+    return os.path.join(parent, f"{TEMPORARY_PREFIX}{name[:100]}.{unique}")
 
 
 def _hidden(path: str, prefix: str) -> list[str]:
@@ -372,20 +384,3 @@ def _hidden(path: str, prefix: str) -> list[str]:
         return [name for name in os.listdir(path) if name.startswith(prefix)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _exchange(one: str, other: str) -> bool:
-    """Swaps two directories in one step; False where the system cannot (see renameat2(2))."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    done = rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
-    if done == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(number, os.strerror(number), other)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from ckpt_core._directory.locks import Claim
 from ckpt_core._errors import CheckpointError, CheckpointExists
 
 RECORD = "ckpt.json"
@@ -67,6 +68,13 @@ class StoreForm:
     def put(self, path: str, name: str, data: bytes) -> None:
         self._open(path).put(name, data)
 
+    def claim(self, path: str, name: str, data: bytes) -> Claim:
+        self.put(path, name, data)
+        return Claim(None, False)
+
+    def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a store has no locks: Options.delete_grace_secs
+
     def files(self, path: str) -> dict[str, int]:
         return _sizes(self._open(path))
 
@@ -84,7 +92,12 @@ class StoreForm:
         present = keys.list()
         return ATTEMPT not in present and any(key in _FOREIGN_SIGNS for key in present)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, trash: str | None = None) -> None:
+        if trash is not None:
+            raise CheckpointError(
+                f"{path}: an object store cannot rename, so nothing can be moved to {trash!r}: use "
+                "Options(trash_directory=None) there"
+            )
         keys = self._open(path)
         keys.delete_all(RECORD)  # without its record it no longer exists
         keys.delete_all()

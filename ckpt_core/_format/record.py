@@ -99,6 +99,7 @@ class Record:
         versions: of the libraries that wrote it.
         topology: process and device counts, platform.
         created_unix_secs: wall time of the commit.
+        durations: how long the save took until then, by phase.
     """
 
     items: dict[str, ItemRecord]
@@ -110,6 +111,7 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict[str, str])
     topology: dict[str, Any] = field(default_factory=dict[str, Any])
     created_unix_secs: float = 0.0
+    durations: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def dump_record(record: Record) -> bytes:
@@ -119,6 +121,7 @@ def dump_record(record: Record) -> bytes:
         "token": record.token,
         "single": record.single,
         "created_unix_secs": record.created_unix_secs,
+        "durations": record.durations,
         "versions": record.versions,
         "topology": record.topology,
         "metadata": record.metadata,
@@ -227,6 +230,7 @@ def load_record(data: bytes) -> Record:
             versions=dict(value["versions"]),
             topology=dict(value["topology"]),
             created_unix_secs=float(value["created_unix_secs"]),
+            durations=dict(value.get("durations", {})),  # since 0.1
         )
     except CheckpointCorrupt:
         raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._load.finish import read_planned
-from ckpt_core._load.opened import Opened, naming_checkpoint, open_checkpoint
+from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._load.plan import (
     NOT_SAVED,
     Planned,
@@ -18,6 +18,7 @@ from ckpt_core._load.plan import (
 )
 from ckpt_core._load.request import Only, Rename, Request, Tally
 from ckpt_core._load.request import make_request as make_request
+from ckpt_core._load.watched import progress, watched
 from ckpt_core._options import Options
 from ckpt_core._results import PendingLoad, Restored
 from ckpt_core._storage import new_context
@@ -91,13 +92,17 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     return PendingLoad(os.fspath(where), lambda: load(where, like, **arguments), "ckpt-load")
 
 
-def load_opened(opened: Opened, like: Any, item: str | None, request: Request) -> Any:
+def load_opened(
+    opened: Opened, like: Any, item: str | None, request: Request, step: int | None = None
+) -> Any:
     """``load`` of a checkpoint that is open already."""
-    with naming_checkpoint(opened.path):
-        return _load_items(opened, like, item, request)
+    with watched(opened, request.options, step) as tally:
+        return _load_items(opened, like, item, request, step, tally)
 
 
-def _load_items(opened: Opened, like: Any, item: str | None, request: Request) -> Any:
+def _load_items(
+    opened: Opened, like: Any, item: str | None, request: Request, step: int | None, tally: Tally
+) -> Any:
     if item is not None:
         chosen = {item: find_item(opened, item)}
     else:
@@ -118,7 +123,7 @@ def _load_items(opened: Opened, like: Any, item: str | None, request: Request) -
         prepared.append(plan_item(opened, saved, wanted, request, context))
     raise_mismatches(opened, prepared)
     check_patterns(opened, prepared, request)
-    tally = Tally()
+    tally.progress = progress(opened, prepared, request.options, step)
     values = {
         planned.item.name: planned.finish(read_planned(opened, planned, request, context, tally))
         for planned in prepared
@@ -143,7 +148,8 @@ def restore(
 
     Models, optimizers, data iterators and objects with ``set_state`` are set in place. Pytrees
     (parameters, Optax states) cannot be: take them from the result. Nothing is changed before all
-    items were matched, read and verified.
+    items were matched, read and verified; data pipelines, which begin to prefetch meanwhile, are set
+    back if that fails.
 
     Args:
         path: of the checkpoint.
@@ -173,15 +179,12 @@ def restore_opened(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    with naming_checkpoint(opened.path):
-        prepared, leaves, tally = _read_items(opened, targets, request)
-    finished = {
-        planned.item.name: planned.finish(read_leaves)
-        # pipelines first: they begin to prefetch while the others are set
-        for planned, read_leaves in sorted(
-            zip(prepared, leaves, strict=True), key=lambda pair: pair[0].item.form != "process"
-        )
-    }
+    with watched(opened, request.options, step) as tally:
+        prepared, leaves = _read_items(opened, targets, request, step, tally)
+        finished = {
+            planned.item.name: planned.finish(read_leaves)
+            for planned, read_leaves in zip(prepared, leaves, strict=True)
+        }
     values = {name: finished[name] for name in targets}
     return Restored(
         values, path=opened.path, metadata=opened.metadata, report=tally.report(), step=step
@@ -189,9 +192,12 @@ def restore_opened(
 
 
 def _read_items(
-    opened: Opened, targets: Mapping[str, Any], request: Request
-) -> tuple[list[Planned], list[list[Any]], Tally]:
-    """Everything that the targets need, read and verified before the first of them is touched."""
+    opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None, tally: Tally
+) -> tuple[list[Planned], list[list[Any]]]:
+    """Everything that the targets need, read and verified before the first of them is touched.
+
+    But for data pipelines: those are set first, and set back if anything fails.
+    """
     context = new_context()
     prepared = [
         plan_item(opened, find_item(opened, name), target, request, context)
@@ -199,6 +205,16 @@ def _read_items(
     ]
     raise_mismatches(opened, prepared)
     check_patterns(opened, prepared, request)
-    tally = Tally()
-    leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
-    return prepared, leaves, tally
+    tally.progress = progress(opened, prepared, request.options, step)
+    begun: list[Callable[[], None]] = []
+    try:
+        # pipelines begin to prefetch while the arrays are read
+        for planned in prepared:
+            if planned.begin is not None:
+                begun.append(planned.begin())
+        leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
+    except BaseException:
+        for undo in reversed(begun):
+            undo()
+        raise
+    return prepared, leaves

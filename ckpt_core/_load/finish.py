@@ -40,6 +40,7 @@ def read_planned(
             results, read.read_leaves(opened, item, wants, request.options, context), strict=True
         ):
             target = planned.targets[result]
+            tally.count(sum(part.nbytes for part in parts.values()))
             leaves[result] = place.value_of(
                 item.specs[want.leaf], target, parts, item.paths[want.leaf]
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax, orbax_trees
 from ckpt_core._format.record import (
@@ -23,9 +24,10 @@ from ckpt_core._format.record import (
     parse_json,
 )
 from ckpt_core._leaves import LeafSpec
-from ckpt_core._results import logger
 from ckpt_core._storage import KeyValues, Location
 from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
+
+_HEAD_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Opened:
         single: whether ``load`` gives the tree itself.
         record: ours; None for Orbax's own directories.
         metadata, metrics: what the user saved.
+        head: the record's first bytes, with its checksum: tells whether it is still the same one.
     """
 
     path: str
@@ -91,6 +94,7 @@ class Opened:
     record: Record | None = None
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    head: bytes = b""
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
         """A file's bytes, checked against the record where there is one.
@@ -163,7 +167,8 @@ def _open(text: str, local: bool, form: Form) -> Opened:
         text = aside  # a replacement was cut short between its two renames: the old one counts
     record = form.read(text, RECORD_FILE)
     if record is not None:
-        return _open_ours(text, local, form, load_record(record))
+        opened = _open_ours(text, local, form, load_record(record))
+        return replace(opened, head=record[:_HEAD_BYTES])
     described = form.read(text, orbax.STEP_METADATA)
     step = _parse_step(described) if described else {}
     if MARKER in step.get("custom_metadata", {}):

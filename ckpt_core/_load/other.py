@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,15 +31,38 @@ def plan_other(opened: Opened, saved: SavedItem, like: Any, context: Any) -> Pla
         if check is not None:
             check(like, state)
 
-        def set_it(_: list[Any]) -> Any:
-            adapter.set_state(like, state)
-            return like
-
-        return Planned(saved, [], [], {}, set_it)
+        return _plan_pipeline(saved, adapter, like, state)
     if saved.form == "json":
         return Planned(saved, [], [], {}, lambda _: saved.value)
     value = _special_value(opened, saved, context)
     return Planned(saved, [], [], {}, lambda _: value)
+
+
+def _plan_pipeline(saved: SavedItem, adapter: Any, like: Any, state: Any) -> Planned:
+    """Set before the arrays are read, so that the pipeline fills up meanwhile; undone on failure."""
+    begun = False
+
+    def begin() -> Callable[[], None]:
+        nonlocal begun
+        before = getattr(adapter, "get_position", adapter.get_state)(like)
+
+        def undo() -> None:
+            adapter.set_state(like, before)
+
+        try:
+            adapter.set_state(like, state)
+        except Exception:
+            undo()
+            raise
+        begun = True
+        return undo
+
+    def finish(_: list[Any]) -> Any:
+        if not begun:
+            adapter.set_state(like, state)
+        return like
+
+    return Planned(saved, [], [], {}, finish, begin=begin)
 
 
 def _process_state(opened: Opened, saved: SavedItem, adapter: Any, like: Any) -> Any:

@@ -56,7 +56,7 @@ def plan_item(
         )
     if adapter is not None and _adapters.is_lenient(adapter):
         return _plan_lenient(item, adapter, like, request)
-    flat = flatten(like, expand=_adapters.expand, keep=True)
+    flat = flatten(like, expand=_adapters.expander(), keep=True)
     return _plan_strict(item, flat, like, request)
 
 
@@ -243,11 +243,11 @@ def _plan_lenient(item: SavedItem, adapter: Any, like: Any, request: Request) ->
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
     """The function that ``only=`` stands for."""
-    if isinstance(only, type):
-        adapter = None if like is None else _adapters.adapter_for(like)
+    adapter = None if like is None else _adapters.adapter_for(like)
+    if isinstance(only, type) or _adapters.is_filter(adapter, only):
         if adapter is None or not hasattr(adapter, "select"):
             raise TypeError(
-                f"only={only.__name__}: item {item!r} has no adapter that knows this class as a filter: "
+                f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
                 'use a pattern such as only="params/**"'
             )
         return adapter.select(like, only)  # pyright: ignore

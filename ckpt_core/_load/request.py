@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._events import Progress
 from ckpt_core._match import MatchRules, Select, renamer
 from ckpt_core._options import Options, checked_options
 from ckpt_core._results import RestoreReport
@@ -23,6 +24,14 @@ class Tally:
     unexpected: list[str] = field(default_factory=list[str])
     cast: list[str] = field(default_factory=list[str])
     resharded: list[str] = field(default_factory=list[str])
+    bytes: int = 0
+    progress: Progress | None = None
+
+    def count(self, read_bytes: int) -> None:
+        """So many bytes more were read."""
+        self.bytes += read_bytes
+        if self.progress is not None:
+            self.progress.reached(self.bytes)
 
     def report(self) -> RestoreReport:
         return RestoreReport(

@@ -43,7 +43,7 @@ class Planned:
         targets: what each leaf that is read becomes, by position in the result.
         finish: from the leaves of the result to the item's value.
         match: for the report; None without a target.
-        value: of an item that is no tree.
+        begin: of an item that is set before the others are read: sets it, and gives what undoes that.
     """
 
     item: SavedItem
@@ -52,3 +52,4 @@ class Planned:
     targets: dict[int, Target]
     finish: Callable[[list[Any]], Any]
     match: Match | None = None
+    begin: Callable[[], Callable[[], None]] | None = None

@@ -16,7 +16,7 @@ def choose_save_policy(policy: when.Decision | None, interval: int | None) -> wh
 
 
 def choose_keep_policy(
-    policy: keep.KeepPolicy | None,
+    policy: keep.KeepPolicy | keep.Chooser | None,
     max_to_keep: int | None,
     keep_period: int | None,
     best_metric: str | None,
@@ -30,7 +30,7 @@ def choose_keep_policy(
     if policy is not None:
         if max_to_keep is not None or keep_period is not None:
             raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
-        return policy
+        return keep.policy_of(policy)
     if max_to_keep is None:
         if keep_period is not None:
             raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class StepFacts:
 
 
 Selection = Callable[[Sequence[StepFacts]], Mapping[int, str]]
+Chooser = Callable[[Sequence[StepFacts]], Iterable[int]]
+"""A function of the user's own; a dict of step to reason will do too."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,58 @@ class KeepPolicy:
     def __call__(self, steps: Sequence[StepFacts]) -> dict[int, str]:
         return dict(self.select(steps))
 
-    def __or__(self, other: KeepPolicy) -> KeepPolicy:
+    def __or__(self, other: KeepPolicy | Chooser) -> KeepPolicy:
+        second = policy_of(other)
+
         def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-            mine, others = self(steps), dict(other.select(steps))
+            mine, others = self(steps), second(steps)
             both = {step: f"{mine[step]}; {others[step]}" for step in mine.keys() & others.keys()}
             return {**mine, **others, **both}
 
-        return KeepPolicy(select, f"{self.name} | {other.name}")
+        return KeepPolicy(select, f"{self.name} | {second.name}")
+
+    def __ror__(self, other: Chooser) -> KeepPolicy:
+        return policy_of(other) | self
 
     def __repr__(self) -> str:
         return self.name
+
+
+def by(choose: Chooser) -> KeepPolicy:
+    """What a function of your own chooses: the numbers of the steps to keep, or a dict with reasons.
+
+    A plain function as ``keep_policy=`` means the same.
+    """
+    name = getattr(choose, "__name__", repr(choose))
+
+    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+        chosen = choose(steps)
+        if isinstance(chosen, Mapping):
+            return {operator.index(step): str(why) for step, why in chosen.items()}
+        try:
+            return {operator.index(step): f"chosen by {name}" for step in chosen}
+        except TypeError as error:
+            raise TypeError(
+                f"the keep policy {name} must give step numbers, or a dict of step to reason, "
+                f"and gave a {type(chosen).__name__}"
+            ) from error
+
+    return KeepPolicy(select, f"by({name})")
+
+
+def policy_of(policy: object) -> KeepPolicy:
+    """A policy as it is, and a function as the policy that it means.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(policy, KeepPolicy):
+        return policy
+    if callable(policy):
+        return by(cast(Chooser, policy))
+    raise TypeError(
+        f"keep_policy must be one of ckpt.keep, or a function of steps, got a {type(policy).__name__}"
+    )
 
 
 def all() -> KeepPolicy:  # named as users write it: keep.all()

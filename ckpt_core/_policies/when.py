@@ -42,6 +42,8 @@ class SavePolicy:
     name: str
     listens: bool = False
     """Whether it asks for preemption, so that somebody must listen for the signal."""
+    by_step: bool = False
+    """Whether the step alone decides; else process 0 decides, and tells the others."""
 
     def __call__(self, step: int, context: SaveContext) -> bool:
         return bool(self.decide(step, context))
@@ -63,23 +65,26 @@ def any_of(*policies: Decision) -> SavePolicy:
         lambda step, context: any(policy(step, context) for policy in policies),
         name,
         any(getattr(policy, "listens", False) for policy in policies),
+        all(getattr(policy, "by_step", False) for policy in policies),
     )
 
 
 def every_steps(interval: int) -> SavePolicy:
     """Every step that ``interval`` divides."""
     interval = _at_least_one(interval, "interval")
-    return SavePolicy(lambda step, _: step % interval == 0, f"every_steps({interval})")
+    return SavePolicy(
+        lambda step, _: step % interval == 0, f"every_steps({interval})", by_step=True
+    )
 
 
 def at_steps(steps: Iterable[int]) -> SavePolicy:
     """These steps."""
     chosen = frozenset(operator.index(step) for step in steps)
-    return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})")
+    return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})", by_step=True)
 
 
 def every_secs(interval_secs: float) -> SavePolicy:
-    """When the last save began at least ``interval_secs`` ago."""
+    """When the last save began at least ``interval_secs`` ago, by the clock of process 0."""
     return SavePolicy(
         lambda _, context: context.secs_since_save >= interval_secs,
         f"every_secs({interval_secs:g})",
@@ -101,7 +106,10 @@ def first() -> SavePolicy:
 
 def preempted() -> SavePolicy:
     """The step at which the run was told to stop."""
-    return SavePolicy(lambda _, context: context.preempted, "preempted()", listens=True)
+    # all processes agree on that step already, by jax's preemption sync point
+    return SavePolicy(
+        lambda _, context: context.preempted, "preempted()", listens=True, by_step=True
+    )
 
 
 def _at_least_one(number: int, name: str) -> int:

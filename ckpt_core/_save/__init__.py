@@ -8,17 +8,17 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import Attempt, Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.orbax import COMMIT_FILE
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import DEFAULTS, Options, checked_options
-from ckpt_core._results import PendingSave, logger
+from ckpt_core._results import PendingSave
 from ckpt_core._save.prepare import PreparedItem, prepare_item
 from ckpt_core._save.write import Guard, Notes, Write
 from ckpt_core._storage import (
@@ -35,27 +35,6 @@ class _Nothing:
 
 
 NOTHING = _Nothing()
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a finished save was: for the log line."""
-
-    path: str
-    bytes: int
-    blocking_secs: float
-    total_secs: float
-
-    def log(self) -> None:
-        """The one line that a save writes to the log."""
-        logger.info(
-            "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
-            self.path,
-            self.bytes,
-            self.blocking_secs,
-            self.total_secs,
-            self.bytes / max(self.total_secs, 1e-9) / 1e9,
-        )
 
 
 def save(
@@ -102,7 +81,7 @@ def save(
         metadata=metadata,
         options=options,
         copy=False,
-    )().log()
+    )()
 
 
 def save_async(
@@ -137,7 +116,7 @@ def save_async(
         options=options,
         copy=True,
     )
-    return PendingSave(resolve(path)[0], lambda: work().log(), "ckpt-save")
+    return PendingSave(resolve(path)[0], work, "ckpt-save")
 
 
 def form_for(path: str, local: bool) -> Any:
@@ -156,20 +135,22 @@ def prepare_save(
     copy: bool,
     metrics: Mapping[str, float] | None = None,
     guard: Guard | None = None,
-) -> Callable[[], Saved]:
+    step: int | None = None,
+) -> Callable[[], None]:
     """Takes the snapshot now and gives the function that writes and commits it.
 
     Args:
         copy: whether host memory that the caller could change is copied.
         metrics: numbers of the step.
         guard: asked who may write: before anything is written, and before the commit.
+        step: for events.
         (others: see ``save``)
     """
     if os.getpid() != HOME_PID:
         raise forked()
-    started = time.monotonic()
     options = DEFAULTS if options is None else checked_options(options)
     target, local = resolve(path)
+    story = _Story(target, step, options)
     processes = _processes.this_run()
     tag = _processes.next_round()
     form: Form = form_for(target, local)
@@ -177,6 +158,7 @@ def prepare_save(
     prepared: list[PreparedItem] = []
     attempt: Attempt | None = None
     refusal: Exception | None = None
+    story.happened("save_started")
     try:
         check_metadata(metadata)
         for name, value in items.items():
@@ -185,17 +167,60 @@ def prepare_save(
             attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
     except Exception as error:
         if processes.count == 1:
+            story.happened("save_failed", error=error)
             raise
         refusal = error  # the others wait for this process: it is told to them, and raised then
-    blocking_secs = time.monotonic() - started
+    blocking_secs = story.happened("snapshot_taken")
 
-    def write_and_commit() -> Saved:
-        notes = Notes(single, metadata, dict(metrics or {}), guard)
+    def write_and_commit() -> None:
+        notes = Notes(single, metadata, dict(metrics or {}), guard, step, blocking_secs)
         write = Write(form, target, local, prepared, notes, processes, options, token, tag)
-        written = write.run(attempt, refusal)
-        return Saved(target, written, blocking_secs, time.monotonic() - started)
+        try:
+            written = write.run(attempt, refusal)
+        except BaseException as error:
+            story.happened("save_failed", error=error)
+            raise
+        story.committed(written, blocking_secs)
 
     return write_and_commit
+
+
+class _Story:
+    """What is told of one save, to the log and to whoever listens."""
+
+    def __init__(self, path: str, step: int | None, options: Options) -> None:
+        self._path = path
+        self._step = step
+        self._listener = options.on_event
+        self._began = time.monotonic()
+
+    def happened(
+        self, kind: Kind, written_bytes: int = 0, error: BaseException | None = None
+    ) -> float:
+        """Tells it, and gives the seconds since the save was called."""
+        secs = time.monotonic() - self._began
+        event = Event(
+            kind=kind,
+            path=self._path,
+            step=self._step,
+            bytes=written_bytes,
+            secs=secs,
+            error=error,
+        )
+        tell(event, self._listener)
+        return secs
+
+    def committed(self, written_bytes: int, blocking_secs: float) -> None:
+        """The end, with the one line that a save writes to the log."""
+        secs = self.happened("committed", written_bytes)
+        logger.info(
+            "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
+            self._path,
+            written_bytes,
+            blocking_secs,
+            secs,
+            written_bytes / max(secs, 1e-9) / 1e9,
+        )
 
 
 def _prepare(

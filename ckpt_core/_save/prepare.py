@@ -56,7 +56,7 @@ def prepare_item(
         files = states.dump(state, adapter.to_text(state), processes.index, processes.count)  # pyright: ignore
         record = ItemRecord("process", NONE, process_count=processes.count)
         return PreparedItem(name, record, state_files=files)
-    flat = flatten(value, expand=_adapters.expand)
+    flat = flatten(value, expand=_adapters.expander())
     return _prepare_tree(name, flat, processes, options, copy)
 
 

@@ -16,6 +16,7 @@ import crc32c
 from ckpt_core import _processes, _snapshot
 from ckpt_core._directory import Attempt, Form
 from ckpt_core._errors import CheckpointError
+from ckpt_core._events import Progress
 from ckpt_core._format import orbax
 from ckpt_core._format.checksums import (
     CHECKSUM_DIRECTORY,
@@ -67,12 +68,16 @@ class Notes:
         single: whether a bare tree was passed.
         metadata, metrics: the user's own.
         guard: asked before anything is written and again before the commit.
+        step: for events.
+        snapshot_secs: how long the caller was blocked.
     """
 
     single: bool
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     guard: Guard | None = None
+    step: int | None = None
+    snapshot_secs: float = 0.0
 
 
 class Write:
@@ -100,6 +105,7 @@ class Write:
         self._options = options
         self._token = token
         self._tag = tag
+        self._began = time.monotonic()
 
     def run(self, attempt: Attempt | None, refusal: Exception | None = None) -> int:
         """Writes, agrees, commits; gives the bytes of the arrays that this process wrote.
@@ -217,13 +223,21 @@ class Write:
             if self._processes.index == 0:
                 # the disk is busy with the arrays meanwhile
                 self._described = list(self._metadata_files())
+            watch = self._progress(attempt, written) if self._options.on_event else None
             for writer in writers:
-                writer.finish()
+                writer.finish(watch)
         except BaseException:
             for writer in writers:
                 writer.abort()
             raise
         return written
+
+    def _progress(self, attempt: Attempt, total_bytes: int) -> Callable[[], None]:
+        """What to call now and then while the arrays are being written."""
+        notes, listener = self._notes, self._options.on_event
+        progress = Progress(self._target, notes.step, total_bytes, listener)
+        # TensorStore tells nothing before all is done, but the files grow
+        return lambda: progress.reached(min(total_bytes, sum(attempt.files().values())))
 
     def _start_item(self, attempt: Attempt, item: PreparedItem) -> ArrayWriter:
         """Starts writing an item's arrays, and writes their checksums."""
@@ -293,6 +307,10 @@ class Write:
             versions=library_versions(),
             topology=_snapshot.topology(),
             created_unix_secs=time.time(),
+            durations={
+                "snapshot_secs": round(self._notes.snapshot_secs, 6),
+                "write_secs": round(time.monotonic() - self._began, 6),
+            },
         )
         if self._notes.guard is not None:
             self._notes.guard.check()

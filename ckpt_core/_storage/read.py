@@ -16,7 +16,7 @@ import tensorstore as ts
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import parse_json
 from ckpt_core._plan import Region, region_slices
-from ckpt_core._storage.context import Location, database_spec, system_error
+from ckpt_core._storage.database import Location, database_spec, system_error
 
 _MAX_FOREIGN_BYTES = 2**46
 

@@ -7,7 +7,6 @@ inside of another.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -105,16 +104,17 @@ class JaxMonitoring:
         self._sums: dict[str, float] = {}
         with JaxMonitoring._lock:
             JaxMonitoring._listen()
-            if not JaxMonitoring._open:
-                _save_log.start()
             JaxMonitoring._open.append(self)
 
     def stop(self) -> dict[str, float]:
         with JaxMonitoring._lock:
             JaxMonitoring._open.remove(self)
             found = dict(self._sums)
-            if not JaxMonitoring._open:
-                _save_log.stop()
+        blocking, total = (
+            found.get(f"2_save_breakdown/{name}_s") for name in ("blocking", "total")
+        )
+        if blocking is not None and total is not None:
+            found["2_save_breakdown/background_s"] = max(0.0, total - blocking)
         hits = found.get("8_jax/cache_hits_count", 0)
         asked = hits + found.get("8_jax/cache_misses_count", 0)
         if asked:
@@ -143,51 +143,13 @@ class JaxMonitoring:
     @classmethod
     def _heard(cls, event: str, value: float) -> None:
         tag = tag_of(event) if cls._open else None
-        if tag is not None:
-            cls.tell({tag: value})
-
-    @classmethod
-    def tell(cls, found: dict[str, float]) -> None:
-        """Adds numbers to every block that is open, in whatever thread they come up."""
-        with cls._lock:
+        if tag is None:
+            return
+        if event.endswith("/bytes"):
+            value /= GIB
+        with cls._lock:  # events come up in any thread
             for block in cls._open:
-                for tag, value in found.items():
-                    block._add(tag, value)
-
-
-class _SaveLog(logging.Filter):
-    """Hears the line that every save of ckpt writes to the log: bytes, blocking and total time.
-
-    A filter and no handler, so that lines which nobody else asked for go no further.
-    """
-
-    _LOGGER = logging.getLogger("ckpt_core")
-
-    def start(self) -> None:
-        self._level, self._shown = self._LOGGER.level, self._LOGGER.getEffectiveLevel()
-        if self._shown > logging.INFO:
-            self._LOGGER.setLevel(logging.INFO)
-        self._LOGGER.addFilter(self)
-
-    def stop(self) -> None:
-        self._LOGGER.removeFilter(self)
-        self._LOGGER.setLevel(self._level)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        arguments = record.args
-        if "bytes, blocked" in str(record.msg) and isinstance(arguments, tuple):
-            size, blocking, total = (float(str(number)) for number in arguments[1:4])
-            JaxMonitoring.tell(
-                {
-                    "2_save_breakdown/blocking_s": blocking,
-                    "2_save_breakdown/total_s": total,
-                    "5_inventory/save_total_gb": size / GIB,
-                }
-            )
-        return record.levelno >= self._shown
-
-
-_save_log = _SaveLog()
+                block._add(tag, value)
 
 
 class DeviceMemory:

@@ -14,8 +14,13 @@ SAVE, LOAD, RATE, SIZE, JAX, OTHER = (
 _WRITE, _READ = "/jax/orbax/write/", "/jax/orbax/read/"
 _WRITE_ASYNC, _CACHE = "/jax/checkpoint/write/async/", "/jax/compilation_cache/"
 
-# Events that Orbax emits, and what they measure.
+# Events that ckpt and Orbax emit, and what they measure.
 TAGS: dict[str, str] = {
+    "/ckpt/snapshot_taken": f"{SAVE}/blocking_s",
+    "/ckpt/committed": f"{SAVE}/total_s",
+    "/ckpt/committed/bytes": f"{SIZE}/save_total_gb",
+    "/ckpt/restored": f"{LOAD}/total_s",
+    "/ckpt/restored/bytes": f"{SIZE}/load_total_gb",
     f"{_WRITE}blocking_duration_secs": f"{SAVE}/blocking_s",
     f"{_WRITE}total_duration_secs": f"{SAVE}/total_s",
     f"{_WRITE_ASYNC}blocking_duration_secs": f"{SAVE}/blocking_async_s",
@@ -63,17 +68,13 @@ _LISTENED = ("/jax/orbax/", "/jax/checkpoint/", _CACHE, "/ckpt/")
 
 
 def tag_of(event: str) -> str | None:
-    """The metric of an event; None for events of jax that say nothing about checkpoints.
-
-    Events of ckpt are named ``/ckpt/save/<stage>_secs`` and ``/ckpt/load/<stage>_secs``.
-    """
+    """The metric of an event; None for events that say nothing about what a checkpoint costs."""
     if event in TAGS:
         return TAGS[event]
     if not event.startswith(_LISTENED) or event.endswith("_time"):
         return None  # moments say nothing about a block
-    for prefix, namespace in (("/ckpt/save/", SAVE), ("/ckpt/load/", LOAD)):
-        if event.startswith(prefix):
-            return f"{namespace}/{event.removeprefix(prefix).removesuffix('_secs')}_s"
+    if event.endswith("_started"):
+        return None
     return f"{OTHER}/{event.strip('/').replace('/', '_')}"
 
 

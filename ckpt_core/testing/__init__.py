@@ -1,1 +1,55 @@
-"""What other people test their own code with; being built."""
+"""What other people test their own code with: exact resume, a suite for adapters, strategies.
+
+``assert_exact_resume(train)``
+    runs a training function straight and interrupted, and compares bit for bit. Also a pytest
+    fixture of that name, wherever ckpt is installed.
+``assert_same(actual, expected)``
+    compares two values bit for bit, and names the first leaf that differs.
+``InPlaceSuite``, ``PytreeSuite``
+    pytest classes that an adapter's tests inherit.
+``strategies``
+    hypothesis strategies for leaves, pytrees and shardings.
+
+Names are imported when they are first used, so that the pytest plugin beside them loads no jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckpt_core.testing import strategies as strategies
+    from ckpt_core.testing._prints import assert_same as assert_same
+    from ckpt_core.testing._resume import ExactResume as ExactResume
+    from ckpt_core.testing._resume import assert_exact_resume as assert_exact_resume
+    from ckpt_core.testing._runs import Interrupted as Interrupted
+    from ckpt_core.testing._runs import Report as Report
+    from ckpt_core.testing.suite import InPlaceSuite as InPlaceSuite
+    from ckpt_core.testing.suite import PytreeSuite as PytreeSuite
+
+_HOME_OF = {
+    "ExactResume": "_resume",
+    "InPlaceSuite": "suite",
+    "Interrupted": "_runs",
+    "PytreeSuite": "suite",
+    "Report": "_runs",
+    "assert_exact_resume": "_resume",
+    "assert_same": "_prints",
+}
+
+__all__ = sorted([*_HOME_OF, "strategies"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "strategies":
+        return importlib.import_module("ckpt_core.testing.strategies")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ckpt_core.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ckpt_core.testing.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

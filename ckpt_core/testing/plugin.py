@@ -1,1 +1,24 @@
-"""The pytest plugin; must import nothing that imports jax."""
+"""The pytest plugin, loaded wherever ckpt is installed; it must not import jax before it is used."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def assert_exact_resume(tmp_path: Path) -> Callable[..., Any]:
+    """``ckpt_core.testing.assert_exact_resume``, which runs in pytest's temporary directory.
+
+    Example::
+
+        def test_resume(assert_exact_resume):
+            assert_exact_resume(train, interrupt_at=5)
+    """
+    from ckpt_core import testing  # jax, only for tests that ask for it
+
+    return functools.partial(testing.assert_exact_resume, directory=tmp_path / "exact_resume")

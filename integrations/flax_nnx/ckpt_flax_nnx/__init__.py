@@ -1,15 +1,18 @@
 """Flax NNX for ckpt: modules, optimizers, random streams and metrics, restored in place.
 
 Saving and restoring needs no import of this package: ``ckpt_core`` finds ``ADAPTER`` by itself when
-it meets an NNX object. Two functions are for the user:
+it meets an NNX object. Three functions are for the user:
 
 ``abstract(make, mesh)``
     what ``make()`` would return, as shapes and shardings: a target to restore into.
 ``restore_or_init(checkpointer, make)``
     the latest checkpoint on the devices, or a fresh start, each with one peak of memory.
+``like_params(state, params)``
+    an Optax state's shapes, with the shardings that its slots take from the parameters.
 """
 
 from ckpt_flax_nnx._abstract import abstract, restore_or_init
 from ckpt_flax_nnx._adapter import ADAPTER, NNXAdapter
+from ckpt_flax_nnx._like_params import like_params
 
-__all__ = ["ADAPTER", "NNXAdapter", "abstract", "restore_or_init"]
+__all__ = ["ADAPTER", "NNXAdapter", "abstract", "like_params", "restore_or_init"]

@@ -21,6 +21,9 @@ class NNXAdapter:
     annotations. So a restore changes values and nothing else.
     """
 
+    shares = True
+    """Modules in one container may share Variables; those are stored with the first."""
+
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are NNX objects.
 
@@ -29,20 +32,27 @@ class NNXAdapter:
         """
         return issubclass(cls, _NNX_TYPES) and not _is_keras(cls)
 
-    def get_state(self, obj: Any, /) -> Any:
+    def get_state(self, obj: Any, seen: dict[int, Any] | None = None, /) -> Any:
         """The values of an NNX object, as dictionaries nested like its attributes.
 
         A Variable that is reached on several ways (tied weights) is there once, under the first of
         its paths. Values are the raw ones: hooks such as ``on_get_value`` do not run. Positions in
         an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` of a module
         are left out: they are what the last forward pass left behind, not state of the model.
+
+        Args:
+            obj: the object.
+            seen: by id, Variables that were stored with other objects of the same tree, and are left out
+                here; those of this object are added.
         """
         if isinstance(obj, nnx.Variable):
             return _value_of(obj)
-        return _values(_live_state(obj))
+        return _values(_live_state(obj), dict[int, Any]() if seen is None else seen)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Puts values that are structured like ``get_state(obj)`` on the Variables of ``obj``.
+
+        A Variable without a value was set with another object that shares it.
 
         The Variables stay the same objects with the same metadata, so whatever shares them (tied
         weights, an optimizer, a compiled step) sees the new values.
@@ -54,9 +64,13 @@ class NNXAdapter:
         if bare:
             _set_bare(obj, bare)
 
-    def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Key, ...], object], bool]:
-        """For ``only=nnx.Param``: whether a leaf, given by its path, is of such a Variable."""
-        chosen = set(_paths(nnx.state(obj, variable_type, graph=True), ()))
+    def is_filter(self, only: Any, /) -> bool:
+        """Whether it is a filter object of NNX, such as ``nnx.Not(nnx.Param)``."""
+        return callable(only) and type(only).__module__.startswith("flax.nnx.")
+
+    def select(self, obj: Any, only: Any, /) -> Callable[[tuple[Key, ...], object], bool]:
+        """For ``only=nnx.Param``, or any other filter: whether a leaf, given by its path, passes."""
+        chosen = set(_paths(nnx.state(obj, only, graph=True), ()))
         return lambda path, leaf: any(path[:end] in chosen for end in range(len(path) + 1))
 
 
@@ -76,11 +90,17 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
     return nnx.state(obj, nnx.Not(nnx.Intermediate), graph=True)
 
 
-def _values(live: Mapping[Key, Any]) -> dict[Key, Any]:
-    return {
-        key: _values(child) if isinstance(child, Mapping) else _value_of(child)
-        for key, child in live.items()
-    }
+def _values(live: Mapping[Key, Any], seen: dict[int, Any]) -> dict[Key, Any]:
+    values: dict[Key, Any] = {}
+    for key, child in live.items():
+        if isinstance(child, Mapping):
+            values[key] = _values(child, seen)
+        elif not isinstance(child, nnx.Variable):
+            values[key] = _value_of(child)
+        elif id(child) not in seen:  # Variables have no hash; they are kept, so the id stays theirs
+            seen[id(child)] = child
+            values[key] = _value_of(child)
+    return values
 
 
 def _paths(live: Any, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
@@ -129,6 +149,8 @@ def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Ke
     """Sets Variables and references; returns what is left, nested: the new bare leaves."""
     bare: dict[Key, Any] = {}
     for key, child in live.items():
+        if key not in state:
+            continue
         if isinstance(child, Mapping):
             if inner := _set_variables(child, state[key]):
                 bare[key] = inner

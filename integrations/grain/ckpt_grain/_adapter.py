@@ -12,8 +12,9 @@ import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-from ckpt_core import CheckpointError, UnsupportedLeaf
+from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_grain import _pipeline, _repair
+from ckpt_grain._proof import Proven
 
 IteratorT = TypeVar("IteratorT")
 
@@ -54,22 +55,37 @@ class GrainAdapter:
             CheckpointError: the iterator was closed.
         """
         _require_iterator(obj)
+        if isinstance(obj, Proven):
+            state, next_element = obj.peek(self.get_state)
+            return {**copy.deepcopy(state), "next": next_element}
         if _is_closed(obj):
             raise CheckpointError(
-                f"the Grain iterator {_name(obj)} is closed: save before closing it"
+                f"the Grain iterator {_name(obj)} is closed: save before closing it, and restore into a "
+                "new one"
             )
         description = self._describe(obj)
         state = _repair.forget_unstarted(obj, obj.get_state())
         # Grain hands out objects that it goes on using.
         return {"grain": copy.deepcopy(state), "pipeline": description}
 
+    def get_position(self, obj: Any, /) -> dict[str, Any]:
+        """A state to go back to: without the description of the pipeline, and without proof."""
+        _require_iterator(obj)
+        inner = obj.iterator if isinstance(obj, Proven) else obj
+        state = _repair.forget_unstarted(inner, obj.get_state())
+        return {"grain": copy.deepcopy(state), "pipeline": None}
+
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
         """Puts the iterator where it was, and starts its prefetching.
 
         Raises:
-            StructureMismatch: the pipeline is not the one that was saved; nothing was changed.
+            StructureMismatch: the pipeline is not the one that was saved; nothing was changed. Or
+                it gives another next element than the saved one would have (``with_proof``).
         """
         self.check_state(obj, state)
+        if isinstance(obj, Proven):
+            self._set_proven(obj, state)
+            return
         _repair.let_go_of_workers(obj, state["grain"])
         # Grain keeps what it is given, and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
@@ -84,6 +100,9 @@ class GrainAdapter:
             StructureMismatch: with every difference between the two pipelines.
         """
         _require_iterator(obj)
+        if isinstance(obj, Proven):
+            self.check_state(obj.iterator, state)
+            return
         saved = state["pipeline"]
         if saved is None or obj in self._tolerant:
             return
@@ -105,8 +124,23 @@ class GrainAdapter:
     def ignore_pipeline_changes(self, obj: IteratorT) -> IteratorT:
         """Marks an iterator so that ``set_state`` does not compare pipelines; returns it."""
         _require_iterator(obj)
-        self._tolerant.add(obj)
+        self._tolerant.add(obj.iterator if isinstance(obj, Proven) else obj)
         return obj
+
+    def _set_proven(self, obj: Proven[Any], state: dict[str, Any]) -> None:
+        obj.forget()
+        self.set_state(obj.iterator, state)
+        wanted = state.get("next")
+        if wanted is None:
+            return  # saved without
+        _, found = obj.peek(self.get_state)
+        if found != wanted:
+            raise StructureMismatch(
+                [Mismatch("next element", "digest", wanted, found)],
+                where="the data pipeline",
+                advice="The position was restored, and other data comes from it: has the data changed, or "
+                "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
+            )
 
     def _describe(self, obj: Any) -> dict[str, Any]:
         """The description of the iterator's pipeline, made once: pipelines do not change."""
@@ -126,6 +160,21 @@ def ignore_pipeline_changes(iterator: IteratorT) -> IteratorT:
         ckpt.restore(path, data=ckpt_grain.ignore_pipeline_changes(iterator))
     """
     return ADAPTER.ignore_pipeline_changes(iterator)
+
+
+def with_proof(iterator: Any) -> Proven[Any]:
+    """The iterator, saved with a digest of its next element, which every restore then compares.
+
+    A restore into another pipeline is refused anyway. This finds what no description of a pipeline
+    can: another content of the files, another body of a function, numbers drawn elsewhere::
+
+        data = ckpt_grain.with_proof(iter(dataset))
+
+    Saving takes the next element out of the pipeline (and waits for it), digests it on the host,
+    and gives it to the next ``next``. Restoring waits for it, too.
+    """
+    _require_iterator(iterator)
+    return Proven(iterator)
 
 
 def _require_iterator(obj: Any) -> None:

@@ -1,22 +1,120 @@
-"""Arrays into the OCDBT database of one process, and the merge of all processes' databases."""
+"""The OCDBT database of an item: where it lies, how it is opened, how arrays are put in and merged."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from ckpt_core._errors import CheckpointError
+from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._plan import Region, region_slices
-from ckpt_core._storage.context import Location, database_spec, system_error
 
+_CACHE_BYTES = 100_000_000
+_WATCH_SECS = 0.1
 SMALL_LEAF_BYTES = 256 * 1024
 """Up to this size an array's chunks are cheaper as plain keys than through an opened array."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A directory of a file system, or a prefix of an object store.
+
+    Attributes:
+        path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a slash at the end.
+        local: whether it is a path of a file system.
+    """
+
+    path: str
+    local: bool
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(f"{self.path.rstrip('/')}/{name}", self.local)
+
+    def spec(self) -> dict[str, Any]:
+        """TensorStore's spec of it."""
+        if self.local:
+            return {"driver": "file", "path": self.path.rstrip("/") + "/"}
+        return dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
+
+
+@functools.cache
+def _process_wide() -> Any:
+    """What must outlive one save: the content of ``memory://``, which belongs to a context."""
+    return ts.Context({"memory_key_value_store": {}})
+
+
+def new_context(*, durable: bool = True) -> Any:
+    """A context for one save or load, to be dropped after it.
+
+    One context for all arrays of a save, since each context opens the database anew; not one per
+    process, since its cache would answer for directories that were replaced meanwhile.
+
+    Raises:
+        ForkedProcess: in a forked child.
+    """
+    if os.getpid() != HOME_PID:
+        raise forked()
+    return ts.Context(
+        {
+            "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
+            "file_io_concurrency": {"limit": 16},
+            "file_io_sync": durable,
+        },
+        _process_wide(),
+    )
+
+
+def database_spec(
+    location: Location, *, target_data_file_bytes: int | None = None
+) -> dict[str, Any]:
+    """Spec of the OCDBT database that lies at a location.
+
+    Values of up to 100 bytes stand in the index itself; the index stays small, so one read of it
+    finds every array.
+    """
+    spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
+    if target_data_file_bytes is not None:
+        spec |= {
+            "target_data_file_size": target_data_file_bytes,
+            "config": {
+                "max_inline_value_bytes": 100,
+                "max_decoded_node_bytes": 100_000_000,
+                "manifest_kind": "single",
+            },
+            "assume_config": True,
+        }
+    return spec
+
+
+def counters() -> dict[str, float]:
+    """TensorStore's counters of this process since its start: name -> sum, zeros left out.
+
+    Raises:
+        ForkedProcess: in a forked child.
+    """
+    if os.getpid() != HOME_PID:
+        raise forked()
+    found: dict[str, float] = {}
+    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
+        values = [
+            float(entry["value"])
+            for entry in metric["values"]
+            if isinstance(entry.get("value"), int | float)
+        ]
+        if values:
+            found[metric["name"].removeprefix("/tensorstore/")] = sum(values)
+    return found
 
 
 def zarr_metadata(
@@ -162,9 +260,17 @@ class ArrayWriter:
         except Exception as error:
             raise system_error(error, "writing arrays") from error
 
-    def finish(self) -> None:
-        """Waits until everything started is in the database, and durable if the context is."""
+    def finish(self, watch: Callable[[], None] | None = None) -> None:
+        """Waits until everything started is in the database, and durable if the context is.
+
+        Args:
+            watch: called now and then meanwhile.
+        """
         try:
+            while watch is not None and not self._committing.done():
+                with contextlib.suppress(TimeoutError):
+                    self._committing.result(timeout=_WATCH_SECS)
+                watch()
             self._committing.result()
         except Exception as error:
             raise system_error(error, "writing arrays") from error
@@ -198,3 +304,15 @@ def merge(item: Location, process_count: int, context: Any, *, target_data_file_
         transaction.commit_async().result()
     except Exception as error:
         raise system_error(error, "merging the processes' databases") from error
+
+
+_ERRNO = re.compile(r"os_error_code='(\d+)'")
+
+
+def system_error(error: Exception, doing: str) -> Exception:
+    """The error that a TensorStore failure stands for: an OSError where the system refused."""
+    found = _ERRNO.search(str(error))
+    if found is None:
+        return CheckpointError(f"{doing}: {error}")
+    number = int(found[1])
+    return OSError(number, f"{doing}: {os.strerror(number)} ({error})")

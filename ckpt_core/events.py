@@ -1,0 +1,168 @@
+"""Ready-made listeners for ``Options(on_event=)``: TensorBoard, a progress bar, or several at once.
+
+A listener is any function of an ``Event``. It is called where the event happens, which for
+asynchronous saves is a thread of their own; what it raises is logged and does no harm.
+
+Example:
+    >>> import ckpt_core as ckpt, numpy as np
+    >>> seen = []
+    >>> options = ckpt.Options(on_event=lambda event: seen.append(event.kind))
+    >>> ckpt.save("/tmp/ckpt-docs/events", {"w": np.ones(3)}, overwrite=True, options=options)
+    >>> seen
+    ['save_started', 'snapshot_taken', 'committed']
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from typing import Any
+
+from ckpt_core._events import Event as Event
+from ckpt_core._events import Listener as Listener
+
+
+def each(*listeners: Listener) -> Listener:
+    """A listener that tells all of these, in order."""
+
+    def listen(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return listen
+
+
+class TensorBoard:
+    """Writes seconds, bytes and speed of saves and restores as scalars; needs ``tensorboard``.
+
+    The scalars are ``ckpt/save/blocked_secs``, ``ckpt/save/total_secs``, ``ckpt/save/bytes``,
+    ``ckpt/save/gb_per_sec``, ``ckpt/save/failures``, the same without ``blocked_secs`` for
+    ``ckpt/restore``, and ``ckpt/deleted``; the step is that of the checkpoint, or a running number.
+
+    Args:
+        directory: of the event file.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np
+        >>> board = ckpt.events.TensorBoard("/tmp/ckpt-docs/board")
+        >>> options = ckpt.Options(on_event=board)
+        >>> with ckpt.Checkpointer("/tmp/ckpt-docs/run", options=options) as checkpointer:
+        ...     _ = checkpointer.save(0, {"w": np.ones(3)}, overwrite=True)
+        >>> board.close()
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "events.TensorBoard needs the package tensorboard: pip install 'ckpt-core[tensorboard]'"
+            ) from error
+        self._writer: Any = EventFileWriter(os.fspath(directory))
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __call__(self, event: Event) -> None:
+        for name, value in _scalars(event).items():
+            self._write(name, value, event.step)
+
+    def _write(self, name: str, value: float, step: int | None) -> None:
+        protos: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        with self._lock:
+            self._count += 1
+            number = self._count if step is None else step
+            entry = protos.Event(wall_time=time.time(), step=number)
+            entry.summary.value.add(tag=name, simple_value=value)
+            self._writer.add_event(entry)
+
+    def flush(self) -> None:
+        """Returns when everything so far is in the file."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is left and closes the file."""
+        self._writer.close()
+
+
+def _scalars(event: Event) -> dict[str, float]:
+    """What is drawn of an event."""
+    if event.kind == "snapshot_taken":
+        return {"ckpt/save/blocked_secs": event.secs}
+    if event.kind in ("committed", "restored"):
+        group = "ckpt/save" if event.kind == "committed" else "ckpt/restore"
+        return {
+            f"{group}/total_secs": event.secs,
+            f"{group}/bytes": float(event.bytes),
+            f"{group}/gb_per_sec": event.bytes / max(event.secs, 1e-9) / 1e9,
+        }
+    counted = {"save_failed": "ckpt/save/failures", "deleted": "ckpt/deleted"}
+    return {counted[event.kind]: 1.0} if event.kind in counted else {}
+
+
+class ProgressBar:
+    """Shows long saves and restores on a terminal, and nothing elsewhere; needs ``rich``.
+
+    Args:
+        console: a ``rich.console.Console``; standard error without one.
+        min_secs: shorter ones are not shown.
+
+    Example:
+        >>> import ckpt_core as ckpt
+        >>> options = ckpt.Options(on_event=ckpt.events.ProgressBar())
+    """
+
+    def __init__(self, console: Any = None, *, min_secs: float = 0.5) -> None:
+        try:
+            from rich import progress
+            from rich.console import Console
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "events.ProgressBar needs the package rich: pip install 'ckpt-core[cli]'"
+            ) from error
+        console = Console(stderr=True) if console is None else console
+        self._shown = bool(console.is_terminal)
+        self._bars: Any = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._min_secs = min_secs
+        self._tasks: dict[tuple[str, int], Any] = {}
+        self._doing: dict[tuple[str, int], str] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        if not self._shown:
+            return
+        # a save and a restore of one path run in different threads
+        key = (event.path, threading.get_ident())
+        with self._lock:
+            if event.kind == "progress":
+                self._move(key, event)
+            elif event.kind in ("committed", "save_failed", "restored", "restore_failed"):
+                self._end(key)
+            elif event.kind == "restore_started":
+                self._doing[key] = "loading"
+
+    def _move(self, key: tuple[str, int], event: Event) -> None:
+        if event.secs < self._min_secs and key not in self._tasks:
+            return
+        if key not in self._tasks:
+            name = os.path.basename(event.path) if event.step is None else f"step {event.step}"
+            title = f"{self._doing.get(key, 'saving')} {name}"
+            self._bars.start()
+            self._tasks[key] = self._bars.add_task(title, total=event.total_bytes)
+        self._bars.update(self._tasks[key], completed=event.bytes)
+
+    def _end(self, key: tuple[str, int]) -> None:
+        self._doing.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            self._bars.remove_task(task)
+        if not self._tasks:
+            self._bars.stop()

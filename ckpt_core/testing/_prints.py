@@ -1,0 +1,149 @@
+"""Values as text that tells every bit of them apart, so that runs and processes can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ckpt_core import _adapters
+from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
+from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
+
+MOST_SHOWN = 4
+"""Elements of an array that a message shows."""
+
+
+class Print(NamedTuple):
+    """A leaf or a container: what it is, a digest of its bits, and a glimpse of its value."""
+
+    what: str
+    digest: str = ""
+    glimpse: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.glimpse}".rstrip()
+
+
+Prints = dict[str, Print]
+"""Path -> print, of every leaf and every container of a value."""
+
+
+def prints_of(value: Any) -> Prints:
+    """The prints of a value as it is now: a pytree, a live object, or containers of both.
+
+    Raises:
+        UnsupportedLeaf: something that no checkpoint can hold either.
+    """
+    flat = flatten(value, expand=_expanded)
+    found = {
+        format_path(path): _of_leaf(leaf, path)
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+    }
+    found.update((_container_path(path), text) for path, text in _containers(flat.root, ()))
+    return found
+
+
+def leaves_only(prints: Prints) -> Prints:
+    """Without the containers, for sides that may differ in them."""
+    return {path: text for path, text in prints.items() if not path.endswith(_CONTAINER)}
+
+
+def differences(expected: Prints, actual: Prints) -> Iterator[str]:
+    """Every path at which the two differ, in words."""
+    # Leaves first: where one differs, that says more than that its container does.
+    paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
+    for path in paths:
+        wanted, found = expected.get(path), actual.get(path)
+        if wanted is None or found is None or wanted[:2] != found[:2]:
+            yield f"{path}: expected {wanted or 'nothing'}, found {found or 'nothing'}"
+
+
+def first_difference(expected: Prints, actual: Prints) -> str | None:
+    """The first of ``differences``, with the number of the others; None if there are none."""
+    found = list(differences(expected, actual))
+    if not found:
+        return None
+    more = len(found) - 1
+    return found[0] + (f" (and {more} more)" if more else "")
+
+
+def assert_same(actual: Any, expected: Any, what: str = "the value") -> None:
+    """Returns if two values have the same containers, types, dtypes, shapes and bits.
+
+    Args:
+        actual, expected: pytrees, live objects that an adapter knows, or containers of both. NaNs
+            with the same bits are the same; 0.0 and -0.0 are not.
+        what: begins the message.
+
+    Raises:
+        AssertionError: names the first leaf that differs, both sides, and how many more there are.
+
+    Example:
+        >>> import numpy as np
+        >>> assert_same({"w": np.zeros(2)}, {"w": np.zeros(2)})
+    """
+    difference = first_difference(prints_of(expected), prints_of(actual))
+    if difference is not None:
+        raise AssertionError(f"{what} differs at {difference}")
+
+
+_CONTAINER = " (container)"
+
+
+def _container_path(path: Path) -> str:
+    return format_path(path) + _CONTAINER
+
+
+def _expanded(value: Any) -> Any:
+    """As the save sees live objects, but iterators may stand anywhere."""
+    adapter = _adapters.adapter_for(value)
+    return None if adapter is None else (adapter.get_state(value), lambda state: state)
+
+
+def _containers(node: Node, path: Path) -> Iterator[tuple[Path, Print]]:
+    if node.kind == "expanded":
+        yield from _containers(node.children[0], path)
+    elif node is not LEAF:
+        yield path, Print(_container_text(node))
+        for key, child in zip(node.keys, node.children, strict=True):
+            yield from _containers(child, (*path, key))
+
+
+def _container_text(node: Node) -> str:
+    if node.kind in ("none", "list", "tuple"):
+        return "None" if node.kind == "none" else f"{node.kind} of {len(node.keys)}"
+    # The order of a plain dict means nothing, and "0" is not 0.
+    keys = sorted(map(repr, node.keys)) if node.kind == "dict" else map(repr, node.keys)
+    return f"{node.type_name.rpartition(':')[2] or node.kind} of {', '.join(keys)}"
+
+
+def _of_leaf(leaf: Any, path: Path) -> Print:
+    spec = describe(leaf, path)
+    notes = [spec.kind] * (spec.kind in ("numpy", "numpy_scalar")) + [spec.detail] * bool(
+        spec.detail
+    )
+    what = f"{spec} ({', '.join(notes)})" if notes else str(spec)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return Print(what, "abstract", "(abstract)")
+    if spec.kind in TEXT_KINDS:
+        text = to_text(leaf, spec)
+        return Print(what, _digest(text.encode(errors="surrogatepass")), repr(text[:40]))
+    array = _host(leaf, spec)
+    flat = array.reshape(-1)
+    shown = ", ".join(map(str, flat[:MOST_SHOWN].tolist()))
+    glimpse = f"[{shown}, ...]" if flat.size > MOST_SHOWN else f"[{shown}]"
+    return Print(what, _digest(array.tobytes()), glimpse if array.shape else shown)
+
+
+def _host(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
+    if spec.kind == "key":
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf) if spec.kind == "jax" else to_host_array(leaf, spec)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]

@@ -1,0 +1,106 @@
+"""Functions called in a new process, for what has to hold there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import pickle
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.testing._prints import Print, Prints
+
+TIMEOUT_SECS = 300
+
+
+def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
+    """What the function gives in a new interpreter.
+
+    Raises:
+        TypeError: something cannot be taken there.
+        AssertionError: the function raised; its traceback is in the message.
+        TimeoutError: it took longer than TIMEOUT_SECS, and was killed.
+    """
+    arguments = tuple(map(portable, arguments))
+    with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
+        answer = Path(directory) / "answer.json"
+        # spawn: JAX and TensorStore do not survive a fork
+        process = multiprocessing.get_context("spawn").Process(
+            target=_answer, args=(str(answer), function, arguments)
+        )
+        process.start()
+        process.join(TIMEOUT_SECS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise TimeoutError(f"{function.__name__} was not done after {TIMEOUT_SECS} s")
+        if not answer.exists():
+            raise AssertionError(f"the new process ended with status {process.exitcode}")
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise AssertionError(f"in a new process:\n{found['error']}")
+    return {
+        name: {path: Print(*entry) for path, entry in prints.items()}
+        for name, prints in found.items()
+    }
+
+
+def portable(value: Any) -> Any:
+    """The value, or a stand-in for it, that a new process can take.
+
+    Raises:
+        TypeError: it is no function at the top of a module, and nothing else that can be pickled.
+    """
+    try:
+        pickle.dumps(value)
+        return value
+    except Exception as error:
+        named = _ByName(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))
+        if named.find() is value:  # a function that was jitted where it stands
+            return named
+        raise TypeError(
+            f"{value!r} cannot be taken to a new process: it must be a function at the top of a "
+            f"module (or a functools.partial of one), not a lambda or a local function. {error}"
+        ) from error
+
+
+class _ByName:
+    """A function that pickle does not find again, because it was wrapped."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def find(self) -> Any:
+        return getattr(sys.modules.get(self._module), self._name, None)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)(*arguments, **options)
+
+
+@contextmanager
+def blocked(packages: Sequence[str]) -> Generator[None]:
+    """Nothing inside can import these packages."""
+    imported = [name for name in packages if sys.modules.get(name) is not None]
+    if imported:
+        raise AssertionError(f"{', '.join(imported)} was imported before it could be blocked")
+    sys.modules.update(dict.fromkeys(packages))  # pyright: ignore  # None makes `import` fail
+    try:
+        yield
+    finally:
+        for name in packages:
+            del sys.modules[name]
+
+
+def _answer(answer: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        found = function(*arguments)
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    Path(answer).write_text(json.dumps(found))

@@ -1,0 +1,215 @@
+"""Whether a training function that is interrupted ends up where it would have without."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckpt_core.testing._prints import first_difference
+from ckpt_core.testing._runs import By, Run, Train, run_here, run_in_process
+
+
+@dataclass(frozen=True)
+class ExactResume:
+    """What was compared.
+
+    Attributes:
+        steps: of the uninterrupted run.
+        interrupted_at: the last step that each interrupted run reported.
+        resumed_from: the first step that each resumed run reported.
+        leaves: how many values were compared, over all steps of all runs.
+    """
+
+    steps: tuple[int, ...]
+    interrupted_at: tuple[int, ...]
+    resumed_from: tuple[int, ...]
+    leaves: int
+
+
+def assert_exact_resume(
+    train: Train,
+    *,
+    interrupt_at: int | Iterable[int] | None = None,
+    by: By = "exception",
+    directory: str | os.PathLike[str] | None = None,
+    timeout_secs: float = 600,
+) -> ExactResume:
+    """Returns if training that is interrupted and started again equals training that is not.
+
+    ``train(directory, report)`` is called once for a run without interruption, and then, with
+    another directory, again and again: it is interrupted, and starts anew as a rescheduled job
+    would. It keeps its checkpoints in ``directory``, and calls ``report(step, loss=loss, ...)``
+    once a step with whatever shall be compared: losses, batches, the model. What it returns is
+    compared, too. All of it bit for bit.
+
+    Args:
+        train: the training function. A ``functools.partial`` may set its other arguments.
+        interrupt_at: the step, or the increasing steps, whose report does not return. By default
+            in the middle, and again halfway from there to the end.
+        by: ``"exception"`` raises out of ``report``, in this process; ``"SIGKILL"`` runs every run
+            in a new process and kills it; ``"SIGTERM"`` likewise, and the training may end by
+            itself (``checkpointer.should_stop``). New processes import ``train``, so it must stand
+            at the top of a module; settings of ``jax.config`` reach them as environment variables.
+        directory: where to run; a temporary directory that is removed by default.
+        timeout_secs: for each new process.
+
+    Raises:
+        AssertionError: a value differs (the first step and leaf are named), a resumed run skipped
+            steps, or began at the start, so that nothing was tested.
+        TypeError: ``train`` cannot be taken to a new process.
+
+    Example:
+        >>> import ckpt_core as ckpt
+        >>> def train(directory, report):
+        ...     value = 1.0
+        ...     with ckpt.Checkpointer(directory) as checkpointer:
+        ...         restored = checkpointer.restore_latest(value=value)
+        ...         if restored:
+        ...             value = restored["value"]
+        ...         for step in range(restored.step + 1 if restored else 0, 6):
+        ...             value = value * 1.5
+        ...             report(step, value=value)
+        ...             checkpointer.save(step, value=value)
+        >>> assert_exact_resume(train).resumed_from
+        (3, 4)
+    """
+    if by not in ("exception", "SIGKILL", "SIGTERM"):
+        raise ValueError(f"by must be 'exception', 'SIGKILL' or 'SIGTERM', got {by!r}")
+    with _place(directory) as place:
+
+        def run(name: str, stop_at: int | None) -> Run:
+            where = Path(place) / name
+            where.mkdir(parents=True, exist_ok=True)
+            if by == "exception":
+                return run_here(train, where, stop_at)
+            return run_in_process(train, where, stop_at, by, timeout_secs)
+
+        straight = run("straight", None)
+        stops = _stops(interrupt_at, straight.steps)
+        lives = [run("interrupted", stop) for stop in stops]
+        lives.append(run("interrupted", None))
+    return _compare(straight, lives, stops)
+
+
+def _place(directory: str | os.PathLike[str] | None):
+    if directory is None:
+        return tempfile.TemporaryDirectory(prefix="ckpt-exact-resume-")
+    return nullcontext(os.fspath(directory))
+
+
+def _stops(interrupt_at: int | Iterable[int] | None, steps: Sequence[int]) -> list[int]:
+    """The steps to stop at, checked against those that there are."""
+    if len(steps) < 3:
+        raise AssertionError(
+            f"train reported {len(steps)} steps: at least 3 are needed to interrupt it between them. "
+            "Call report(step, loss=loss) once a step"
+        )
+    if interrupt_at is None:
+        middle = len(steps) // 2
+        return sorted({steps[middle], steps[(middle + len(steps) - 1) // 2]})
+    stops = [interrupt_at] if isinstance(interrupt_at, int) else list(interrupt_at)
+    if not stops or stops != sorted(set(stops)) or not set(stops) <= set(steps):
+        raise ValueError(
+            f"interrupt_at={interrupt_at!r} must be increasing steps of the training, which are "
+            f"{steps[0]} to {steps[-1]}"
+        )
+    return stops
+
+
+def _compare(straight: Run, lives: Sequence[Run], stops: Sequence[int]) -> ExactResume:
+    for number, (life, stop) in enumerate(zip(lives, [*stops, None], strict=True)):
+        before = lives[number - 1] if number else None
+        _check_steps(straight, life, before, stop)
+        _check_values(straight, life, before)
+    last = lives[-1]
+    final = last.final or {}
+    difference = first_difference(straight.final or {}, final)
+    if difference is not None:
+        raise AssertionError(f"all steps agree, and what train returned differs at {difference}")
+    reports = [prints for life in lives for prints in life.reports.values()]
+    return ExactResume(
+        tuple(straight.steps),
+        tuple(life.steps[-1] for life in lives[:-1]),
+        tuple(life.steps[0] for life in lives[1:] if life.steps),
+        sum(map(len, reports)) + len(final),
+    )
+
+
+def _check_steps(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
+    """The steps of a run follow those of the run before it, up to where it was stopped."""
+    steps = straight.steps
+    if not life.steps:
+        if before is not None and before.steps[-1] == steps[-1]:
+            return  # the run before was interrupted after its last save
+        raise AssertionError(f"{_which(life, before)} reported no step")
+    unknown = [step for step in life.steps if step not in steps]
+    if unknown:
+        raise AssertionError(
+            f"{_which(life, before)} reported step {unknown[0]}, which the uninterrupted run has not"
+        )
+    first = steps.index(life.steps[0])
+    if before is None and first:
+        raise AssertionError(
+            f"a run in an empty directory began at step {life.steps[0]}, the one before at {steps[0]}: "
+            "train keeps something outside of its directory"
+        )
+    if before is not None and not first:
+        raise AssertionError(
+            f"interrupted at step {before.steps[-1]}, train began again at step {steps[0]}: nothing had "
+            "been saved by then, or it was not restored, so no resume was tested. Interrupt later "
+            "(interrupt_at=), or save more often"
+        )
+    if before is not None and before.steps[-1] != steps[-1]:
+        following = steps[steps.index(before.steps[-1]) + 1]
+        if first > steps.index(following):
+            raise AssertionError(
+                f"interrupted at step {before.steps[-1]}, train went on at step {life.steps[0]}: "
+                f"step {following} was skipped"
+            )
+    _check_end(straight, life, before, stop)
+
+
+def _check_end(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
+    steps = straight.steps
+    first = steps.index(life.steps[0])
+    expected = steps[first : first + len(life.steps)]
+    if life.steps != expected:
+        raise AssertionError(
+            f"{_which(life, before)} went through the steps {life.steps}, the uninterrupted run through "
+            f"{expected}"
+        )
+    if stop is not None and stop < steps[-1] == life.steps[-1]:
+        raise AssertionError(
+            f"{_which(life, before)} was told to stop at step {stop} and went on to its end: is "
+            "SIGTERM listened to (checkpointer.should_stop)?"
+        )
+    if stop is None and life.steps[-1] != steps[-1]:
+        raise AssertionError(
+            f"{_which(life, before)} ended at step {life.steps[-1]}, the uninterrupted run at {steps[-1]}"
+        )
+
+
+def _check_values(straight: Run, life: Run, before: Run | None) -> None:
+    for step, prints in life.reports.items():
+        difference = first_difference(straight.reports[step], prints)
+        if difference is None:
+            continue
+        if before is None:
+            raise AssertionError(
+                f"step {step} differs at {difference}, and nothing was interrupted before it: two runs "
+                "from the start differ, so no resume can be exact. Is everything seeded?"
+            )
+        raise AssertionError(
+            f"{_which(life, before)} differs at step {step}, {difference}. Steps before {step} agree"
+        )
+
+
+def _which(life: Run, before: Run | None) -> str:
+    if before is None:
+        return "the run that was to be interrupted"
+    where = f" from step {life.steps[0]}" if life.steps else ""
+    return f"the run that was interrupted at step {before.steps[-1]} and resumed{where}"

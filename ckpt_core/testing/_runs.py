@@ -1,0 +1,181 @@
+"""One run of a training function, here or in a process of its own, and what it reported."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ckpt_core.testing._prints import Print, Prints, prints_of
+from ckpt_core.testing._processes import portable
+
+By = Literal["exception", "SIGKILL", "SIGTERM"]
+"""How a run is interrupted."""
+
+Train = Callable[[Path, "Report"], Any]
+"""A training function: of the directory for its checkpoints, and of what it calls once a step."""
+
+
+class Interrupted(BaseException):
+    """Raised by ``report`` in the middle of training; no ``except Exception`` may swallow it."""
+
+
+@dataclass
+class Run:
+    """What a run reported: prints by step in order, and of what it returned if it got that far."""
+
+    reports: dict[int, Prints] = field(default_factory=dict[int, Prints])
+    final: Prints | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self.reports)
+
+
+class Report:
+    """Called by a training function once a step: ``report(step, loss=loss, model=model)``.
+
+    Values may be anything that a checkpoint may hold: numbers, arrays, pytrees, live objects. They
+    are digested during the call.
+    """
+
+    def __init__(
+        self,
+        stop_at: int | None,
+        stop: Callable[[], None],
+        write: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.run = Run()
+        self.stopped = False
+        self._stop_at = stop_at
+        self._stop = stop
+        self._write = write
+
+    def __call__(self, step: int, /, **values: Any) -> None:
+        step = int(step)
+        if step in self.run.reports:
+            raise ValueError(f"step {step} was reported before: call report once a step")
+        self.run.reports[step] = prints_of(values)
+        if self._write is not None:
+            self._write({"step": step, "prints": self.run.reports[step]})
+        if self._stop_at is not None and step >= self._stop_at and not self.stopped:
+            self.stopped = True
+            self._stop()
+
+
+def run_here(train: Train, directory: Path, stop_at: int | None) -> Run:
+    """Runs to the end, or to the report of the step ``stop_at``, which raises Interrupted."""
+
+    def stop() -> None:
+        raise Interrupted(f"interrupted at step {stop_at} by assert_exact_resume")
+
+    report = Report(stop_at, stop)
+    try:
+        result = train(directory, report)
+    except Interrupted:
+        return report.run
+    if report.stopped:
+        raise AssertionError(
+            f"train went on after report raised Interrupted at step {stop_at}: it must not be caught"
+        )
+    report.run.final = prints_of(result)
+    return report.run
+
+
+def run_in_process(
+    train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
+) -> Run:
+    """The same in a new interpreter, which is sent a signal instead.
+
+    Raises:
+        TypeError: ``train`` cannot be taken to another process.
+        RuntimeError: it raised, or the process ended in an unexpected way.
+        TimeoutError: it ran too long, and was killed.
+    """
+    log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
+    # spawn: JAX and TensorStore do not survive a fork
+    process = multiprocessing.get_context("spawn").Process(
+        target=_child, args=(portable(train), str(directory), str(log), stop_at, by)
+    )
+    process.start()
+    process.join(timeout_secs)
+    if process.is_alive():
+        _kill_group(process.pid)
+        process.join()
+        raise TimeoutError(f"train was not done after {timeout_secs:g} s in a process of its own")
+    run, error, stopped = _read(log)
+    if error is not None:
+        raise RuntimeError(f"train failed in a process of its own:\n{error}")
+    expected = {0} if stop_at is None else {0, -signal.Signals[_signal_name(by)]}
+    if process.exitcode not in expected:
+        raise RuntimeError(f"the process of train ended with status {process.exitcode}")
+    if stopped and run.final is not None and by == "SIGTERM":
+        run.final = None  # it ended by itself because it was told to
+    return run
+
+
+def _signal_name(by: By) -> str:
+    return "SIGKILL" if by == "exception" else by
+
+
+def _kill_group(pid: int | None) -> None:
+    """Kills a child and what it started (data workers would linger)."""
+    assert pid is not None
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it had no group of its own yet, or is gone
+
+
+def _read(log: Path) -> tuple[Run, str | None, bool]:
+    """What the child wrote: its run, its traceback, and whether it was told to stop."""
+    run = Run()
+    error: str | None = None
+    stopped = False
+    for line in log.read_text().splitlines() if log.exists() else []:
+        entry = json.loads(line)
+        if "step" in entry:
+            run.reports[entry["step"]] = _prints(entry["prints"])
+        elif "final" in entry:
+            run.final = _prints(entry["final"])
+        elif "stop" in entry:
+            stopped = True
+        else:
+            error = entry["error"]
+    return run, error, stopped
+
+
+def _prints(entries: dict[str, list[str]]) -> Prints:
+    return {path: Print(*entry) for path, entry in entries.items()}
+
+
+def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
+    """The body of the process: trains, and writes a line for each report as it comes."""
+    os.setsid()
+    # One write a line: a killed process leaves whole lines.
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(entry: dict[str, Any]) -> None:
+        os.write(file, (json.dumps(entry) + "\n").encode())
+
+    def stop() -> None:
+        write({"stop": True})
+        if by == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            os.killpg(0, signal.SIGKILL)
+
+    report = Report(stop_at, stop, write)
+    try:
+        result = train(Path(directory), report)
+        write({"final": prints_of(result)})
+    except BaseException:
+        write({"error": traceback.format_exc()})
+        raise

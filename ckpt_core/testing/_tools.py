@@ -1,0 +1,257 @@
+"""What the suite does to objects and files: lay out, donate, misfit, damage."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from ckpt_core import _adapters
+from ckpt_core._leaves import is_key_dtype
+from ckpt_core._tree import Node, flatten, format_path
+from ckpt_core._tree import Path as LeafPath
+from ckpt_core.testing._prints import Prints, first_difference
+
+Placement = dict[str, tuple[Sharding, bool]]
+"""Path -> sharding, and whether the array is committed to it."""
+
+
+def require_same(expected: Prints, actual: Prints, what: str) -> None:
+    """Fails the test with the first difference, if there is one."""
+    difference = first_difference(expected, actual)
+    if difference is not None:
+        pytest.fail(f"{what} differs at {difference}")
+
+
+def adapter_of(subject: Any) -> Any:
+    """The adapter that takes an object; fails the test if none does."""
+    adapter = _adapters.adapter_for(subject)
+    if adapter is None:
+        cls = type(subject)
+        pytest.fail(
+            f"no adapter takes a {cls.__module__}.{cls.__qualname__}: is the entry point of the group "
+            f"{_adapters.GROUP!r} installed, and named after the root package of one of its classes?"
+        )
+    return adapter
+
+
+def is_per_process(subject: Any) -> bool:
+    """Whether the state belongs to each process alone."""
+    return _adapters.is_per_process(adapter_of(subject))
+
+
+def packages_of(subject: Any) -> tuple[str, ...]:
+    """The packages that an object and its adapter come from: root names, without the tests' own."""
+    adapter = adapter_of(subject)
+    if _adapters.is_lenient(adapter):
+        return (type(subject).__module__.partition(".")[0],)
+    roots = {base.__module__.partition(".")[0] for base in type(subject).__mro__}
+    known = {entry.name for entry in entry_points(group=_adapters.GROUP)} & roots
+    return (*sorted(known), type(adapter).__module__.partition(".")[0])
+
+
+def packages_of_containers(tree: Any) -> tuple[str, ...]:
+    """The packages that define the classes of a tree's containers."""
+
+    def visit(node: Node) -> Iterator[str]:
+        if node.type_name:
+            yield node.type_name.partition(":")[0].partition(".")[0]
+        for child in node.children:
+            yield from visit(child)
+
+    builtin = {"builtins", "collections", "jax", "ckpt_core"}
+    return tuple(sorted(set(visit(flatten(tree).root)) - builtin))
+
+
+def leaves_of(subject: Any) -> dict[LeafPath, Any]:
+    """The leaves of a tree or of an object's state, by path."""
+    adapter = _adapters.adapter_for(subject)
+    state = subject if adapter is None else adapter.get_state(subject)
+    flat = flatten(state, expand=_adapters.expander())
+    return dict(zip(flat.paths, flat.leaves, strict=True))
+
+
+def arrays_of(subject: Any) -> list[jax.Array]:
+    """All jax arrays in it."""
+    return [leaf for leaf in leaves_of(subject).values() if isinstance(leaf, jax.Array)]
+
+
+def placement_of(subject: Any) -> Placement:
+    """Where each of its arrays is."""
+    return {
+        format_path(path): (leaf.sharding, bool(getattr(leaf, "committed", True)))
+        for path, leaf in leaves_of(subject).items()
+        if isinstance(leaf, jax.Array)
+    }
+
+
+def require_placement(before: Placement, after: Placement) -> None:
+    """Fails the test with the first array that is elsewhere than before, if there is one."""
+    for path, (sharding, committed) in before.items():
+        if path not in after:
+            pytest.fail(f"{path} is no jax array any more")
+        now, is_committed = after[path]
+        if committed and now != sharding:
+            pytest.fail(f"{path} was on {sharding} and came back on {now}")
+        if committed != is_committed:
+            words = {True: "committed to devices", False: "uncommitted"}
+            pytest.fail(f"{path} was {words[committed]} and came back {words[is_committed]}")
+
+
+def laid_out(state: Any) -> Any:
+    """The tree with its arrays over all devices, along the first axis that they divide."""
+    devices = jax.devices()
+    mesh = Mesh(np.array(devices), ("devices",))
+
+    def lay_out(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.shape:
+            return leaf  # scalars are uncommitted in every state that is made on a mesh
+        axis = next((i for i, side in enumerate(leaf.shape) if side % len(devices) == 0), None)
+        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "devices")
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+    return jax.tree.map(lay_out, state)
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes and dtypes in the place of the arrays."""
+    return jax.tree.map(
+        lambda x: (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+            if isinstance(x, jax.Array)
+            else x
+        ),
+        tree,
+    )
+
+
+@contextmanager
+def writers_held_back() -> Generator[None]:
+    """Asynchronous saves that begin inside write nothing before the end.
+
+    Otherwise a small object would be on the disk before the next step changes it, and a snapshot
+    that is none would go unnoticed.
+    """
+    go = threading.Event()
+    run = threading.Thread.run
+
+    def held_back(thread: threading.Thread) -> None:
+        if thread.name == "ckpt-save":
+            go.wait()
+        run(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "run", held_back)
+        try:
+            yield
+        finally:
+            go.set()
+
+
+def donate(arrays: Sequence[jax.Array]) -> None:
+    """Gives the arrays' memory away, as the next step of training does, and has it overwritten."""
+    overwrite = jax.jit(lambda x: x * 0 + 7, donate_argnums=0)
+    for array in arrays:
+        if array.is_deleted():
+            continue  # tied weights, met a second time
+        if not is_key_dtype(array.dtype) and array.dtype in (jnp.float32, jnp.int32):
+            overwrite(array).block_until_ready()
+        if not array.is_deleted():
+            array.delete()
+
+
+# -------------------------------------------------------------------------------------- misfits
+
+
+def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
+    """Trees that do not fit an object of the same make: (kind of mismatch, tree, its path)."""
+    leaves = leaves_of(subject)
+    path, leaf = _typical(leaves)
+    where = format_path(path)
+    yield "shape", _nested({**leaves, path: _like(leaf, (*leaf.shape, 2), leaf.dtype)}), where
+    other = np.float16 if leaf.dtype != np.float16 else np.float32
+    yield "dtype", _nested({**leaves, path: _like(leaf, leaf.shape, other)}), where
+    if path and len(leaves) > 1:
+        yield "missing", _nested({key: leaves[key] for key in leaves if key != path}), where
+    if path:
+        extra = (*path[:-1], "added_by_the_suite")
+        yield "unexpected", _nested({**leaves, extra: leaf}), format_path(extra)
+
+
+def _typical(leaves: Mapping[LeafPath, Any]) -> tuple[LeafPath, Any]:
+    """The largest array: scalars have peculiarities of their own."""
+    sizes = {
+        path: math.prod(leaf.shape) + len(leaf.shape)
+        for path, leaf in leaves.items()
+        if isinstance(leaf, (jax.Array, np.ndarray)) and not is_key_dtype(leaf.dtype)
+    }
+    if not sizes:
+        pytest.skip("there are no arrays in it: give the fixture `misfits`")
+    path = max(sizes, key=lambda path: sizes[path])
+    return path, leaves[path]
+
+
+def _like(leaf: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    zeros = np.zeros(shape, dtype)
+    return jnp.asarray(zeros) if isinstance(leaf, jax.Array) else zeros
+
+
+def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
+    """Dicts nested by path: matching looks at paths, not at containers."""
+    root: dict[Any, Any] = {}
+    for path, leaf in leaves.items():
+        if not path:
+            return leaf
+        node = root
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf
+    return root
+
+
+# --------------------------------------------------------------------------------------- damage
+
+
+def damage_data(path: Path) -> None:
+    """Flips a byte of every file that holds array data."""
+    for file in _files(path / "subject"):
+        if "d" in file.relative_to(path).parts:
+            _flip(file)
+
+
+def spoiled_files(path: Path) -> Iterator[AbstractContextManager[None]]:
+    """For each file below: a context inside of which one byte in its middle is another."""
+    for file in _files(path):
+        if file.stat().st_size:
+            yield _spoiled(file)
+
+
+@contextmanager
+def _spoiled(file: Path) -> Generator[None]:
+    whole = file.read_bytes()
+    _flip(file)
+    try:
+        yield
+    finally:
+        file.write_bytes(whole)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    if data:
+        data[len(data) // 2] ^= 0x10
+        file.write_bytes(bytes(data))

@@ -1,0 +1,222 @@
+"""Hypothesis strategies for what a checkpoint may hold: leaves, pytrees, shardings.
+
+::
+
+    from hypothesis import given
+    from ckpt_core.testing import assert_same, strategies
+
+    @given(strategies.pytrees())
+    def test_my_format(tree):
+        assert_same(read(write(tree)), tree)
+
+Arrays have random bits, so that NaNs of every sort, infinities and negative zeros are among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+Shape = tuple[int, ...]
+
+JAX_DTYPES = (
+    "bool",
+    "int4",
+    "uint4",
+    "int8",
+    "int16",
+    "int32",
+    "uint8",
+    "uint16",
+    "uint32",
+    "float16",
+    "bfloat16",
+    "float32",
+    "complex64",
+    "float4_e2m1fn",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+"""Dtypes of jax arrays without ``jax_enable_x64``."""
+
+NUMPY_DTYPES = (*JAX_DTYPES, "int64", "uint64", "float64", "complex128")
+"""Dtypes of numpy arrays."""
+
+KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+class Pair(NamedTuple):
+    """The NamedTuple of ``pytrees``."""
+
+    first: Any
+    second: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Record:
+    """The registered dataclass of ``pytrees``."""
+
+    left: Any
+    right: Any
+
+
+def dtypes(names: Sequence[str] = NUMPY_DTYPES) -> st.SearchStrategy[np.dtype[Any]]:
+    """Dtypes of arrays, those of ml_dtypes included."""
+    return st.sampled_from(names).map(lambda name: np.dtype(getattr(ml_dtypes, name, name)))
+
+
+def shapes(max_dims: int = 3, max_side: int = 4) -> st.SearchStrategy[Shape]:
+    """Shapes of arrays: no dimensions, and sides of no length, among them."""
+    return st.lists(st.integers(0, max_side), max_size=max_dims).map(tuple)
+
+
+@st.composite
+def numpy_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> np.ndarray[Any, Any]:
+    """Numpy arrays of random bits.
+
+    Args:
+        draw: hypothesis gives it.
+        dtype: a dtype, or a strategy for one; ``dtypes()`` by default.
+        shape: a shape, or a strategy for one; ``shapes()`` by default.
+    """
+    chosen = np.dtype(_drawn(draw, dtypes() if dtype is None else dtype))
+    sides = tuple(_drawn(draw, shapes() if shape is None else shape))
+    seed = draw(st.integers(0, 2**32 - 1))  # hypothesis draws a number faster than bytes
+    size_bytes = math.prod(sides) * chosen.itemsize
+    bits = np.frombuffer(np.random.default_rng(seed).bytes(size_bytes), np.uint8)
+    if chosen.kind == "b" or "4" in chosen.name[-2:] or chosen.name.startswith("float4"):
+        # A byte of these has fewer bits that count.
+        bits = bits & (1 if chosen.kind == "b" else 7)
+    return bits.copy().view(chosen).reshape(sides)
+
+
+@st.composite
+def jax_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> jax.Array:
+    """Jax arrays of random bits, uncommitted; arguments as for ``numpy_arrays``."""
+    return jnp.asarray(draw(numpy_arrays(dtypes(JAX_DTYPES) if dtype is None else dtype, shape)))
+
+
+@st.composite
+def keys(draw: st.DrawFn, shape: Any = None) -> jax.Array:
+    """Typed PRNG keys of every implementation, single or in arrays."""
+    key = jax.random.key(
+        draw(st.integers(0, 2**32 - 1)), impl=draw(st.sampled_from(KEY_IMPLEMENTATIONS))
+    )
+    sides = _drawn(draw, shapes(2, 2) if shape is None else shape)
+    return jax.random.split(key, sides) if sides else key
+
+
+def leaves() -> st.SearchStrategy[Any]:
+    """Every kind of leaf: arrays, keys, numpy and Python numbers, text, bytes, generators."""
+    return st.one_of(
+        jax_arrays(),
+        numpy_arrays(),
+        keys(),
+        numpy_arrays(shape=()).map(lambda array: array[()]),
+        st.integers(),
+        st.floats(),
+        st.booleans(),
+        st.complex_numbers(),
+        st.text(max_size=8),
+        st.binary(max_size=8),
+        st.integers(0, 2**32 - 1).map(np.random.default_rng),
+    )
+
+
+def dict_keys() -> st.SearchStrategy[list[Any]]:
+    """Keys for one dict: either text or ints, as jax can sort either and not both.
+
+    Without dots and slashes, which Orbax's format cannot always tell apart.
+    """
+    letters = st.characters(
+        codec="utf-8", exclude_characters="./~", exclude_categories=["Cs", "Cc"]
+    )
+    text = st.text(letters, min_size=1, max_size=6).filter(lambda key: not key.isdigit())
+    return st.one_of(
+        st.lists(text, unique=True, max_size=4),
+        st.lists(st.integers(0, 99), unique=True, max_size=4),
+    )
+
+
+def pytrees(
+    leaves: st.SearchStrategy[Any] | None = None, max_leaves: int = 12
+) -> st.SearchStrategy[Any]:
+    """Trees of dicts, ordered dicts, lists, tuples, NamedTuples, dataclasses and None.
+
+    Args:
+        leaves: what stands at their ends; ``leaves()`` of this module by default.
+        max_leaves: at most that many.
+    """
+    ends = st.one_of(st.none(), globals()["leaves"]() if leaves is None else leaves)
+
+    def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        mappings = dict_keys().flatmap(
+            lambda names: st.tuples(*[inner] * len(names)).map(
+                lambda values: dict(zip(names, values, strict=True))
+            )
+        )
+        return st.one_of(
+            mappings,
+            mappings.map(OrderedDict),
+            st.lists(inner, max_size=4),
+            st.lists(inner, max_size=4).map(tuple),
+            st.builds(Pair, inner, inner),
+            st.builds(Record, inner, inner),
+        )
+
+    return st.recursive(ends, containers, max_leaves=max_leaves)
+
+
+@st.composite
+def shardings(draw: st.DrawFn, shape: Shape, devices: Sequence[Any] | None = None) -> Sharding:
+    """Shardings that an array of that shape can have: on one device, replicated, cut, or mixed.
+
+    Args:
+        draw: hypothesis gives it.
+        shape: of the array; a mesh axis is put on a dimension only if it divides it.
+        devices: to choose from; all of them by default.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if draw(st.booleans()) and draw(st.booleans()):
+        return SingleDeviceSharding(draw(st.sampled_from(devices)))
+    count = draw(st.sampled_from([n for n in range(1, len(devices) + 1) if len(devices) % n == 0]))
+    first = draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
+    start = draw(st.integers(0, len(devices) - count))
+    chosen = np.array(draw(st.permutations(devices[start : start + count])))
+    mesh = Mesh(chosen.reshape(first, count // first), ("x", "y"))
+    left = ["x", "y"]
+    spec: list[Any] = []
+    for side in shape:
+        axes = [tuple(left)] if len(left) == 2 else []
+        fitting = [
+            names
+            for names in [None, *left, *axes]
+            if names is None or side % math.prod(mesh.shape[name] for name in names) == 0
+        ]
+        names = draw(st.sampled_from(fitting))
+        spec.append(names)
+        left = [name for name in left if name not in (names or ())]
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+@st.composite
+def sharded_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> jax.Array:
+    """Jax arrays committed to a sharding; sides are such that devices divide many of them."""
+    sides = st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=3).map(tuple)
+    array = draw(jax_arrays(dtype, sides if shape is None else shape))
+    return jax.device_put(array, draw(shardings(array.shape)))
+
+
+def _drawn(draw: st.DrawFn, value: Any) -> Any:
+    return draw(value) if isinstance(value, st.SearchStrategy) else value

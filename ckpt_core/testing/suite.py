@@ -1,0 +1,359 @@
+"""What every adapter promises, as pytest classes to inherit.
+
+An adapter's tests inherit one of them, give two fixtures, and get the tests::
+
+    from ckpt_core.testing import InPlaceSuite
+
+    def make_model(seed): ...          # at the top of the module: a new process imports it
+    def train_step(model): ...
+
+    class TestMyModels(InPlaceSuite):
+        @pytest.fixture
+        def make(self):
+            return make_model          # the same structure for every seed, other values
+
+        @pytest.fixture
+        def step(self):
+            return train_step          # changes the model in place; what it returns is compared
+
+``InPlaceSuite`` is for objects that are set in place, through an adapter or through their own
+``get_state`` and ``set_state``; ``PytreeSuite`` for immutable pytrees, where ``step(tree)`` returns
+the new one. A fixture with ``params`` runs the whole suite for several objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from ckpt_core import _adapters
+from ckpt_core._checkpointer import Checkpointer
+from ckpt_core._errors import CheckpointCorrupt, StructureMismatch
+from ckpt_core._load import load, restore
+from ckpt_core._save import save, save_async
+from ckpt_core.testing import _processes, _tools
+from ckpt_core.testing._prints import Prints, leaves_only, prints_of
+from ckpt_core.testing._resume import assert_exact_resume
+from ckpt_core.testing._tools import require_same
+
+Make = Callable[[int], Any]
+Step = Callable[[Any], Any]
+
+
+class _Suite:
+    """The tests that both kinds of objects have in common."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        """``make(seed)``: the object to save; the same structure for every seed, other values.
+
+        A function at the top of a module, because a new process imports it by name.
+        """
+        raise NotImplementedError("the test class needs a fixture `make` that returns make(seed)")
+
+    @pytest.fixture
+    def step(self) -> Step:
+        """``step(object)``: changes it as one step of training does; also at the top of a module.
+
+        In place, returning what shall be compared (a loss, a batch); for pytrees, returning the
+        new tree.
+        """
+        raise NotImplementedError("the test class needs a fixture `step` that returns step(object)")
+
+    @pytest.fixture
+    def misfits(self) -> Mapping[str, Callable[[], Any]] | None:
+        """Targets that a checkpoint of ``make(0)`` does not fit, by a name; None: derived.
+
+        Derived are, from what is saved: a leaf of another shape, one of another dtype, one too
+        few, one too many. An adapter with ``per_process`` states has to say.
+        """
+        return None
+
+    @pytest.fixture
+    def shard(self) -> Callable[[Any], Any]:
+        """``shard(object)``: the object with its arrays laid out over several devices.
+
+        By default, through ``set_state``: the first axis that the devices divide is cut, arrays
+        without one are copied to each, scalars stay as they are.
+        """
+        return self._sharded
+
+    @pytest.fixture
+    def frameworks(self, make: Make) -> tuple[str, ...]:
+        """Packages without which the checkpoint must load; the adapter's own by default."""
+        return _tools.packages_of(make(0))
+
+    # ------------------------------------------------------------------------------ round trips
+
+    def test_comes_back_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved, _ = self._advance(step, make(0))
+        expected = prints_of(saved)
+        save(tmp_path / "a", subject=saved)
+        require_same(expected, prints_of(saved), "saving changed the object: it")
+        target = make(1)
+        if prints_of(target) == expected:
+            pytest.fail("make(1) equals make(0) after a step, so that nothing would be tested")
+        require_same(expected, prints_of(self._restored(tmp_path / "a", target)), "what came back")
+
+    def test_goes_on_bit_for_bit(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved, _ = self._advance(step, make(0))
+        save(tmp_path / "a", subject=saved)
+        expected = self._goes_on(step, saved)
+        restored = self._restored(tmp_path / "a", make(1))
+        require_same(expected, self._goes_on(step, restored), "training after the restore")
+
+    def test_restores_again_and_into_what_was_saved(
+        self, make: Make, step: Step, tmp_path: Path
+    ) -> None:
+        subject, _ = self._advance(step, make(0))
+        expected = prints_of(subject)
+        save(tmp_path / "a", subject=subject)
+        for _ in range(2):
+            subject, _ = self._advance(step, subject)
+            subject = self._restored(tmp_path / "a", subject)
+            require_same(expected, prints_of(subject), "what came back")
+
+    def test_in_a_new_process(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved, _ = self._advance(step, make(0))
+        save(tmp_path / "a", subject=saved)
+        found = _processes.call(_restore_and_go_on, type(self), make, step, str(tmp_path / "a"))
+        require_same(prints_of(saved), found["restored"], "what came back in a new process")
+        expected = self._goes_on(step, saved)
+        require_same(expected, found["then"], "training in a new process")
+
+    def test_loads_without_the_framework(
+        self, make: Make, step: Step, frameworks: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        saved, _ = self._advance(step, make(0))
+        save(tmp_path / "a", subject=saved)
+        found = _processes.call(_load_without, frameworks, str(tmp_path / "a"))
+        expected = leaves_only(prints_of(saved))
+        require_same(expected, leaves_only(found["loaded"]), f"loading without {frameworks}")
+
+    def test_training_resumes_exactly(self, make: Make, step: Step, tmp_path: Path) -> None:
+        def train(directory: Path, report: Callable[..., None]) -> None:
+            subject = make(0)
+            with Checkpointer(directory) as checkpointer:
+                restored = checkpointer.restore_latest(subject=subject)
+                if restored:
+                    subject = restored["subject"]
+                for number in range((restored.step or 0) + 1 if restored else 0, 5):
+                    subject, outcome = self._advance(step, subject)
+                    report(number, outcome=outcome, subject=subject)
+                    checkpointer.save(number, subject=subject)
+
+        assert_exact_resume(train, interrupt_at=(2, 3), directory=tmp_path)
+
+    # --------------------------------------------------------------------------- snapshots
+
+    def test_the_snapshot_is_of_the_call(self, make: Make, step: Step, tmp_path: Path) -> None:
+        subject, _ = self._advance(step, make(0))
+        expected = prints_of(subject)
+        with _tools.writers_held_back():
+            pending = save_async(tmp_path / "a", subject=subject)
+            for _ in range(2):
+                subject, _ = self._advance(step, subject)
+        pending.result()
+        require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
+
+    def test_arrays_may_be_donated_after_the_call(self, make: Make, tmp_path: Path) -> None:
+        subject = make(0)
+        arrays = _tools.arrays_of(subject)
+        if not arrays:
+            pytest.skip("there are no jax arrays in it")
+        expected = prints_of(subject)
+        with _tools.writers_held_back():
+            pending = save_async(tmp_path / "a", subject=subject)
+            _tools.donate(arrays)
+        pending.result()
+        require_same(expected, prints_of(self._restored(tmp_path / "a", make(1))), "the snapshot")
+
+    # ------------------------------------------------------------------- what is refused
+
+    def test_what_does_not_fit_is_refused_before_anything_is_read(
+        self, make: Make, misfits: Mapping[str, Callable[[], Any]] | None, tmp_path: Path
+    ) -> None:
+        if misfits is not None:
+            save(tmp_path / "a", subject=make(0))
+            for name, make_target in misfits.items():
+                self._refuses(tmp_path / "a", make_target(), name)
+            return
+        if self._judges_for_itself(make(0)):
+            pytest.skip("the object takes whatever was saved, and judges for itself")
+        for kind, tree, path in _tools.misfitting_trees(make(0)):
+            save(tmp_path / kind, subject=tree)
+            # What is damaged cannot have been read, or else that would be told.
+            _tools.damage_data(tmp_path / kind)
+            error = self._refuses(tmp_path / kind, make(1), kind)
+            found = [(mismatch.kind, mismatch.path) for mismatch in error.mismatches]
+            if found != [(kind, path)]:
+                pytest.fail(f"{kind} of {path}: the mismatches that were told are {found}")
+
+    def test_damage_is_found_and_changes_nothing(
+        self, make: Make, step: Step, tmp_path: Path
+    ) -> None:
+        saved, _ = self._advance(step, make(0))
+        save(tmp_path / "a", first=saved, second=saved)
+        first, second = make(1), make(2)
+        before = prints_of(first), prints_of(second)
+        found = 0
+        for spoiled in _tools.spoiled_files(tmp_path / "a" / "second"):
+            with spoiled:
+                try:
+                    restore(tmp_path / "a", first=first, second=second)
+                except CheckpointCorrupt:
+                    found += 1
+                else:  # nobody reads that byte
+                    first, second = make(1), make(2)
+                    continue
+            require_same(before[0], prints_of(first), "after damage elsewhere, the other object")
+            require_same(before[1], prints_of(second), "after damage, the object")
+        if not found:
+            pytest.fail("a flipped byte was found in no file of the item")
+
+    # ------------------------------------------------------------------------- placement
+
+    def test_committedness_is_kept(self, make: Make, step: Step, tmp_path: Path) -> None:
+        save(tmp_path / "a", subject=self._advance(step, make(0))[0])
+        target = make(1)
+        before = _tools.placement_of(target)
+        restored = self._restored(tmp_path / "a", target)
+        _tools.require_placement(before, _tools.placement_of(restored))
+
+    def test_shardings_are_kept(
+        self, make: Make, step: Step, shard: Callable[[Any], Any], tmp_path: Path
+    ) -> None:
+        if len(jax.devices()) < 2:
+            pytest.skip("there is one device only")
+        saved, _ = self._advance(step, make(0))
+        expected = prints_of(saved)
+        save(tmp_path / "a", subject=saved)
+        target = make(1)
+        if not any(array.shape for array in _tools.arrays_of(target)):
+            pytest.skip("there are no jax arrays with axes in it")
+        target = shard(target)
+        before = _tools.placement_of(target)
+        if all(len(sharding.device_set) < 2 for sharding, _ in before.values()):
+            pytest.fail("shard(object) left every array on one device")
+        restored = self._restored(tmp_path / "a", target)
+        _tools.require_placement(before, _tools.placement_of(restored))
+        require_same(expected, prints_of(restored), "what came back, sharded,")
+        save(tmp_path / "sharded", subject=restored)
+        again = self._restored(tmp_path / "sharded", make(1))
+        require_same(expected, prints_of(again), "what was saved sharded")
+
+    # ---------------------------------------------------------------------------- the two kinds
+
+    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
+        """The object after a step, and what shall be compared."""
+        raise NotImplementedError
+
+    def _restored(self, path: Path, target: Any) -> Any:
+        raise NotImplementedError
+
+    def _sharded(self, subject: Any) -> Any:
+        raise NotImplementedError
+
+    def _judges_for_itself(self, subject: Any) -> bool:
+        return False
+
+    def _goes_on(self, step: Step, subject: Any) -> Prints:
+        """What three more steps give, and what is left after them."""
+        outcomes: list[Any] = []
+        for _ in range(3):
+            subject, outcome = self._advance(step, subject)
+            outcomes.append(prints_of(outcome))
+        prints = prints_of({"after": subject})
+        for number, outcome in enumerate(outcomes):
+            prints |= {f"step {number}: {path}": text for path, text in outcome.items()}
+        return prints
+
+    def _refuses(self, path: Path, target: Any, what: str) -> StructureMismatch:
+        before = prints_of(target)
+        try:
+            self._restored(path, target)
+        except StructureMismatch as error:
+            require_same(before, prints_of(target), f"after the refusal of {what}, the target")
+            return error
+        pytest.fail(f"{what}: a checkpoint that does not fit was restored")
+
+
+class InPlaceSuite(_Suite):
+    """For objects that a restore changes in place: models, optimizers, iterators."""
+
+    def test_inside_containers(self, make: Make, step: Step, tmp_path: Path) -> None:
+        if _tools.is_per_process(make(0)):
+            pytest.skip("state of a process is an item of its own")
+        saved = {"one": make(0), "more": [make(1), 7]}
+        self._advance(step, saved["one"])
+        expected = prints_of(saved)
+        save(tmp_path / "a", saved)
+        target = {"one": make(2), "more": [make(3), 0]}
+        value = restore(tmp_path / "a", state=target)["state"]
+        require_same(expected, prints_of(value), "what came back in a container")
+        require_same(expected, prints_of({**target, "more": [target["more"][0], 7]}), "the objects")
+
+    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
+        return subject, step(subject)
+
+    def _restored(self, path: Path, target: Any) -> Any:
+        value = restore(path, subject=target)["subject"]
+        if value is not target:
+            pytest.fail(f"a {type(target).__name__} was not restored in place")
+        return target
+
+    def _sharded(self, subject: Any) -> Any:
+        adapter = _tools.adapter_of(subject)
+        adapter.set_state(subject, _tools.laid_out(adapter.get_state(subject)))
+        return subject
+
+    def _judges_for_itself(self, subject: Any) -> bool:
+        return _adapters.is_lenient(_tools.adapter_of(subject))
+
+
+class PytreeSuite(_Suite):
+    """For immutable pytrees: ``step(tree)`` gives the new tree, and so does a restore."""
+
+    def test_comes_back_without_a_target(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved = step(make(0))
+        save(tmp_path / "a", saved)
+        require_same(prints_of(saved), prints_of(load(tmp_path / "a")), "what came back")
+
+    def test_comes_back_into_shapes(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved = step(make(0))
+        save(tmp_path / "a", saved)
+        loaded = load(tmp_path / "a", _tools.abstract(make(1)))
+        require_same(prints_of(saved), prints_of(loaded), "what came back")
+
+    @pytest.fixture
+    def frameworks(self, make: Make) -> tuple[str, ...]:
+        """Packages without which the checkpoint must load: those of the containers' classes."""
+        return _tools.packages_of_containers(make(0))
+
+    def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
+        subject = step(subject)
+        return subject, None
+
+    def _restored(self, path: Path, target: Any) -> Any:
+        return restore(path, subject=target)["subject"]
+
+    def _sharded(self, subject: Any) -> Any:
+        return _tools.laid_out(subject)
+
+
+def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -> dict[str, Prints]:
+    """In a new process: restores into a new object, and trains on."""
+    tests = suite()
+    restored = tests._restored(Path(path), make(1))  # pyright: ignore[reportPrivateUsage]
+    prints = prints_of(restored)
+    return {"restored": prints, "then": tests._goes_on(step, restored)}  # pyright: ignore[reportPrivateUsage]
+
+
+def _load_without(frameworks: tuple[str, ...], path: str) -> dict[str, Prints]:
+    """In a new process that cannot import the frameworks: loads without a target."""
+    with _processes.blocked(frameworks):
+        return {"loaded": prints_of(load(path, item="subject"))}

@@ -1,0 +1,244 @@
+"""What is told of saves, restores and deletions: to a listener, jax.monitoring, the log, TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax.monitoring
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._events import Progress
+
+STATE = {"w": np.arange(1000.0), "b": np.ones(3, np.float32)}
+BYTES = 8012
+
+
+class Heard:
+    """A listener that keeps everything."""
+
+    def __init__(self) -> None:
+        self.events: list[ckpt.Event] = []
+        self.threads: list[str] = []
+
+    def __call__(self, event: ckpt.Event) -> None:
+        self.events.append(event)
+        self.threads.append(threading.current_thread().name)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+def test_one_save_and_one_load(tmp_path: Path) -> None:
+    heard = Heard()
+    path = str(tmp_path / "one")
+    ckpt.save(path, STATE, options=ckpt.Options(on_event=heard))
+    assert heard.kinds == ["save_started", "snapshot_taken", "committed"]
+    assert [event.bytes for event in heard.events] == [0, 0, BYTES]
+    secs = [event.secs for event in heard.events]
+    assert secs == sorted(secs)
+    assert all(event.path == path and event.step is None for event in heard.events)
+
+    heard = Heard()
+    ckpt.load(path, options=ckpt.Options(on_event=heard))
+    assert [kind for kind in heard.kinds if kind != "progress"] == ["restore_started", "restored"]
+    assert heard.events[-1].bytes == BYTES
+
+
+def test_a_checkpointer_names_the_steps(tmp_path: Path) -> None:
+    heard = Heard()
+    options = ckpt.Options(on_event=heard)
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, options=options) as checkpointer:
+        checkpointer.save(3, STATE)
+        checkpointer.wait_until_finished()
+        assert [event.step for event in heard.events] == [3, 3, 3]
+        assert heard.threads[:2] == ["MainThread"] * 2
+        assert heard.threads[2] == "ckpt-save"
+        checkpointer.save(4, STATE)
+    assert heard.kinds[3:] == ["save_started", "snapshot_taken", "committed", "deleted"]
+    assert heard.events[-1].step == 3
+    assert heard.events[-1].path == str(tmp_path / "3")
+    with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
+        checkpointer.restore_latest(state=STATE)
+    assert heard.events[-1].kind == "restored"
+    assert heard.events[-1].step == 4
+
+
+def test_failures_are_told_with_the_error(tmp_path: Path) -> None:
+    heard = Heard()
+    options = ckpt.Options(on_event=heard)
+    with pytest.raises(ckpt.UnsupportedLeaf):
+        ckpt.save(tmp_path / "one", {"w": object()}, options=options)
+    assert heard.kinds == ["save_started", "save_failed"]
+    assert isinstance(heard.events[-1].error, ckpt.UnsupportedLeaf)
+
+    ckpt.save(tmp_path / "two", STATE)
+    with pytest.raises(ckpt.StructureMismatch):
+        ckpt.load(tmp_path / "two", {"w": np.ones(2)}, options=options)
+    assert heard.kinds[2:] == ["restore_started", "restore_failed"]
+    assert isinstance(heard.events[-1].error, ckpt.StructureMismatch)
+
+
+def test_a_failure_in_the_background_is_told(tmp_path: Path) -> None:
+    heard = Heard()
+    pending = ckpt.save_async(tmp_path / "one", STATE, options=ckpt.Options(on_event=heard))
+    pending.result()
+    (tmp_path / "two").mkdir()
+    os.chmod(tmp_path / "two", 0o755)
+    pending = ckpt.save_async(
+        tmp_path / "two" / "one", STATE, options=ckpt.Options(on_event=_replace(tmp_path, heard))
+    )
+    with pytest.raises(ckpt.CheckpointExists):
+        pending.result()
+    assert heard.kinds[-1] == "save_failed"
+    assert isinstance(heard.events[-1].error, ckpt.CheckpointExists)
+
+
+def _replace(tmp_path: Path, heard: Heard) -> Any:
+    """Puts something in the way of the commit once the snapshot is taken."""
+
+    def listen(event: ckpt.Event) -> None:
+        heard(event)
+        if event.kind == "snapshot_taken":
+            (tmp_path / "two" / "one").mkdir()
+            (tmp_path / "two" / "one" / "file").touch()
+
+    return listen
+
+
+def test_a_listener_that_raises_costs_nothing(tmp_path: Path, caplog: Any) -> None:
+    def listen(event: ckpt.Event) -> None:
+        raise ZeroDivisionError(event.kind)
+
+    ckpt.save(tmp_path / "one", STATE, options=ckpt.Options(on_event=listen))
+    assert ckpt.verify(tmp_path / "one").ok
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert "ZeroDivisionError: committed" in caplog.text
+
+
+def test_jax_monitoring(tmp_path: Path) -> None:
+    secs: dict[str, float] = {}
+    scalars: dict[str, float] = {}
+
+    def on_secs(name: str, value: float, **_: Any) -> None:
+        if name.startswith("/ckpt/"):
+            secs[name] = value
+
+    def on_scalar(name: str, value: float, **_: Any) -> None:
+        if name.startswith("/ckpt/"):
+            scalars[name] = value
+
+    jax.monitoring.register_event_duration_secs_listener(on_secs)
+    jax.monitoring.register_scalar_listener(on_scalar)
+    try:
+        with ckpt.Checkpointer(tmp_path, max_to_keep=1) as checkpointer:
+            checkpointer.save(1, STATE)
+            checkpointer.save(2, STATE)
+            checkpointer.load(2)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_secs)
+        jax.monitoring.unregister_scalar_listener(on_scalar)
+    assert set(secs) == {
+        f"/ckpt/{kind}"
+        for kind in (
+            *("save_started", "snapshot_taken", "committed", "deleted"),
+            *("restore_started", "restored"),
+        )
+    }
+    assert scalars == {"/ckpt/committed/bytes": BYTES, "/ckpt/restored/bytes": BYTES}
+    assert 0 < secs["/ckpt/snapshot_taken"] <= secs["/ckpt/committed"]
+
+
+def test_one_log_line_per_save(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "ckpt_core"):
+        ckpt.save(tmp_path / "one", STATE)
+    (record,) = caplog.records
+    assert record.name == "ckpt_core"
+    assert f"{tmp_path / 'one'}: {BYTES} bytes, blocked" in record.getMessage()
+    assert "GB/s" in record.getMessage()
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = ckpt.events.TensorBoard(tmp_path / "board")
+    options = ckpt.Options(on_event=board)
+    with ckpt.Checkpointer(tmp_path / "run", max_to_keep=1, options=options) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, STATE)
+            checkpointer.wait_until_finished()
+        checkpointer.load(20)
+    board.close()
+    read = EventAccumulator(str(tmp_path / "board"))
+    read.Reload()
+    tags = read.Tags()["scalars"]
+    assert {"ckpt/save/blocked_secs", "ckpt/save/total_secs", "ckpt/restore/bytes"} <= set(tags)
+    assert [entry.step for entry in read.Scalars("ckpt/save/bytes")] == [10, 20]
+    assert [entry.value for entry in read.Scalars("ckpt/save/bytes")] == [BYTES, BYTES]
+    assert [entry.step for entry in read.Scalars("ckpt/deleted")] == [10]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def event(kind: Any, **values: Any) -> ckpt.Event:
+    return ckpt.Event(kind=kind, path="/runs/7", step=7, **values)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_progress_bar(terminal: bool) -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    out = Terminal() if terminal else io.StringIO()
+    bar = ckpt.events.ProgressBar(Console(file=out, force_terminal=terminal, width=100))
+    bar(event("restore_started"))
+    bar(event("progress", bytes=1, total_bytes=100, secs=0.1))
+    assert out.getvalue() == ""  # too short so far to be worth showing
+    bar(event("progress", bytes=50, total_bytes=100, secs=1.0))
+    bar(event("restored", bytes=100))
+    assert ("loading step 7" in out.getvalue()) is terminal
+    bar(event("progress", bytes=50, total_bytes=100, secs=1.0))
+    bar(event("committed", bytes=100))
+    assert ("saving step 7" in out.getvalue()) is terminal
+
+
+def test_several_listeners() -> None:
+    first, second = Heard(), Heard()
+    ckpt.events.each(first, second)(event("deleted"))
+    assert first.kinds == second.kinds == ["deleted"]
+
+
+def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard()
+    progress = Progress("/runs/7", 7, 1000, heard)
+    progress.reached(10)
+    assert heard.events == []
+    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
+    progress.reached(20)
+    progress.reached(1000)
+    assert [(told.bytes, told.total_bytes) for told in heard.events] == [(20, 1000), (1000, 1000)]
+
+
+def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
+    heard = Heard()
+    options = ckpt.Options(on_event=heard)
+    state = {f"w{i}": np.ones((512, 1024), np.float32) for i in range(8)}
+    ckpt.save(tmp_path / "one", state, options=options)
+    ckpt.load(tmp_path / "one", options=options)
+    told = [one for one in heard.events if one.kind == "progress"]
+    total = 8 * 2**21
+    assert told
+    assert all(0 <= one.bytes <= one.total_bytes == total for one in told)
+    assert [one.bytes for one in told][-8:] == [(i + 1) * 2**21 for i in range(8)]

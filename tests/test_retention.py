@@ -1,0 +1,313 @@
+"""Deleting steps: never one that is being read, into the trash on request, failures told."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import keep
+from ckpt_core._directory import LocalForm
+from ckpt_core._load import load_opened, make_request
+from ckpt_core._load.opened import open_checkpoint
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"w": np.full(4, float(step)), "b": np.arange(3)}
+
+
+def whole(tree: Any, step: int) -> bool:
+    return np.array_equal(tree["w"], state(step)["w"]) and np.array_equal(tree["b"], np.arange(3))
+
+
+def steps_of(directory: Path) -> list[int]:
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def during(work: Callable[[], Any]) -> Callable[..., bool]:
+    """An ``only=`` that takes everything and does the work once, in the middle of a load."""
+    done: list[int] = []
+
+    def choose(path: Any, leaf: Any) -> bool:
+        if not done:
+            done.append(1)
+            work()
+        return True
+
+    return choose
+
+
+def test_a_step_that_is_being_read_here_stays(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+
+        def save_two() -> None:
+            assert checkpointer.save(2, state(2))
+            assert checkpointer.all_steps() == [1, 2]
+
+        assert whole(ckpt.load(tmp_path / "1", only=during(save_two)), 1)
+        assert checkpointer.all_steps() == [1, 2]
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [3]
+
+
+def test_delete_refuses_a_step_that_is_being_read(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+
+        def delete() -> None:
+            with pytest.raises(ckpt.CheckpointError, match="being read"):
+                checkpointer.delete(1)
+
+        assert whole(ckpt.load(tmp_path / "1", only=during(delete)), 1)
+        checkpointer.delete(1)
+        assert checkpointer.all_steps() == [2]
+
+
+READER = """
+import sys
+import ckpt_core as ckpt
+
+waited = []
+
+def choose(path, leaf):
+    if not waited:
+        waited.append(1)
+        print("reading", flush=True)
+        sys.stdin.readline()
+    return True
+
+print(float(ckpt.load(sys.argv[1], only=choose)["w"][0]), flush=True)
+"""
+
+
+def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        reader = subprocess.Popen(
+            [sys.executable, "-c", READER, str(tmp_path / "1")],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            checkpointer.save(2, state(2))
+            assert checkpointer.all_steps() == [1, 2]
+            out, _ = reader.communicate("go on\n", timeout=60)
+            assert out == "1.0\n"
+        finally:
+            reader.kill()
+            reader.wait()
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [3]
+
+
+def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "1", state(1))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(tmp_path / "1")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        with pytest.raises(BlockingIOError):
+            LocalForm().delete(str(tmp_path / "1"))
+    finally:
+        reader.kill()
+        reader.communicate(timeout=60)
+    LocalForm().delete(str(tmp_path / "1"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_into_the_trash(tmp_path: Path) -> None:
+    options = ckpt.Options(trash_directory="todelete")
+    for _ in range(2):
+        with ckpt.Checkpointer(
+            tmp_path, max_to_keep=1, options=options, asynchronous=False
+        ) as checkpointer:
+            checkpointer.save(1, state(1), overwrite=True)
+            checkpointer.save(2, state(2))
+            assert checkpointer.all_steps() == [2]
+            checkpointer.delete(2)
+    trashed = sorted(os.listdir(tmp_path / "todelete"))
+    assert [name.split(".")[0] for name in trashed] == ["1", "1", "2", "2"]
+    for name in trashed:
+        assert whole(ckpt.load(tmp_path / "todelete" / name), int(name[0]))
+    assert steps_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "12"])
+def test_names_of_the_trash_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="trash_directory"):
+        ckpt.Options(trash_directory=name)
+
+
+def test_a_store_has_no_trash(tmp_path: Path, caplog: Any) -> None:
+    url = f"memory://{tmp_path.name}/run"
+    options = ckpt.Options(trash_directory="todelete")
+    with ckpt.Checkpointer(url, max_to_keep=1, options=options, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+        assert checkpointer.all_steps() == [1, 2]
+    assert "cannot rename" in caplog.text
+
+
+def test_time_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("ckpt_core._retention.time.monotonic", lambda: now[0])
+    options = ckpt.Options(delete_grace_secs=60)
+    with ckpt.Checkpointer(
+        tmp_path, max_to_keep=1, options=options, asynchronous=False
+    ) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step))
+            now[0] += 25
+        assert checkpointer.all_steps() == [0, 1, 2]
+        now[0] += 25  # step 0 has not been needed since second 25, step 1 since second 50
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [1, 2, 3]
+        now[0] += 1000
+        checkpointer.save(4, state(4))
+        assert checkpointer.all_steps() == [3, 4]
+
+
+def test_a_failed_deletion_is_told_and_not_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    told: list[ckpt.Event] = []
+    options = ckpt.Options(on_event=told.append)
+    with ckpt.Checkpointer(
+        tmp_path, max_to_keep=1, options=options, asynchronous=False
+    ) as checkpointer:
+        checkpointer.save(1, state(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalForm, "delete", _fail)
+            assert checkpointer.save(2, state(2))
+        assert checkpointer.all_steps() == [1, 2]
+        failed = [event for event in told if event.kind == "delete_failed"]
+        assert [(event.step, str(event.error)) for event in failed] == [(1, "[Errno 5] broken")]
+        assert "could not delete" in caplog.text
+        checkpointer.save(3, state(3))  # tried again
+        assert checkpointer.all_steps() == [3]
+
+
+def _fail(*_: Any) -> None:
+    raise OSError(5, "broken")
+
+
+def test_a_step_deleted_between_the_look_and_the_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state(step))
+    follower = ckpt.Checkpointer(tmp_path, read_only=True)
+    real = LocalForm.reading
+
+    def reading(self: Any, path: str, head: bytes) -> Any:
+        if path.endswith("/3"):
+            shutil.rmtree(path)
+        return real(self, path, head)
+
+    monkeypatch.setattr(LocalForm, "reading", reading)
+    restored = follower.restore_latest(state=state(0))
+    assert restored is not None
+    assert restored.step == 2
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_a_step_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Before the record's file is opened to be locked, and between that and the lock."""
+    ckpt.save(tmp_path / "one", state(1))
+    opened = open_checkpoint(tmp_path / "one")
+    module = os if moment == "open" else fcntl
+    real = getattr(module, moment)
+
+    def replace_first(*arguments: Any) -> Any:
+        patch.undo()  # once
+        ckpt.save(tmp_path / "one", state(2), overwrite=True)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, moment, replace_first)
+        with pytest.raises(ckpt.CheckpointNotFound, match="deleted or replaced"):
+            load_opened(opened, None, None, make_request())
+    assert whole(ckpt.load(tmp_path / "one"), 2)
+
+
+def test_a_function_says_what_to_keep(tmp_path: Path) -> None:
+    def odd(facts: Sequence[keep.StepFacts]) -> list[int]:
+        return [entry.step for entry in facts if entry.step % 2]
+
+    with ckpt.Checkpointer(tmp_path, keep_policy=odd, asynchronous=False) as checkpointer:
+        for step in range(7):
+            checkpointer.save(step, state(step))
+        assert checkpointer.all_steps() == [1, 3, 5, 6]
+        assert checkpointer.explain() == {
+            **{step: "kept: chosen by odd" for step in (1, 3, 5)},
+            6: "kept: the newest step",
+        }
+    joined = keep.latest(1) | odd
+    other = keep.by(odd) | keep.latest(1)
+    facts = [keep.StepFacts(step) for step in range(5)]
+    assert set(joined(facts)) == set(other(facts)) == {1, 3, 4}
+    assert set((odd | keep.latest(2))(facts)) == {1, 3, 4}
+    assert keep.by(lambda facts: {0: "my reason"})(facts) == {0: "my reason"}
+
+
+@pytest.mark.parametrize("policy", ["latest", 3])
+def test_no_policy(tmp_path: Path, policy: Any) -> None:
+    with pytest.raises(TypeError, match="keep_policy"):
+        ckpt.Checkpointer(tmp_path, keep_policy=policy)
+
+
+def test_a_function_that_gives_nonsense_costs_no_step(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(
+        tmp_path,
+        keep_policy=lambda facts: 5,
+        asynchronous=False,  # type: ignore
+    ) as checkpointer:
+        checkpointer.save(1, state(1))
+        with pytest.raises(TypeError, match="must give step numbers"):
+            checkpointer.save(2, state(2))
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def test_an_evaluator_that_follows(tmp_path: Path, caplog: Any) -> None:
+    """A reader and a writer with the tightest retention, in turn: what was listed can be read."""
+    caplog.set_level(logging.INFO, "ckpt_core")
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as trainer:
+        evaluator = ckpt.Checkpointer(tmp_path, read_only=True)
+        seen: int | None = None
+        for step in range(5):
+            trainer.save(step, state(step))
+            seen = evaluator.wait_for_new_step(seen, timeout_secs=5)
+            assert seen == step
+            later = step + 100
+
+            def save_later(later: int = later) -> None:
+                ckpt.save(tmp_path / str(later), state(later))
+
+            tree = evaluator.load(seen, only=during(save_later))
+            assert whole(tree, step)
+            shutil.rmtree(tmp_path / str(later))

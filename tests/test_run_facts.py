@@ -1,0 +1,80 @@
+"""What a directory says of a run and of its steps: metadata, durations, versions; Orbax reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+
+STATE = {"w": np.ones(4)}
+
+
+@pytest.fixture(params=["local", "memory"])
+def directory(request: Any, tmp_path: Path) -> str:
+    return str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path.name}/run"
+
+
+def test_run_metadata(directory: str) -> None:
+    with ckpt.Checkpointer(directory) as checkpointer:
+        assert checkpointer.run_metadata is None
+        checkpointer.write_run_metadata({"config": {"width": 8}, "seed": 3})
+        checkpointer.save(1, STATE)
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [1]
+        checkpointer.write_run_metadata({"config": {"width": 16}})
+    with ckpt.Checkpointer(directory, read_only=True) as follower:
+        assert follower.run_metadata == {"config": {"width": 16}}
+        assert follower.inspect(1).run_metadata == {"config": {"width": 16}}
+        with pytest.raises(ckpt.CheckpointError, match="read_only"):
+            follower.write_run_metadata({})
+    assert ckpt.inspect(f"{directory}/1").run_metadata == {"config": {"width": 16}}
+
+
+@pytest.mark.parametrize("value", [{"a": object()}, [1], None, "text", {"a": {1j: 2}}])
+def test_run_metadata_refused(tmp_path: Path, value: Any) -> None:
+    with (
+        ckpt.Checkpointer(tmp_path) as checkpointer,
+        pytest.raises(TypeError, match="JSON"),
+    ):
+        checkpointer.write_run_metadata(value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xff"])
+def test_damaged_run_metadata(tmp_path: Path, data: bytes) -> None:
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.write_run_metadata({"a": 1})
+        (tmp_path / "metadata" / "_ROOT_METADATA").write_bytes(data)
+        with pytest.raises(ckpt.CheckpointCorrupt, match="_ROOT_METADATA"):
+            _ = checkpointer.run_metadata
+
+
+def test_orbax_reads_run_metadata_and_we_read_its(tmp_path: Path) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ckpt.Checkpointer(tmp_path / "ours") as checkpointer:
+        checkpointer.write_run_metadata({"width": 8})
+        checkpointer.save(1, STATE)
+    with ocp.CheckpointManager(tmp_path / "ours") as manager:
+        assert manager.metadata().custom_metadata == {"width": 8}
+        assert manager.all_steps() == [1]
+    with ocp.CheckpointManager(tmp_path / "theirs", metadata={"width": 9}) as manager:
+        manager.wait_until_finished()
+    assert ckpt.Checkpointer(tmp_path / "theirs", read_only=True).run_metadata == {"width": 9}
+
+
+def test_facts_of_a_step(directory: str) -> None:
+    with ckpt.Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, STATE, metrics={"loss": 0.5}, metadata={"note": "x"})
+        checkpointer.wait_until_finished()
+        info = checkpointer.inspect(1)
+    assert info.metadata == {"note": "x"}
+    assert info.metrics == {"loss": 0.5}
+    assert {"python", "jax", "numpy", "tensorstore", "ckpt-core"} <= set(info.versions)
+    assert info.created_unix_secs is not None
+    assert set(info.durations) == {"snapshot_secs", "write_secs"}
+    assert all(0 < secs < 60 for secs in info.durations.values())
+    assert info.run_metadata is None
