@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,3 +123,29 @@ def _client() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def join_from_environment(environment: Mapping[str, str]) -> bool:
+    """Joins the other processes of the run where the usual variables name them; whether they do.
+
+    JAX_COORDINATOR_ADDRESS (with the port, or JAX_COORDINATOR_PORT beside it), JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID. For programs that own the process, such as the command line.
+
+    Raises:
+        ValueError: some of the variables are there, and not all.
+    """
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    missing = [name for name in names if not environment.get(name)]
+    if len(missing) == len(names) or _client() is not None:
+        return _client() is not None
+    if missing:
+        raise ValueError(f"{', '.join(names)} go together; missing: {', '.join(missing)}")
+    address = environment[names[0]]
+    port = environment.get("JAX_COORDINATOR_PORT")
+    if port and ":" not in address.rpartition("]")[2]:
+        address = f"{address}:{port}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address, num_processes=int(environment[names[1]]), process_id=int(environment[names[2]])
+    )
+    return True

@@ -7,6 +7,7 @@ stores that are no file systems.
 from ckpt_core._storage.database import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.database import ArrayWriter as ArrayWriter
 from ckpt_core._storage.database import Location as Location
+from ckpt_core._storage.database import counters as counters
 from ckpt_core._storage.database import merge as merge
 from ckpt_core._storage.database import new_context as new_context
 from ckpt_core._storage.keys import KeyValues as KeyValues

@@ -97,6 +97,26 @@ def database_spec(
     return spec
 
 
+def counters() -> dict[str, float]:
+    """TensorStore's counters of this process since its start: name -> sum, zeros left out.
+
+    Raises:
+        ForkedProcess: in a forked child.
+    """
+    if os.getpid() != HOME_PID:
+        raise forked()
+    found: dict[str, float] = {}
+    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
+        values = [
+            float(entry["value"])
+            for entry in metric["values"]
+            if isinstance(entry.get("value"), int | float)
+        ]
+        if values:
+            found[metric["name"].removeprefix("/tensorstore/")] = sum(values)
+    return found
+
+
 def zarr_metadata(
     dtype: str, shape: Sequence[int], chunk: Sequence[int], zstd_level: int | None
 ) -> dict[str, Any]:

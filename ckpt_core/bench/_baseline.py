@@ -1,0 +1,172 @@
+"""Baselines: what a revision measured, kept to hold later ones against."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.bench._results import SuiteResult
+from ckpt_core.bench._stats import differ
+from ckpt_core.bench._tags import is_rate
+from ckpt_core.bench._yaml import ConfigError
+
+SCHEMA_VERSION = 1
+GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory/*")
+"""Metrics that make a comparison fail. Others are shown: memory and counters vary by themselves."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One metric of one case, then and now.
+
+    Attributes:
+        change: of the median, as a fraction of the baseline; above 0 is worse.
+        beyond_noise: whether the means differ by more than chance (Welch, 95 %).
+        worse: whether it fails the comparison.
+    """
+
+    case: str
+    label: str
+    metric: str
+    before: float
+    now: float
+    change: float
+    beyond_noise: bool
+    worse: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result held against a baseline."""
+
+    path: str
+    sha: str | None
+    threshold: float
+    deltas: tuple[Delta, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def worse(self) -> tuple[Delta, ...]:
+        """What fails the comparison."""
+        return tuple(delta for delta in self.deltas if delta.worse)
+
+
+def capture_baseline(result: SuiteResult, directory: Path) -> Path:
+    """Writes ``<git sha>.json`` (``unknown.json`` outside of git) and gives its path."""
+    environment = dict(result.environment)
+    name = environment.get("git_sha") or "unknown"
+    benchmarks = {
+        case.name: {
+            "label": f"{case.group}: {case.label}",
+            "config": case.config,
+            "metrics": {
+                f"{operation}_{metric}": summary.as_json()
+                for operation, metrics in case.by_operation().items()
+                for metric, summary in metrics.items()
+            },
+        }
+        for case in result.cases
+        if case.by_operation()
+    }
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "suite_name": result.suite_name,
+        "captured_at_unix_secs": time.time(),
+        "environment": environment,
+        "benchmarks": benchmarks,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    return path
+
+
+def read_baseline(path: Path) -> Mapping[str, Any]:
+    """A baseline file.
+
+    Raises:
+        ConfigError: it is none, or of a newer version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content["schema_version"]
+        content["environment"], content["benchmarks"]  # pyright: ignore[reportUnusedExpression]
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), [(0, "there is no such baseline")]) from error
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [(0, f"is no baseline: {error!r}")]) from error
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            str(path), [(0, f"is of version {version}; this ckpt reads {SCHEMA_VERSION}")]
+        )
+    return content
+
+
+def compare(
+    result: SuiteResult, path: Path, threshold: float, gated: tuple[str, ...] = GATED
+) -> Comparison:
+    """Every metric now beside the baseline's.
+
+    A metric is worse when its median got worse by more than ``threshold`` (0.1 is ten percent),
+    the means differ beyond their noise, and it is among the gated ones.
+
+    Raises:
+        ConfigError: no baseline, or one of another backend.
+    """
+    baseline = read_baseline(path)
+    then, now = baseline["environment"], result.environment
+    for fact in ("backend", "device_kind", "devices", "processes"):
+        if then.get(fact) != now.get(fact):
+            raise ConfigError(
+                str(path),
+                [(0, f"was measured with {fact} {then.get(fact)}, this is {now.get(fact)}")],
+            )
+    deltas: list[Delta] = []
+    missing: list[str] = []
+    for case in result.cases:
+        known = baseline["benchmarks"].get(case.name)
+        if known is None:
+            if case.by_operation():
+                missing.append(f"{case.group}: {case.label}")
+            continue
+        deltas += _deltas(case, known["metrics"], threshold, gated)
+    return Comparison(str(path), then.get("git_sha"), threshold, tuple(deltas), tuple(missing))
+
+
+def _deltas(
+    case: Any, known: Mapping[str, Any], threshold: float, gated: tuple[str, ...]
+) -> Iterator[Delta]:
+    for operation, metrics in case.by_operation().items():
+        for metric, summary in metrics.items():
+            tag = f"{operation}_{metric}"
+            before = known.get(tag)
+            if before is None:
+                continue
+            change = _change(metric, before["median"], summary.median)
+            beyond = differ(before["values"], summary.values)
+            yield Delta(
+                case=case.name,
+                label=f"{case.group}: {case.label}",
+                metric=tag,
+                before=before["median"],
+                now=summary.median,
+                change=change,
+                beyond_noise=beyond,
+                worse=beyond
+                and change > threshold
+                and any(fnmatch(tag, pattern) for pattern in gated),
+            )
+
+
+def _change(metric: str, before: float, now: float) -> float:
+    """How much worse, as a fraction: longer, larger, or a lower rate."""
+    if before == now:
+        return 0.0
+    if is_rate(metric):
+        return float("inf") if now == 0 else before / now - 1
+    return float("inf") if before == 0 else (now - before) / abs(before)

@@ -1,0 +1,250 @@
+"""What is recorded around a measured block, one collector for each kind of number.
+
+A collector has ``start()`` and ``stop() -> {tag: value}``. The clock starts last and stops first,
+so what the others cost is outside of the time. Blocks nest: nothing here is undone by a block
+inside of another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+from ckpt_core.bench._tags import is_rate, tag_of
+
+MB, GB, GIB = 1e6, 1e9, 2**30
+
+
+class Collector(Protocol):
+    """Numbers about what happens between ``start`` and ``stop``."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> dict[str, float]: ...
+
+
+class Time:
+    """Wall time."""
+
+    def start(self) -> None:
+        self._start = time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        return {"0_basics/time_s": time.perf_counter() - self._start}
+
+
+class Rss:
+    """Host memory: what stayed, and the peak above the start where the kernel can reset it."""
+
+    # peaks of blocks that are open: resetting the kernel's mark must not lose theirs
+    _open: ClassVar[list[Rss]] = []
+    _lock = threading.Lock()
+
+    def start(self) -> None:
+        with Rss._lock:
+            self._share_peak()
+            self._exact = _reset_peak()
+            self._start, _ = _resident()
+            self._peak = self._start
+            Rss._open.append(self)
+
+    def stop(self) -> dict[str, float]:
+        with Rss._lock:
+            self._share_peak()
+            Rss._open.remove(self)
+            end, _ = _resident()
+        found = {"0_basics/host_rss_diff_mb": (end - self._start) / MB}
+        if self._exact:
+            found["0_basics/host_rss_peak_mb"] = max(0, self._peak - self._start) / MB
+        return found
+
+    @staticmethod
+    def _share_peak() -> None:
+        _, peak = _resident()
+        for block in Rss._open:
+            block._peak = max(block._peak, peak)
+
+
+def _resident() -> tuple[int, int]:
+    """Resident bytes of this process, now and at most since the last reset."""
+    now = peak = 0
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("VmRSS:"):
+                    now = int(line.split()[1]) * 1024
+                elif line.startswith("VmHWM:"):
+                    peak = int(line.split()[1]) * 1024
+    except OSError:
+        import psutil
+
+        now = peak = int(psutil.Process().memory_info().rss)
+    return now, peak
+
+
+def _reset_peak() -> bool:
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
+class JaxMonitoring:
+    """Events of jax, Orbax and ckpt: durations and sizes summed over the block, and counted."""
+
+    _open: ClassVar[list[JaxMonitoring]] = []
+    _lock = threading.Lock()
+    _listening = False
+
+    def start(self) -> None:
+        self._sums: dict[str, float] = {}
+        with JaxMonitoring._lock:
+            JaxMonitoring._listen()
+            JaxMonitoring._open.append(self)
+
+    def stop(self) -> dict[str, float]:
+        with JaxMonitoring._lock:
+            JaxMonitoring._open.remove(self)
+            found = dict(self._sums)
+        blocking, total = (
+            found.get(f"2_save_breakdown/{name}_s") for name in ("blocking", "total")
+        )
+        if blocking is not None and total is not None:
+            found["2_save_breakdown/background_s"] = max(0.0, total - blocking)
+        hits = found.get("8_jax/cache_hits_count", 0)
+        asked = hits + found.get("8_jax/cache_misses_count", 0)
+        if asked:
+            found["8_jax/cache_hit_rate"] = hits / asked
+        return found
+
+    def _add(self, tag: str, value: float) -> None:
+        self._sums[tag] = value if is_rate(tag) else self._sums.get(tag, 0.0) + value
+
+    @classmethod
+    def _listen(cls) -> None:
+        """Registers once and for all: jax's list of listeners is no place for many."""
+        if cls._listening:
+            return
+        import jax
+
+        jax.monitoring.register_event_listener(lambda event, **_: cls._heard(event, 1.0))
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda event, duration_secs, **_: cls._heard(event, duration_secs)
+        )
+        jax.monitoring.register_scalar_listener(
+            lambda event, value, **_: cls._heard(event, float(value))
+        )
+        cls._listening = True
+
+    @classmethod
+    def _heard(cls, event: str, value: float) -> None:
+        tag = tag_of(event) if cls._open else None
+        if tag is None:
+            return
+        if event.endswith("/bytes"):
+            value /= GIB
+        with cls._lock:  # events come up in any thread
+            for block in cls._open:
+                block._add(tag, value)
+
+
+class DeviceMemory:
+    """Arrays that stayed alive, and the peak of device memory where the backend tells it."""
+
+    def start(self) -> None:
+        self._arrays, self._peak = self._now()
+
+    def stop(self) -> dict[str, float]:
+        arrays, peak = self._now()
+        found = {"7_memory/jax_live_arrays_count_delta": float(arrays - self._arrays)}
+        if peak is not None and self._peak is not None:
+            found["7_memory/device_hbm_peak_diff_gb"] = (peak - self._peak) / GIB
+        return found
+
+    @staticmethod
+    def _now() -> tuple[int, int | None]:
+        import jax
+
+        peaks = [
+            (device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()
+        ]
+        known = [peak for peak in peaks if peak is not None]
+        return len(jax.live_arrays()), max(known) if known else None
+
+
+# the rest are gauges and histograms, of which a difference says nothing
+_COUNTED = ("kvstore/", "cache/", "thread_pool/work_time_ns", "thread_pool/total_queue_time_ns")
+
+
+class TensorStore:
+    """TensorStore's own counters: operations, bytes, cache hits and misses."""
+
+    def start(self) -> None:
+        from ckpt_core._storage import counters
+
+        self._start = counters()
+
+    def stop(self) -> dict[str, float]:
+        from ckpt_core._storage import counters
+
+        changed = {
+            name: value - self._start.get(name, 0)
+            for name, value in counters().items()
+            if name.startswith(_COUNTED) and value != self._start.get(name, 0)
+        }
+        found = {
+            f"6_tensorstore/{name.replace('/', '_')}_diff": value for name, value in changed.items()
+        }
+        return found | {"6_tensorstore/changed_metric_count": float(len(changed))}
+
+
+class Tracemalloc:
+    """Python's own allocations; makes everything slower, so it must be asked for."""
+
+    def start(self) -> None:
+        import tracemalloc
+
+        self._was_on = tracemalloc.is_tracing()
+        if not self._was_on:
+            tracemalloc.start()
+        self._start, _ = tracemalloc.get_traced_memory()
+        if not self._was_on:
+            tracemalloc.reset_peak()
+
+    def stop(self) -> dict[str, float]:
+        import tracemalloc
+
+        _, peak = tracemalloc.get_traced_memory()
+        if not self._was_on:
+            tracemalloc.stop()
+        return {"7_memory/tracemalloc_peak_diff_mb": max(0, peak - self._start) / MB}
+
+
+COLLECTORS: dict[str, Callable[[], Collector]] = {
+    "tracemalloc": Tracemalloc,
+    "tensorstore": TensorStore,
+    "device_memory": DeviceMemory,
+    "jax_monitoring": JaxMonitoring,
+    "rss": Rss,
+    "time": Time,  # last to start, first to stop
+}
+DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory", "tensorstore")
+
+
+def make_collectors(keys: Any) -> list[Collector]:
+    """Collectors for the keys, in the order in which they start.
+
+    Raises:
+        ValueError: a key that there is not.
+    """
+    chosen = DEFAULT_KEYS if keys is None else tuple(keys)
+    for key in chosen:
+        if key not in COLLECTORS:
+            from ckpt_core.bench._yaml import nearest
+
+            raise ValueError(f"no metric {key!r}{nearest(key, COLLECTORS)}")
+    return [make() for key, make in COLLECTORS.items() if key in chosen]

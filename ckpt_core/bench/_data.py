@@ -1,0 +1,166 @@
+"""What ``context.pytree`` is made of: synthetic arrays, or a checkpoint on a wanted sharding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckpt_core as ckpt
+from ckpt_core.bench._config import ArraySpec, CheckpointConfig, PlainSpec
+from ckpt_core.bench._yaml import ConfigError, nearest
+
+
+class HostData:
+    """The values of one checkpoint configuration on the host, made once and put as often as needed.
+
+    Fresh device arrays for every run: one that was saved before may hold its host copy already, and
+    one that was restored may share memory with what was read.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._tree: Any = None
+        if config.spec is not None:
+            self._tree = _generate(config.spec, np.random.default_rng(config.random_seed))
+
+    def put(self, mesh: Any) -> Any:
+        """The tree as new jax arrays, all of them there."""
+        if self._config.path is not None:
+            return jax.block_until_ready(load_onto(self._config.path, self._sharding_path()))
+        if self._tree is None:
+            return None
+        return jax.block_until_ready(_put(self._tree, mesh))
+
+    def _sharding_path(self) -> str | None:
+        return self._config.sharding_config_path
+
+
+def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, entry in spec.items():
+        if isinstance(entry, PlainSpec):
+            tree[name] = 0 if entry.kind == "int" else name
+        elif not isinstance(entry, ArraySpec):
+            tree[name] = _generate(entry, rng)
+        elif entry.count is None:
+            tree[name] = (_numbers(entry, rng), entry.sharding)
+        else:
+            width = len(str(entry.count - 1))
+            tree[name] = {
+                f"{index:0{width}}": (_numbers(entry, rng), entry.sharding)
+                for index in range(entry.count)
+            }
+    return tree
+
+
+def _numbers(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Normally distributed: what weights look like, so that compressors meet what they meet."""
+    dtype = jax.numpy.dtype(spec.dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, spec.shape).astype(dtype)
+    if np.issubdtype(dtype, np.integer):
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, spec.shape, dtype=dtype, endpoint=True)
+    if jax.numpy.issubdtype(dtype, jax.numpy.floating) or dtype == np.complex64:
+        return rng.standard_normal(spec.shape, dtype=np.float32).astype(dtype)
+    return rng.integers(0, 2, spec.shape).astype(dtype)
+
+
+def _put(tree: Any, mesh: Mesh | None) -> Any:
+    if isinstance(tree, dict):
+        return {name: _put(child, mesh) for name, child in tree.items()}
+    if not isinstance(tree, tuple):
+        return tree
+    values, axes = tree
+    if mesh is None and jax.process_count() == 1:
+        return jax.device_put(values)
+    if mesh is None:  # every process has to hold a piece of the same array
+        mesh, axes = Mesh(np.array(jax.devices()), ("all",)), None
+    spec = PartitionSpec(*(axes or ()))
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
+
+
+def load_onto(path: str, sharding_path: str | None, **arguments: Any) -> Any:
+    """A checkpoint loaded onto the shardings of a file, or onto those it was saved with.
+
+    The file maps ``a.b.c`` to ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"},
+    "spec"}}``, as Orbax's framework writes it.
+
+    Raises:
+        ConfigError: a leaf that the file lacks, or describes in another shape or dtype.
+    """
+    if sharding_path is None:
+        return ckpt.load(path, **arguments)
+    wanted = read_shardings(sharding_path)
+    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted), **arguments)
+
+
+def _chooser(path: str, file: str, wanted: Mapping[str, Any]) -> Any:
+    infos = {leaf.path: leaf for item in ckpt.inspect(path).items.values() for leaf in item.leaves}
+    problems: list[tuple[int, str]] = []
+    for leaf_path, leaf in infos.items():
+        name = leaf_path.replace("/", ".")
+        if leaf.kind != "jax" and name not in wanted:
+            continue
+        if name not in wanted:
+            problems.append((0, f"lacks the leaf {name!r}{nearest(name, wanted)}"))
+            continue
+        shape, dtype = tuple(wanted[name]["shape"]), wanted[name]["dtype"]
+        if shape != leaf.shape or dtype != leaf.dtype:
+            problems.append(
+                (0, f"{name}: wants {dtype}{list(shape)}, saved is {leaf.dtype}{list(leaf.shape)}")
+            )
+    if problems:
+        raise ConfigError(file, problems)
+    return lambda leaf_path, _: wanted[leaf_path.replace("/", ".")]["made"]
+
+
+def read_shardings(file: str) -> dict[str, Any]:
+    """The entries of a sharding file, each with its NamedSharding as ``made``."""
+    try:
+        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+        return {
+            name: {
+                "shape": entry["shape"],
+                "dtype": str(jax.numpy.dtype(entry["dtype"])),
+                "made": _named_sharding(entry["sharding"]),
+            }
+            for name, entry in entries.items()
+        }
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ConfigError(file, [(0, f"is no sharding file: {error!r}")]) from error
+
+
+def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
+    shape, axes = described["mesh"]["shape"], described["mesh"]["axes"]
+    count = int(np.prod(shape))
+    devices = np.array(jax.devices()[:count])
+    if devices.size < count:
+        raise ConfigError(
+            "sharding", [(0, f"wants a mesh of {count} devices, there are {devices.size}")]
+        )
+    spec = [tuple(entry) if isinstance(entry, list) else entry for entry in described["spec"]]
+    return NamedSharding(Mesh(devices.reshape(shape), tuple(axes)), PartitionSpec(*spec))
+
+
+def total_bytes(tree: Any) -> int:
+    """Bytes of all arrays of a tree, each counted once however many devices hold it."""
+    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes"))
+
+
+def abstract(tree: Any) -> Any:
+    """The tree with shapes, dtypes and shardings in place of arrays."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    return jax.tree.map(of, tree)

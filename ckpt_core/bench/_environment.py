@@ -1,0 +1,94 @@
+"""Where figures were measured: machine, versions, revision."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "numpy",
+    "tensorstore",
+    "orbax-checkpoint",
+    "torch",
+    "safetensors",
+    "equinox",
+)
+
+
+def describe_environment(output: Path) -> dict[str, Any]:
+    """Facts that figures depend on; starts jax's backend."""
+    import jax
+
+    import ckpt_core
+
+    devices = jax.devices()
+    return {
+        "git_sha": git_sha(),
+        "backend": jax.default_backend(),
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "file_system": file_system(output),
+        "versions": {"ckpt": ckpt_core.__version__} | _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_sha() -> str | None:
+    """The revision of the working directory, or None outside of git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that a path lies on, as the kernel names it."""
+    best, kind = "", "unknown"
+    place = str(path.resolve())
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return kind
+    for line in mounts:
+        _, where, type_, *_ = line.split()
+        inside = place == where or place.startswith(where.rstrip("/") + "/")
+        if inside and len(where) >= len(best):
+            best, kind = where, type_
+    return kind
+
+
+def warnings_about(environment: dict[str, Any]) -> list[str]:
+    """What makes figures from here worth less, in words."""
+    found: list[str] = []
+    if environment["file_system"] in ("tmpfs", "ramfs"):
+        found.append("the output lies on a RAM disk: fsync costs nothing there")
+    if environment["load_average"] > 0.5 * (environment["cpus"] or 1):
+        found.append(
+            f"the machine is busy (load {environment['load_average']:.1f} on "
+            f"{environment['cpus']} CPUs): compare within this run only, and with care"
+        )
+    return found

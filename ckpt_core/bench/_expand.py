@@ -1,0 +1,215 @@
+"""From a suite file to the runs it asks for: the product of options, checkpoints and meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import itertools
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
+from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
+from ckpt_core.bench._yaml import Node, Reader, describe, nearest
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination.
+
+    Attributes:
+        name: stable over runs and revisions; the name of its directory.
+        label: what sets it apart from the others of its group, for people.
+        group: the table it stands in: generator, checkpoint and mesh.
+        varying: the swept values, as text.
+        skipped: why it does not run, or None.
+    """
+
+    name: str
+    label: str
+    group: str
+    generator: type[BenchmarksGenerator]
+    options: BenchmarkOptions
+    checkpoint: CheckpointConfig
+    mesh: MeshConfig | None
+    varying: Mapping[str, str]
+    skipped: str | None = None
+
+
+def expand(suite: SuiteConfig) -> tuple[Case, ...]:
+    """Every combination of a suite, the invalid ones with the reason why they are skipped.
+
+    Raises:
+        ConfigError: a class that is not there, or an option that its class does not have.
+    """
+    reader = Reader(suite.file)
+    cases: list[Case] = []
+    for config in suite.benchmarks:
+        generator = _import_generator(reader, config)
+        if generator is None:
+            continue
+        axes = _axes(reader, config, generator.options_class)
+        for checkpoint, mesh in itertools.product(suite.checkpoints, suite.meshes):
+            cases += _cases(generator, axes, checkpoint, mesh)
+    reader.finish()
+    return _labelled(cases)
+
+
+def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[BenchmarksGenerator] | None:
+    node = Node(config.generator, config.line)
+    module_name, _, name = config.generator.rpartition(".")
+    if not module_name:
+        module_name = "ckpt_core.bench.generators"
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        reader.complain(node, f"generator: cannot import {module_name}: {error}")
+        return None
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, BenchmarksGenerator):
+        return found
+    there = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, BenchmarksGenerator)
+        and value is not BenchmarksGenerator
+    ]
+    what = "has no class" if found is None else "has no BenchmarksGenerator"
+    reader.complain(node, f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
+    return None
+
+
+def _axes(
+    reader: Reader, config: BenchmarkConfig, options: type[BenchmarkOptions]
+) -> dict[str, list[Any]]:
+    """Field -> the values it takes, in the order of the class; checked against its types."""
+    hints = typing.get_type_hints(options)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    for key, node in config.options.items():
+        if key not in fields:
+            reader.complain(node, f"{options.__name__} has no option {key!r}{nearest(key, fields)}")
+    axes: dict[str, list[Any]] = {}
+    for name, field in fields.items():
+        node = config.options.get(name)
+        if node is None:
+            default = _default(field)
+            axes[name] = list(default) if isinstance(default, list) else [default]
+            continue
+        value = node.plain()
+        values: list[Any] = value if isinstance(value, list) else [value]
+        if not values:
+            reader.complain(node, f"{name} is an empty list: nothing would run")
+        for one in values:
+            if not _fits(one, hints[name]):
+                wanted = _spell(hints[name])
+                reader.complain(node, f"{name} must be {wanted}, not {describe(one)}")
+        axes[name] = values
+    return axes
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    raise TypeError(f"option {field.name!r} has no default; every option of a benchmark needs one")
+
+
+def _members(hint: Any) -> Iterator[Any]:
+    """The types of a hint, without the lists that only say that it may be swept."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for member in typing.get_args(hint):
+            yield from _members(member)
+    elif typing.get_origin(hint) is not list:
+        yield hint
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for member in _members(hint):
+        origin = typing.get_origin(member)
+        if member is Any:
+            return True
+        if origin is typing.Literal:
+            if value in typing.get_args(member):
+                return True
+        elif member is float:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return True
+        elif member is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return True
+        elif isinstance(value, origin or member):
+            return True
+    return False
+
+
+def _spell(hint: Any) -> str:
+    names = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
+    words: list[str] = []
+    for member in _members(hint):
+        if typing.get_origin(member) is typing.Literal:
+            words += [repr(choice) for choice in typing.get_args(member)]
+        elif member is type(None):
+            words.append("null")
+        else:
+            words.append(names.get(member, getattr(member, "__name__", str(member))))
+    return " or ".join(words)
+
+
+def _cases(
+    generator: type[BenchmarksGenerator],
+    axes: Mapping[str, list[Any]],
+    checkpoint: CheckpointConfig,
+    mesh: MeshConfig | None,
+) -> Iterator[Case]:
+    title = generator.__name__
+    parts = (title, checkpoint.name, mesh.label if mesh else "")
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        options = generator.options_class(**chosen)
+        identity = json.dumps(
+            [chosen, dataclasses.asdict(checkpoint), mesh and dataclasses.asdict(mesh)],
+            sort_keys=True,
+            default=str,
+        )
+        reason = None
+        if not options.is_valid():
+            reason = options.problem() or f"{generator.options_class.__name__}.is_valid() says no"
+        yield Case(
+            name=f"{title}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}",
+            label=title,
+            group=", ".join(part for part in parts if part),
+            generator=generator,
+            options=options,
+            checkpoint=checkpoint,
+            mesh=mesh,
+            varying={},
+            skipped=reason,
+        )
+
+
+def _labelled(cases: list[Case]) -> tuple[Case, ...]:
+    """With labels of what differs within each group; cases that are asked for twice run once."""
+    distinct = list({case.name: case for case in cases}.values())
+    groups: dict[str, list[Case]] = {}
+    for case in distinct:
+        groups.setdefault(case.group, []).append(case)
+    labelled: list[Case] = []
+    for case in distinct:
+        others = [dataclasses.asdict(other.options) for other in groups[case.group]]
+        mine = dataclasses.asdict(case.options)
+        names = [
+            name
+            for name, value in mine.items()
+            if any(other.get(name) != value for other in others)
+        ]
+        label = ", ".join(filter(None, map(case.options.label, names)))
+        varying = {name: str(mine[name]) for name in names}
+        labelled.append(dataclasses.replace(case, varying=varying, label=label or case.label))
+    return tuple(labelled)

@@ -1,0 +1,53 @@
+"""JSON lines: one for the environment, one for each run as it ends, one for each case."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckpt_core.bench._results import CaseResult, Run, SuiteResult
+
+FILE = "results.jsonl"
+
+
+class JsonLines:
+    """Writes runs as they end, so that whatever happens later they are there."""
+
+    def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
+        output.mkdir(parents=True, exist_ok=True)
+        self._path = output / FILE
+        self._path.write_text("", encoding="utf-8")
+        self._write("environment", {"suite_name": suite_name, **environment})
+
+    def run(self, case: CaseResult, run: Run) -> None:
+        """One run, with the values of every process."""
+        record = dataclasses.asdict(run)
+        self._write("run", {"label": case.label, "group": case.group, **record})
+
+    def finish(self, result: SuiteResult) -> None:
+        """The statistics of every case, and the end."""
+        for case in result.cases:
+            statistics = {
+                operation: {metric: summary.as_json() for metric, summary in metrics.items()}
+                for operation, metrics in case.by_operation().items()
+            }
+            record = {
+                "case": case.name,
+                "label": case.label,
+                "group": case.group,
+                "generator": case.generator,
+                "config": case.config,
+                "notes": case.notes,
+                "skipped": case.skipped,
+                "errors": case.errors,
+                "statistics": statistics,
+            }
+            self._write("case", record)
+        self._write("end", {"interrupted": result.interrupted, "failed": len(result.failed)})
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"record": kind, **record}, default=str) + "\n")

@@ -1,0 +1,104 @@
+"""``metrics.measure("save")``: everything about one block of code in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from ckpt_core.bench._collectors import GB, make_collectors
+
+# The run loop puts the trace path of the running test here. A benchmark makes its Metrics without
+# arguments, so that one line is enough also where `enable_trace` is on; nothing else is ambient.
+TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_path", default=None)
+
+
+@dataclass
+class Block:
+    """The block that is being measured.
+
+    Attributes:
+        nbytes: what it moves; set it and the throughput is recorded.
+    """
+
+    nbytes: int | None = None
+
+
+class Metrics:
+    """What was measured: operation -> ``namespace/metric`` -> the values, in order.
+
+    A name that is measured several times (a step of a loop) has several values. In dashboards and
+    files the two parts are joined: ``save_0_basics/time_s``.
+
+    Example:
+        >>> from ckpt_core import bench
+        >>> metrics = bench.Metrics()
+        >>> with metrics.measure("sum", ["time"]):
+        ...     _ = sum(range(100))
+        >>> list(metrics.values["sum"])
+        ['0_basics/time_s']
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, list[float]]] = {}
+        self._trace_path = TRACE_PATH.get()
+        self._tracing = False
+
+    @contextmanager
+    def measure(
+        self, name: str, metric_keys: Iterable[str] | None = None, *, nbytes: int | None = None
+    ) -> Generator[Block, None, None]:
+        """Measures the block. Nothing is recorded of a block that raises.
+
+        What jax does in the background is not waited for: end the block with
+        ``jax.block_until_ready`` where that matters.
+
+        Args:
+            name: of the operation.
+            metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory``, ``tensorstore``
+                (the default: all of these), ``tracemalloc``.
+            nbytes: what the block moves, for the throughput.
+        """
+        self.values.setdefault(name, {})  # in the order in which blocks begin
+        collectors = make_collectors(metric_keys)
+        block = Block(nbytes)
+        with self._traced(name):
+            for collector in collectors:
+                collector.start()
+            found: dict[str, float] = {}
+            done = False
+            try:
+                yield block
+                done = True
+            finally:
+                for collector in reversed(collectors):
+                    found |= collector.stop()
+        if done:
+            self._record(name, found, block)
+
+    def add(self, name: str, tag: str, value: float) -> None:
+        """Records a number of your own, such as ``add("save", "5_inventory/files_count", 3)``."""
+        self.values.setdefault(name, {}).setdefault(tag, []).append(float(value))
+
+    def _record(self, name: str, found: dict[str, float], block: Block) -> None:
+        seconds = found.get("0_basics/time_s")
+        if block.nbytes is not None and seconds:
+            found["4_throughput/gb_per_s"] = block.nbytes / seconds / GB
+        for tag, value in sorted(found.items()):
+            self.add(name, tag, value)
+
+    @contextmanager
+    def _traced(self, name: str) -> Generator[None, None, None]:
+        path = self._trace_path(name) if self._trace_path is not None else None
+        if path is None or self._tracing:  # jax takes one trace at a time: the outer block's
+            yield
+            return
+        import jax
+
+        self._tracing = True
+        try:
+            with jax.profiler.trace(path):
+                yield
+        finally:
+            self._tracing = False

@@ -1,0 +1,132 @@
+"""What a suite leaves behind, as plain dataclasses: the input of every table, file and chart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_core.bench._stats import Summary, summarize
+from ckpt_core.bench._tags import is_rate
+
+Values = Mapping[str, Mapping[str, list[float]]]
+
+WARM_UP, TRACED, COUNTED = "warm-up", "traced", "counted"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one case.
+
+    Attributes:
+        kind: ``counted``, or ``warm-up`` or ``traced``, which no statistic includes.
+        values: operation -> metric -> values, over all hosts (the slowest, the largest, the sum).
+        hosts: the same for each process.
+        error: what it raised, in one line; None where all went well.
+        details: the traceback.
+    """
+
+    case: str
+    kind: str
+    repeat: int
+    started_unix_secs: float
+    values: Values = field(default_factory=dict[str, dict[str, list[float]]])
+    hosts: tuple[Values, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    error: str | None = None
+    details: str | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case with all of its runs."""
+
+    name: str
+    label: str
+    group: str
+    generator: str
+    config: Mapping[str, Any]
+    varying: Mapping[str, str]
+    runs: tuple[Run, ...] = ()
+    skipped: str | None = None
+
+    @property
+    def errors(self) -> list[str]:
+        """What its runs raised."""
+        return [run.error for run in self.runs if run.error is not None]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the last good run said about itself."""
+        for run in reversed(self.runs):
+            if run.notes:
+                return dict(run.notes)
+        return {}
+
+    def by_operation(self) -> dict[str, dict[str, Summary]]:
+        """Statistics of every metric over the runs that count: operation -> metric -> summary."""
+        values: dict[str, dict[str, list[float]]] = {}
+        for run in self.runs:
+            if run.kind != COUNTED or run.error is not None:
+                continue
+            for operation, metrics in run.values.items():
+                into = values.setdefault(operation, {})
+                for metric, found in metrics.items():
+                    into.setdefault(metric, []).extend(found)
+        return {
+            operation: {metric: summarize(found) for metric, found in sorted(metrics.items())}
+            for operation, metrics in values.items()
+            if metrics
+        }
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """A whole run of a suite.
+
+    Attributes:
+        environment: machine, versions, revision.
+        interrupted: Ctrl-C ended it; what is here is complete in itself.
+    """
+
+    suite_name: str
+    environment: Mapping[str, Any]
+    cases: tuple[CaseResult, ...]
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> list[CaseResult]:
+        """Cases of which a run raised."""
+        return [case for case in self.cases if case.errors]
+
+    @property
+    def groups(self) -> dict[str, list[CaseResult]]:
+        """Cases by the table they belong to, in order."""
+        found: dict[str, list[CaseResult]] = {}
+        for case in self.cases:
+            found.setdefault(case.group, []).append(case)
+        return found
+
+
+def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
+    """Several processes as one: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
+    columns: dict[str, dict[str, list[list[float]]]] = {}
+    for host in hosts:
+        for operation, metrics in host.items():
+            into = columns.setdefault(operation, {})
+            for metric, values in metrics.items():
+                into.setdefault(metric, []).append(values)
+    return {
+        operation: {
+            metric: [_reduction(metric)(row) for row in zip(*found, strict=False)]
+            for metric, found in metrics.items()
+        }
+        for operation, metrics in columns.items()
+    }
+
+
+def _reduction(metric: str) -> Callable[[Sequence[float]], float]:
+    if metric.startswith("6_tensorstore/"):
+        return sum
+    return min if is_rate(metric) else max

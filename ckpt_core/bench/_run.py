@@ -1,0 +1,291 @@
+"""The run loop: every case of a suite, repeated, recorded whatever happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ckpt_core import _processes
+from ckpt_core._directory import LocalForm
+from ckpt_core.bench._config import SuiteConfig
+from ckpt_core.bench._core import Skipped, TestContext
+from ckpt_core.bench._environment import describe_environment
+from ckpt_core.bench._expand import Case, expand
+from ckpt_core.bench._measure import TRACE_PATH
+from ckpt_core.bench._results import (
+    COUNTED,
+    TRACED,
+    WARM_UP,
+    CaseResult,
+    Run,
+    SuiteResult,
+    over_hosts,
+)
+from ckpt_core.bench._settle import inventory
+from ckpt_core.bench._yaml import ConfigError
+
+AGREEMENT_SECS = 1800.0
+"""How long processes wait for the slowest of them after a run."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where and how a suite runs.
+
+    Attributes:
+        output: where results and what benchmarks write go; made if missing.
+        local_directory: root of ``context.local_path``.
+        remove_repeated_dir: delete what a run wrote when it is over (also a key of the suite).
+        repeats: instead of the suite's ``num_repeats``.
+        only: run cases whose label, group or name matches this pattern.
+    """
+
+    output: Path
+    local_directory: Path | None = None
+    remove_repeated_dir: bool = False
+    repeats: int | None = None
+    only: str | None = None
+
+
+Listener = Callable[[CaseResult, Run], None]
+
+
+def run_suite(
+    suite: SuiteConfig, settings: RunSettings, listener: Listener | None = None
+) -> SuiteResult:
+    """Runs a suite and gives all that was measured; Ctrl-C ends it early with what there is.
+
+    Where several processes run, all call it; every one gets the results of all.
+
+    Args:
+        listener: called after each run, and for each skipped case, on process 0.
+
+    Raises:
+        ConfigError: a class or an option that there is not; nothing has run then.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from ckpt_core import bench
+        >>> suite = bench.load_suite("benchmarks/quick.yaml")  # doctest: +SKIP
+        >>> result = bench.run_suite(suite, bench.RunSettings(Path("out")))  # doctest: +SKIP
+    """
+    import jax
+
+    cases = [case for case in expand(suite) if _matches(case, settings.only)]
+    if not cases:
+        raise ConfigError(suite.file, [(0, f"no case matches {settings.only!r}")])
+    output = settings.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    suite = replace(
+        suite,
+        num_repeats=settings.repeats or suite.num_repeats,
+        remove_repeated_dir=suite.remove_repeated_dir or settings.remove_repeated_dir,
+    )
+    before = jax.config.jax_enable_x64  # pyright: ignore
+    jax.config.update("jax_enable_x64", True)  # so that float64 in a spec is float64
+    loop = _Loop(suite, replace(settings, output=output), listener)
+    environment = describe_environment(output)  # before there is a load of our own
+    interrupted = False
+    try:
+        for together in _grouped(cases):
+            loop.run_group(together)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    results = tuple(loop.result(case) for case in cases)
+    return SuiteResult(suite.suite_name, environment, results, interrupted)
+
+
+def _matches(case: Case, pattern: str | None) -> bool:
+    return pattern is None or any(
+        fnmatch(text, pattern) for text in (case.label, case.group, case.name)
+    )
+
+
+def _grouped(cases: list[Case]) -> list[list[Case]]:
+    """Cases on the same data and mesh together: the data is made once."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
+    return list(found.values())
+
+
+class _Loop:
+    """Runs cases and keeps their records."""
+
+    def __init__(
+        self, suite: SuiteConfig, settings: RunSettings, listener: Listener | None
+    ) -> None:
+        self._suite = suite
+        self._settings = settings
+        self._listener = listener
+        self._processes = _processes.this_run()
+        self._agreements = itertools.count()
+        self._runs: dict[str, list[Run]] = {}
+        self._skipped: dict[str, str] = {}
+
+    def result(self, case: Case) -> CaseResult:
+        """A case with the runs so far."""
+        return CaseResult(
+            name=case.name,
+            label=case.label,
+            group=case.group,
+            generator=f"{case.generator.__module__}.{case.generator.__qualname__}",
+            config={
+                "options": dataclasses.asdict(case.options),
+                "checkpoint": dataclasses.asdict(case.checkpoint),
+                "mesh": case.mesh and dataclasses.asdict(case.mesh),
+            },
+            varying=case.varying,
+            runs=tuple(self._runs.get(case.name, ())),
+            skipped=case.skipped or self._skipped.get(case.name),
+        )
+
+    def run_group(self, cases: list[Case]) -> None:
+        """All runs of cases that share data and mesh."""
+        from ckpt_core.bench._data import HostData
+        from ckpt_core.bench._meshes import make_mesh
+
+        for case in cases:
+            if case.skipped:
+                self._skip(case, case.skipped)
+        cases = [case for case in cases if not case.skipped]
+        if not cases:
+            return
+        try:
+            mesh = make_mesh(cases[0].mesh)
+            data = HostData(cases[0].checkpoint)
+        except Skipped as reason:
+            for case in cases:
+                self._skip(case, str(reason))
+            return
+        for case, kind, repeat in self._schedule(cases):
+            if case.name not in self._skipped:
+                self._run(case, kind, repeat, data, mesh)
+
+    def _schedule(self, cases: list[Case]) -> Iterator[tuple[Case, str, int]]:
+        warm_ups, repeats = self._suite.warmup_repeats, self._suite.num_repeats
+        rounds = [(WARM_UP, n) for n in range(warm_ups)] + [(COUNTED, n) for n in range(repeats)]
+        if self._suite.order == "sequential":
+            yield from ((case, *one) for case in cases for one in rounds)
+            return
+        for number, one in enumerate(rounds):
+            turn = number % len(cases)  # each is first in some round, right after the new arrays
+            yield from ((case, *one) for case in cases[turn:] + cases[:turn])
+
+    def _skip(self, case: Case, reason: str) -> None:
+        self._skipped[case.name] = reason
+        self._tell(case, Run(case.name, WARM_UP, 0, time.time(), skipped=reason))
+
+    def _tell(self, case: Case, run: Run) -> None:
+        if self._listener is not None and self._processes.index == 0:
+            self._listener(self.result(case), run)
+
+    def _run(self, case: Case, kind: str, repeat: int, data: Any, mesh: Any) -> None:
+        where = f"warmup_{repeat}" if kind == WARM_UP else f"repeat_{repeat}"
+        path = self._settings.output / case.name / where
+        local = self._settings.local_directory
+        local_path = None if local is None else local.absolute() / case.name / where
+        traced = self._traced(case, kind, repeat)
+        if self._processes.index == 0:
+            self._delete(path, local_path)
+        self._agree({})
+        for directory in filter(None, (path, local_path)):
+            directory.mkdir(parents=True, exist_ok=True)
+        context = TestContext(
+            pytree=None,
+            path=path,
+            options=case.options,
+            mesh=mesh,
+            repeat_index=None if kind == WARM_UP else repeat,
+            local_path=local_path,
+            trace_root=str(self._settings.output / "tensorboard" / case.name) if traced else None,
+        )
+        if traced and kind == COUNTED and self._suite.num_repeats > 1:
+            kind = COUNTED if case.options.trace_every_repeat else TRACED
+        started = time.time()
+        told = self._agree(_attempt(case, context, data))
+        run = _combined(case.name, kind, repeat, started, told)
+        if run.skipped is not None:
+            self._skip(case, run.skipped)
+        else:
+            self._runs.setdefault(case.name, []).append(run)
+            self._tell(case, run)
+        if self._suite.remove_repeated_dir and self._processes.index == 0:
+            self._delete(path, local_path)
+
+    def _traced(self, case: Case, kind: str, repeat: int) -> bool:
+        """One run only: the last warm-up, which no statistic includes; without one the first."""
+        if not case.options.enable_trace:
+            return False
+        if case.options.trace_every_repeat:
+            return kind == COUNTED
+        warm_ups = self._suite.warmup_repeats
+        return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
+
+    def _agree(self, told: dict[str, Any]) -> list[dict[str, Any]]:
+        tag = f"bench/{next(self._agreements)}"
+        answers = self._processes.exchange(tag, json.dumps(told), AGREEMENT_SECS)
+        return [json.loads(answer) for answer in answers]
+
+    @staticmethod
+    def _delete(*paths: Path | None) -> None:
+        for path in paths:
+            if path is not None and path.exists():
+                LocalForm().delete(str(path))
+
+
+def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
+    """What one run gives on this process: values and notes, or what it raised."""
+    token = TRACE_PATH.set(context.trace_path)
+    try:
+        context = replace(context, pytree=data.put(context.mesh))
+        result = case.generator().test_fn(context)
+        size, count = inventory(context.path)
+        if count:
+            result.metrics.add("checkpoint", "5_inventory/size_mb", size / 1e6)
+            result.metrics.add("checkpoint", "5_inventory/files_count", count)
+        return {"values": result.metrics.values, "notes": dict(result.notes)}
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    except Exception as error:
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "details": "".join(traceback.format_exception(error)),
+        }
+    finally:
+        TRACE_PATH.reset(token)
+
+
+def _combined(case: str, kind: str, repeat: int, started: float, told: list[dict[str, Any]]) -> Run:
+    """One record of what all processes gave."""
+
+    def first(key: str) -> Any:
+        for index, answer in enumerate(told):
+            if answer.get(key):
+                where = f"process {index}: " if len(told) > 1 and key == "error" else ""
+                return where + answer[key] if isinstance(answer[key], str) else answer[key]
+        return None
+
+    hosts = tuple(answer.get("values", {}) for answer in told)
+    return Run(
+        case=case,
+        kind=kind,
+        repeat=repeat,
+        started_unix_secs=started,
+        values=over_hosts(hosts),
+        hosts=hosts,
+        notes=first("notes") or {},
+        error=first("error"),
+        details=first("details"),
+        skipped=first("skipped"),
+    )

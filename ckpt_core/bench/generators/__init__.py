@@ -1,0 +1,32 @@
+"""The generators that come with ckpt; a suite file may name them without the module.
+
+| generator | measures |
+|---|---|
+| ``SaveLoad`` | save (blocking and background part) and load, of ckpt or any peer |
+| ``Resharding`` | loading onto another sharding: of an existing checkpoint, or of the suite's mesh |
+| ``LoadAndBroadcast`` | loading where one replica reads and the others are sent it |
+| ``ReplicaParallelSave`` | saving arrays that several devices hold alike |
+| ``CheckpointerLoop`` | a training loop with saves, retention and resuming |
+| ``ManySmallLeaves``, ``UniformLeaves`` | what a leaf, or a byte, costs: many arrays of one size |
+| ``PartialLoad`` | one leaf out of many |
+"""
+
+from ckpt_core.bench.generators._loop import CheckpointerLoop as CheckpointerLoop
+from ckpt_core.bench.generators._loop import CheckpointerLoopOptions as CheckpointerLoopOptions
+from ckpt_core.bench.generators._resharding import LoadAndBroadcast as LoadAndBroadcast
+from ckpt_core.bench.generators._resharding import (
+    LoadAndBroadcastOptions as LoadAndBroadcastOptions,
+)
+from ckpt_core.bench.generators._resharding import Resharding as Resharding
+from ckpt_core.bench.generators._resharding import ReshardingOptions as ReshardingOptions
+from ckpt_core.bench.generators._save_load import SaveLoad as SaveLoad
+from ckpt_core.bench.generators._save_load import SaveLoadOptions as SaveLoadOptions
+from ckpt_core.bench.generators._shapes import ManySmallLeaves as ManySmallLeaves
+from ckpt_core.bench.generators._shapes import PartialLoad as PartialLoad
+from ckpt_core.bench.generators._shapes import PartialLoadOptions as PartialLoadOptions
+from ckpt_core.bench.generators._shapes import ReplicaParallelSave as ReplicaParallelSave
+from ckpt_core.bench.generators._shapes import (
+    ReplicaParallelSaveOptions as ReplicaParallelSaveOptions,
+)
+from ckpt_core.bench.generators._shapes import UniformLeaves as UniformLeaves
+from ckpt_core.bench.generators._shapes import UniformLeavesOptions as UniformLeavesOptions

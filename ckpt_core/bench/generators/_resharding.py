@@ -1,0 +1,125 @@
+"""Loading onto another sharding, and loading once for all replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import ckpt_core as ckpt
+from ckpt_core.bench._check import check_equal
+from ckpt_core.bench._core import (
+    BenchmarksGenerator,
+    Skipped,
+    TestContext,
+    TestResult,
+    benchmark_options,
+)
+from ckpt_core.bench._data import abstract, load_onto, total_bytes
+from ckpt_core.bench._measure import Metrics
+from ckpt_core.bench._settle import drop_page_cache, settle
+from ckpt_core.bench.generators._save_load import SaveLoadOptions, notes_of
+from ckpt_core.bench.libraries import make_library
+
+
+@dataclass(frozen=True)
+class ReshardingOptions(SaveLoadOptions):
+    """As ``SaveLoad``, and what to load.
+
+    Attributes:
+        reference_checkpoint_path: an existing checkpoint; null saves the suite's own first.
+        reference_sharding_path: JSON of the sharding of every leaf; null turns every spec around
+            on the suite's mesh, so that no shard stays what it was.
+    """
+
+    reference_checkpoint_path: str | list[str | None] | None = None
+    reference_sharding_path: str | list[str | None] | None = None
+
+    def problem(self) -> str | None:
+        if self.library != "ckpt" and self.reference_checkpoint_path is not None:
+            return "loading an existing checkpoint is measured for ckpt only"
+        return super().problem()
+
+
+@benchmark_options(ReshardingOptions)
+class Resharding(BenchmarksGenerator):
+    """``load`` onto another sharding than that of the save."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        options: Any = context.options
+        if options.reference_checkpoint_path is None:
+            return _reshard_own(context)
+        path = str(options.reference_checkpoint_path)
+        metrics = Metrics()
+        size = sum(item.bytes for item in ckpt.inspect(path).items.values())
+        if options.page_cache == "cold":
+            drop_page_cache(Path(path))
+        with settle(), metrics.measure("load", options.metric_keys(), nbytes=size):
+            loaded = jax.block_until_ready(load_onto(path, options.reference_sharding_path))
+        if not jax.tree.leaves(loaded):
+            raise Skipped(f"{path} holds no leaf")
+        return TestResult(metrics=metrics, notes={"page cache": str(options.page_cache)})
+
+
+def _reshard_own(context: TestContext) -> TestResult:
+    state, options = context.pytree, context.options
+    if state is None or context.mesh is None:
+        raise Skipped("needs reference_checkpoint_path, or a checkpoint_config and a mesh_config")
+    lib = make_library(str(options.library), options.storage())
+    if not lib.sharded:
+        raise Skipped(f"{options.library} knows no shardings")
+    path, metrics = context.path / "ckpt", Metrics()
+    lib.save(path, state)
+    like = jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(state))
+    if options.page_cache == "cold":
+        drop_page_cache(path)
+    with settle(), metrics.measure("load", options.metric_keys(), nbytes=total_bytes(state)):
+        loaded = jax.block_until_ready(lib.load(path, like))
+    for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
+        if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
+            raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
+    if jax.process_count() == 1:
+        check_equal(state, loaded)
+    return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+
+
+def _turned(leaf: Any, mesh: Any) -> Any:
+    """The array on the spec read backwards; on one device where that does not divide it."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(leaf.sharding, NamedSharding):
+        return leaf
+    spec = list(leaf.sharding.spec) + [None] * (len(leaf.shape) - len(leaf.sharding.spec))
+    turned = NamedSharding(mesh, PartitionSpec(*reversed(spec)))
+    try:
+        turned.shard_shape(leaf.shape)
+    except ValueError:
+        turned = NamedSharding(mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=turned)
+
+
+@dataclass(frozen=True)
+class LoadAndBroadcastOptions(ReshardingOptions):
+    """As ``Resharding``, with the broadcast on."""
+
+    use_load_and_broadcast: bool | list[bool] = True
+
+
+@benchmark_options(LoadAndBroadcastOptions)
+class LoadAndBroadcast(BenchmarksGenerator):
+    """``load`` of arrays that several devices hold alike, read once and sent to the others."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        state, options = context.pytree, context.options
+        if state is None or context.mesh is None:
+            raise Skipped("needs a checkpoint_config and a mesh_config")
+        lib = make_library(str(options.library), options.storage())
+        if not lib.sharded:
+            raise Skipped(f"{options.library} knows no shardings")
+        path, metrics = context.path / "ckpt", Metrics()
+        lib.save(path, state)
+        with settle(), metrics.measure("load", options.metric_keys(), nbytes=total_bytes(state)):
+            loaded = jax.block_until_ready(lib.load(path, abstract(state)))
+        check_equal(state, loaded)
+        return TestResult(metrics=metrics, notes=notes_of(lib))

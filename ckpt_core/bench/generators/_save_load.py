@@ -1,0 +1,160 @@
+"""Save and load: the same work for ckpt, its peers and the bare disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from ckpt_core.bench._check import check_equal
+from ckpt_core.bench._core import (
+    BenchmarkOptions,
+    BenchmarksGenerator,
+    Skipped,
+    TestContext,
+    TestResult,
+    benchmark_options,
+)
+from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._measure import Metrics
+from ckpt_core.bench._settle import drop_page_cache, fsync_all, settle, warm_free_memory
+from ckpt_core.bench._yaml import nearest
+from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
+
+_GIB = 2**30
+# Swept options as they read in tables; what a library does by itself goes without saying.
+_WORDS: dict[str, dict[Any, str]] = {
+    "library": {name: name for name in NAMES},
+    "async_enabled": {True: "background", False: "foreground"},
+    "durable": {True: "fsynced", False: "not fsynced"},
+    "page_cache": {"warm": "warm cache", "cold": "cold cache"},
+}
+
+
+@dataclass(frozen=True)
+class SaveLoadOptions(BenchmarkOptions):
+    """Null leaves a setting to the library.
+
+    Attributes:
+        library: ``ckpt``, ``orbax_v1``, ``orbax_v1_uncompressed``, ``orbax_v0_manager``,
+            ``torch_dcp``, ``torch_save``, ``safetensors``, ``numpy_savez``, ``equinox``, ``floor``.
+        durable: whether the save survives a power cut when it returns. Where a library leaves the
+            fsync out, true adds it inside of the clock and the table says so.
+        async_enabled: save in the background; null where the library can.
+        page_cache: ``cold`` drops what was saved from memory before it is loaded.
+        use_ocdbt, use_zarr3, use_compression, use_replica_parallel,
+        enable_replica_parallel_separate_folder, use_load_and_broadcast, chunk_byte_size,
+        save_concurrent_gb, restore_concurrent_gb, metric_tracemalloc_enabled: as in Orbax's
+            framework.
+    """
+
+    library: str | list[str] = "ckpt"
+    durable: bool | list[bool | None] | None = None
+    async_enabled: bool | list[bool | None] | None = None
+    page_cache: Literal["warm", "cold"] | list[str] = "warm"
+    use_ocdbt: bool | list[bool | None] | None = None
+    use_zarr3: bool | list[bool | None] | None = None
+    use_compression: bool | list[bool | None] | None = None
+    use_replica_parallel: bool | list[bool | None] | None = None
+    enable_replica_parallel_separate_folder: bool | list[bool] = False
+    use_load_and_broadcast: bool | list[bool] = False
+    chunk_byte_size: int | list[int | None] | None = None
+    save_concurrent_gb: float | list[float | None] | None = None
+    restore_concurrent_gb: float | list[float | None] | None = None
+    metric_tracemalloc_enabled: bool = False
+
+    def problem(self) -> str | None:
+        if self.library not in NAMES:
+            return f"no library {self.library!r}{nearest(str(self.library), NAMES)}"
+        reason = library(str(self.library)).refuses(self.storage())
+        return None if reason is None else f"{self.library} {reason}"
+
+    def label(self, name: str) -> str:
+        words = _WORDS.get(name)
+        if words is not None:
+            return words.get(getattr(self, name), "")
+        return super().label(name)
+
+    def storage(self) -> Storage:
+        """The same as the libraries want it."""
+        options: Any = self
+
+        def gib(value: float | None) -> int | None:
+            return None if value is None else int(value * _GIB)
+
+        return Storage(
+            durable=options.durable,
+            background=options.async_enabled,
+            ocdbt=options.use_ocdbt,
+            zarr3=options.use_zarr3,
+            compression=options.use_compression,
+            replica_parallel=options.use_replica_parallel,
+            replica_separate_folder=options.enable_replica_parallel_separate_folder,
+            broadcast=options.use_load_and_broadcast,
+            chunk_bytes=options.chunk_byte_size,
+            save_bytes=gib(options.save_concurrent_gb),
+            load_bytes=gib(options.restore_concurrent_gb),
+        )
+
+    def metric_keys(self) -> list[str] | None:
+        """What to measure; tracemalloc must be asked for, it slows everything down."""
+        from ckpt_core.bench._collectors import DEFAULT_KEYS
+
+        return [*DEFAULT_KEYS, "tracemalloc"] if self.metric_tracemalloc_enabled else None
+
+
+@benchmark_options(SaveLoadOptions)
+class SaveLoad(BenchmarksGenerator):
+    """``save`` (with ``save_blocking`` and ``save_background`` in it), then ``load``."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        return save_and_load(context, context.pytree)
+
+
+def save_and_load(context: TestContext, state: Any) -> TestResult:
+    """Measures the round trip of a state as the options of ``SaveLoad`` say."""
+    if state is None:
+        raise Skipped("needs a checkpoint_config with a spec or a path")
+    options: SaveLoadOptions = context.options
+    lib = make_library(str(options.library), options.storage())
+    if not lib.sharded and jax.process_count() > 1:
+        raise Skipped(f"{options.library} runs in one process only")
+    metrics, keys = Metrics(), options.metric_keys()
+    size, like, path = total_bytes(state), abstract(state), context.path / "ckpt"
+    prepared = lib.prepare(state)
+    measure_save(metrics, lib, path, prepared, size, keys)
+    if options.page_cache == "cold":
+        drop_page_cache(path)
+    with settle(), metrics.measure("load", keys, nbytes=size):
+        loaded = jax.block_until_ready(lib.load(path, like))
+    check_equal(state, lib.finish(loaded, like))
+    return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
+
+
+def measure_save(
+    metrics: Metrics, lib: Library, path: Path, prepared: Any, size: int, keys: list[str] | None
+) -> None:
+    """One save, and where it goes on in the background both of its parts."""
+    warm_free_memory(path.parent, size)
+    with settle(), metrics.measure("save", keys, nbytes=size):
+        if lib.background:
+            with metrics.measure("save_blocking", ["time"]):
+                wait = lib.start_save(path, prepared)
+            with metrics.measure("save_background", ["time"]):
+                wait()
+        else:
+            lib.save(path, prepared)
+        if lib.adds_fsync:
+            fsync_all(path)
+
+
+def notes_of(lib: Library, page_cache: str = "warm") -> dict[str, str]:
+    """What the tables say about a library besides figures."""
+    return {
+        "durable": lib.durability,
+        "background": "yes" if lib.background else "no",
+        "loads to": lib.loads_to,
+        "page cache": page_cache,
+    }

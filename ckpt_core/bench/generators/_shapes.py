@@ -1,0 +1,144 @@
+"""States of particular shapes: many leaves, one of many, the same on all devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckpt_core as ckpt
+from ckpt_core.bench._check import check_equal
+from ckpt_core.bench._core import (
+    BenchmarkOptions,
+    BenchmarksGenerator,
+    Skipped,
+    TestContext,
+    TestResult,
+    benchmark_options,
+)
+from ckpt_core.bench._data import abstract, total_bytes
+from ckpt_core.bench._measure import Metrics
+from ckpt_core.bench._settle import drop_page_cache, settle
+from ckpt_core.bench.generators._save_load import (
+    SaveLoadOptions,
+    measure_save,
+    notes_of,
+    save_and_load,
+)
+from ckpt_core.bench.libraries import make_library
+
+
+@dataclass(frozen=True)
+class UniformLeavesOptions(SaveLoadOptions):
+    """As ``SaveLoad``, and the state.
+
+    Attributes:
+        leaves: how many arrays.
+        leaf_bytes: size of each, float32.
+    """
+
+    leaves: int | list[int] = 1000
+    leaf_bytes: int | list[int] = 1024
+
+
+@benchmark_options(UniformLeavesOptions)
+class UniformLeaves(BenchmarksGenerator):
+    """As ``SaveLoad`` on a state of its own; many small leaves show what does not depend on bytes."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        options: Any = context.options
+        if jax.process_count() > 1:
+            raise Skipped("makes arrays of one process; use SaveLoad with a checkpoint_config")
+        result = save_and_load(context, _uniform(options.leaves, options.leaf_bytes // 4))
+        for operation in ("save", "load"):
+            for secs in result.metrics.values[operation]["0_basics/time_s"]:
+                result.metrics.add(operation, "0_basics/us_per_leaf", secs / options.leaves * 1e6)
+        return result
+
+
+def _uniform(leaves: int, length: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    state: dict[str, Any] = {}
+    for index in range(leaves):
+        values = rng.standard_normal(max(1, length), np.float32)
+        state.setdefault(f"layer_{index // 10}", {})[f"w{index % 10}"] = jax.device_put(values)
+    return jax.block_until_ready(state)
+
+
+@benchmark_options(UniformLeavesOptions)
+class ManySmallLeaves(UniformLeaves):
+    """The same under the name by which most look for it."""
+
+
+@dataclass(frozen=True)
+class PartialLoadOptions(BenchmarkOptions):
+    """Attributes:
+    only: patterns of the leaves to load; empty takes the first leaf.
+    page_cache: as in ``SaveLoad``.
+    """
+
+    only: str | list[str] = ""
+    page_cache: str | list[str] = "warm"
+
+
+@benchmark_options(PartialLoadOptions)
+class PartialLoad(BenchmarksGenerator):
+    """``load_part``, and ``load`` of everything to hold it against."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        options: Any = context.options
+        state, path, metrics = context.pytree, context.path / "ckpt", Metrics()
+        if state is None:
+            raise Skipped("needs a checkpoint_config with a spec or a path")
+        ckpt.save(path, state)
+        leaves = ckpt.inspect(path).items["state"].leaves
+        pattern = options.only or leaves[0].path
+        for name, only in (("load_part", pattern), ("load", "**")):
+            if options.page_cache == "cold":
+                drop_page_cache(path)
+            with settle(), metrics.measure(name) as block:
+                loaded = jax.block_until_ready(ckpt.load(path, only=only))
+                block.nbytes = total_bytes(loaded)
+        check_equal(state, loaded)
+        return TestResult(metrics=metrics, notes={"page cache": options.page_cache})
+
+
+@dataclass(frozen=True)
+class ReplicaParallelSaveOptions(SaveLoadOptions):
+    """As ``SaveLoad``, and how many saves.
+
+    Attributes:
+        num_savings: saves in one run.
+    """
+
+    num_savings: int | list[int] = 1
+    use_replica_parallel: bool | list[bool | None] | None = True
+
+
+@benchmark_options(ReplicaParallelSaveOptions)
+class ReplicaParallelSave(BenchmarksGenerator):
+    """``save`` of the suite's arrays replicated over all devices, of which each writes a share."""
+
+    def test_fn(self, context: TestContext) -> TestResult:
+        options: Any = context.options
+        if context.pytree is None:
+            raise Skipped("needs a checkpoint_config with a spec or a path")
+        lib = make_library(str(options.library), options.storage())
+        if not lib.sharded:
+            raise Skipped(f"{options.library} knows no shardings")
+        mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        state = jax.tree.map(
+            lambda leaf: jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf,
+            context.pytree,
+        )
+        state = jax.block_until_ready(state)
+        metrics, like = Metrics(), abstract(state)
+        for number in range(options.num_savings):
+            path = context.path / f"ckpt_{number}"
+            measure_save(metrics, lib, path, state, total_bytes(state), options.metric_keys())
+            check_equal(state, lib.load(path, like))
+        return TestResult(metrics=metrics, notes=notes_of(lib))

@@ -1,0 +1,61 @@
+"""Ways to save and load one tree, side by side: ckpt, its peers, and what the disk allows.
+
+A library is added by a class with the methods of ``Library`` and a line in ``_HOMES``. Those that
+are not installed are skipped and said so; nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from ckpt_core.bench._core import Skipped
+from ckpt_core.bench._yaml import nearest
+from ckpt_core.bench.libraries._base import Library as Library
+from ckpt_core.bench.libraries._base import Storage as Storage
+
+_HOMES = {
+    "ckpt": ("_ours", "Ckpt"),
+    "orbax_v1": ("_orbax", "OrbaxV1"),
+    "orbax_v1_uncompressed": ("_orbax", "OrbaxV1Uncompressed"),
+    "orbax_v0_manager": ("_orbax", "OrbaxV0Manager"),
+    "torch_dcp": ("_pytorch", "TorchDcp"),
+    "torch_save": ("_pytorch", "TorchSave"),
+    "safetensors": ("_files", "Safetensors"),
+    "numpy_savez": ("_files", "NumpySavez"),
+    "equinox": ("_files", "Equinox"),
+    "floor": ("_files", "Floor"),
+}
+
+NAMES = tuple(_HOMES)
+
+
+def library(name: str) -> type[Library]:
+    """The class of a library by its name.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in _HOMES:
+        raise ValueError(f"no library {name!r}{nearest(name, NAMES)}")
+    home, class_name = _HOMES[name]
+    return getattr(importlib.import_module(f"ckpt_core.bench.libraries.{home}"), class_name)
+
+
+def make_library(name: str, storage: Storage) -> Library:
+    """A library ready to run here.
+
+    Raises:
+        Skipped: it is not installed, or cannot do what is asked of it.
+    """
+    kind = library(name)
+    for module in kind.modules:
+        if importlib.util.find_spec(module) is None:
+            raise Skipped(f"{name} is not installed: no module {module!r}")
+    reason = kind.refuses(storage)
+    if reason is not None:
+        raise Skipped(f"{name} {reason}")
+    return kind(storage)
+
+
+__all__ = ["NAMES", "Library", "Storage", "library", "make_library"]

@@ -1,0 +1,150 @@
+"""Formats of one file, and what the disk allows without any format."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ckpt_core.bench.libraries._base import Library, Storage
+from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
+
+
+class Safetensors(Library):
+    """``safetensors.flax``: one file, nothing fsynced, loads to jax arrays."""
+
+    modules: ClassVar[tuple[str, ...]] = ("safetensors",)
+
+    def prepare(self, state: Any) -> Any:
+        numpy_leaves(state)
+        arrays = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(state)]
+        return dict(zip(names_of(state), arrays, strict=True))
+
+    def save(self, path: Path, state: Any) -> None:
+        from safetensors.flax import save_file
+
+        save_file(state, str(path))
+
+    def load(self, path: Path, like: Any) -> Any:
+        from safetensors.flax import load_file
+
+        del like
+        return jax.block_until_ready(load_file(str(path)))
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        leaves = [loaded[name] for name in names_of(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+class NumpySavez(Library):
+    """``numpy.savez``: one zip file without compression, nothing fsynced, loads to numpy."""
+
+    loads_to: ClassVar[str] = "numpy"
+
+    def prepare(self, state: Any) -> Any:
+        return dict(zip(names_of(state), numpy_leaves(state), strict=True))
+
+    def save(self, path: Path, state: Any) -> None:
+        with path.open("wb") as file:  # a name would get the suffix .npz
+            np.savez(file, **state)
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        with np.load(path) as archive:
+            return {name: archive[name] for name in archive.files}
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        leaves = [
+            loaded[name].view(np.dtype(leaf.dtype))  # bfloat16 comes back as two bytes of nothing
+            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+class Equinox(Library):
+    """``equinox.tree_serialise_leaves``: one file of .npy after .npy, nothing fsynced."""
+
+    modules: ClassVar[tuple[str, ...]] = ("equinox",)
+
+    def prepare(self, state: Any) -> Any:
+        numpy_leaves(state)
+        return state
+
+    def save(self, path: Path, state: Any) -> None:
+        import equinox
+
+        with path.open("wb") as file:  # a name would get the suffix .eqx
+            equinox.tree_serialise_leaves(file, state)
+
+    def load(self, path: Path, like: Any) -> Any:
+        import equinox
+
+        with path.open("rb") as file:
+            return jax.block_until_ready(equinox.tree_deserialise_leaves(file, like))
+
+
+class Floor(Library):
+    """What the machine allows: all bytes into one file with writev and fsync, and back into warm memory.
+
+    The memory that is read into is there before the clock starts, so that no page of it has to be
+    found first: no checkpoint library can be faster than this.
+    """
+
+    loads_to: ClassVar[str] = "numpy"
+    default_durability: ClassVar[str] = "yes"
+    skips_fsync: ClassVar[bool] = True
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self._buffer = np.empty(0, np.uint8)
+
+    def prepare(self, state: Any) -> Any:
+        leaves = [np.ascontiguousarray(leaf) for leaf in numpy_leaves(state)]
+        self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touched: warm
+        return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
+
+    def save(self, path: Path, state: Any) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            for start in range(0, len(state), 1000):  # below the limit of one writev
+                _write_all(descriptor, list(state[start : start + 1000]))
+            if self.storage.durable is not False:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if self.storage.durable is not False:
+            parent = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+
+    def load(self, path: Path, like: Any) -> Any:
+        del like
+        view, done = self._buffer.data, 0
+        with path.open("rb", buffering=0) as file:
+            while done < len(view):
+                done += file.readinto(view[done:])
+        return self._buffer
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        leaves: list[Any] = []
+        start = 0
+        for leaf in jax.tree.leaves(like):
+            dtype = np.dtype(leaf.dtype)
+            size = int(np.prod(leaf.shape, dtype=np.int64)) * dtype.itemsize
+            leaves.append(loaded[start : start + size].view(dtype).reshape(leaf.shape))
+            start += size
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _write_all(descriptor: int, views: list[memoryview]) -> None:
+    while views:
+        written = os.writev(descriptor, views)
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]

@@ -1,0 +1,124 @@
+# ruff: noqa: TID251 (peers are measured here, imported inside of functions only)
+"""PyTorch's own checkpoints, on the same numbers as CPU tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ckpt_core.bench.libraries._base import Library
+from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
+
+
+class _Torch(Library):
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    loads_to: ClassVar[str] = "torch"
+
+    def prepare(self, state: Any) -> Any:
+        return {
+            name: _to_tensor(leaf)
+            for name, leaf in zip(names_of(state), numpy_leaves(state), strict=True)
+        }
+
+    def finish(self, loaded: Any, like: Any) -> Any:
+        leaves = [
+            _to_numpy(loaded[name], leaf)
+            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+class TorchSave(_Torch):
+    """``torch.save``: one zip file of pickles, nothing fsynced."""
+
+    def save(self, path: Path, state: Any) -> None:
+        import torch
+
+        torch.save(state, path)
+
+    def load(self, path: Path, like: Any) -> Any:
+        import torch
+
+        del like
+        return torch.load(path, weights_only=True)
+
+
+class TorchDcp(_Torch):
+    """``torch.distributed.checkpoint`` of one process: data files are fsynced, directories are not."""
+
+    default_durability: ClassVar[str] = "data files"
+    skips_fsync: ClassVar[bool] = True
+    in_background: ClassVar[bool] = True
+
+    def _writer(self, path: Path) -> Any:
+        from torch.distributed.checkpoint import FileSystemWriter
+
+        return FileSystemWriter(path, sync_files=self.storage.durable is not False)
+
+    def save(self, path: Path, state: Any) -> None:
+        from torch.distributed import checkpoint as dcp
+
+        with _alone():
+            dcp.save(state, storage_writer=self._writer(path), no_dist=True)
+
+    def start_save(self, path: Path, state: Any) -> Callable[[], object]:
+        from torch.distributed import checkpoint as dcp
+
+        # the thread warns as well, so the filter stays until it ends
+        quiet = contextlib.ExitStack()
+        quiet.enter_context(_alone())
+        future: Any = dcp.async_save(state, storage_writer=self._writer(path), no_dist=True)
+
+        def wait() -> None:
+            with quiet:
+                future.result()
+
+        return wait
+
+    def load(self, path: Path, like: Any) -> Any:
+        import torch
+        from torch.distributed import checkpoint as dcp
+
+        # it loads in place: the tensors that it fills are part of what loading costs
+        target = {
+            name: torch.empty(leaf.shape, dtype=_torch_dtype(leaf.dtype))
+            for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
+        }
+        with _alone():
+            dcp.load(target, checkpoint_id=path, no_dist=True)
+        return target
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[None, None, None]:
+    """Without the warning that no process group is there: one process is what is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        yield
+
+
+def _torch_dtype(dtype: Any) -> Any:
+    import torch
+
+    return getattr(torch, str(np.dtype(dtype)))
+
+
+def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
+    import torch
+
+    # through bytes: numpy has no bfloat16 that torch would know
+    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy())
+    return raw.view(_torch_dtype(array.dtype)).reshape(array.shape)
+
+
+def _to_numpy(tensor: Any, like: Any) -> np.ndarray[Any, Any]:
+    import torch
+
+    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return raw.view(np.dtype(like.dtype)).reshape(like.shape)

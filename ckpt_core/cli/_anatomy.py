@@ -1,0 +1,80 @@
+"""What each file of a checkpoint directory is for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# The first pattern that fits a path explains it. Order matters: an item's own files come last.
+_EXPLAINED = tuple(
+    (re.compile(pattern), text)
+    for pattern, text in (
+        (
+            r"ckpt\.json$",
+            "ckpt's record: items, leaves, files with sizes and digests; written last",
+        ),
+        (
+            r"_CHECKPOINT_METADATA$",
+            "what Orbax needs to know of the items, and the user's metadata",
+        ),
+        (r"commit_success\.txt$", "a marker: for Orbax's readers the save was committed"),
+        (r"(.*/)?checksums/process_\d+$", "crc32c of every block of every array of this process"),
+        (r"(.*/)?array_metadatas/process_\d+$", "shapes of the pieces that this process wrote"),
+        (r"(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$", "index of what this process wrote"),
+        (r"(.*/)?ocdbt\.process_\d+/d/", "data of this process: chunks of arrays, many to a file"),
+        (r"(.*/)?manifest\.ocdbt$", "index of the item: finds every chunk of every array (OCDBT)"),
+        (r"(.*/)?d/", "data: chunks of arrays and nodes of the index, many to a file"),
+        (r"(.*/)?_METADATA$", "the tree: path, type and kind of every leaf, as Orbax writes it"),
+        (r"(.*/)?_sharding$", "how each array lay on its devices"),
+        (r"(.*/)?_strings\.json$", "leaves that are text"),
+        (r"(.*/)?descriptor/", "Orbax's note of who wrote it"),
+        (r"(.*/)?orbax\.checkpoint$", "Orbax's mark of a checkpoint that is its own"),
+        (r"metrics/metrics$", "metrics of the step, where Orbax's best_step looks"),
+        (r"(.*/)?process_\d+-of-\d+\.json$", "state of one process: an iterator's position"),
+        (r"(.*/)?exact/", "the same state with its exact types"),
+        (r"(.*/)?data\.json$", "plain values, in Orbax's Json form"),
+        (r"(.*/)?(zarr\.json|\.zarray|\.zattrs)$", "shape, dtype and chunks of one array (Zarr)"),
+        (r"(.*/)?c(/\d+)+$", "one chunk of one array (Zarr)"),
+        (r"(.*/)?_rng_metadata|.*random.*", "a random key"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of one purpose: where, how many, how large, and what for."""
+
+    name: str
+    files: int
+    bytes: int
+    purpose: str
+
+
+def anatomy(path: str) -> list[Part]:
+    """The files of a directory with what they are for; alike ones together, in the order of paths."""
+    parts: dict[tuple[str, str], tuple[int, int]] = {}
+    for name, size in sorted(_files(path)):
+        directory, _, _ = name.rpartition("/")
+        # data files have random names: one line for all of a folder
+        shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
+        key = (shown, purpose_of(name))
+        count, total = parts.get(key, (0, 0))
+        parts[key] = (count + 1, total + size)
+    return [Part(name, count, size, purpose) for (name, purpose), (count, size) in parts.items()]
+
+
+def purpose_of(name: str) -> str:
+    """What a file is for, by its path inside of the checkpoint; "unknown" where ckpt cannot tell."""
+    for pattern, text in _EXPLAINED:
+        if pattern.match(name):
+            return text
+    return "unknown to ckpt"
+
+
+def _files(path: str) -> Iterator[tuple[str, int]]:
+    for directory, _, names in os.walk(path):
+        for name in names:
+            full = os.path.join(directory, name)
+            yield os.path.relpath(full, path), os.lstat(full).st_size

@@ -1,0 +1,168 @@
+"""The commands and their arguments; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckpt_core._errors import CheckpointError
+
+app = typer.Typer(
+    name="ckpt",
+    help="Look at checkpoints, check them, and measure saving and loading.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench_app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="The version, and no more.")] = False,
+) -> None:
+    if version:
+        import ckpt_core
+
+        typer.echo(f"ckpt {ckpt_core.__version__}")
+        raise typer.Exit
+
+
+@app.command("ls")
+def list_steps(
+    directory: Annotated[str, typer.Argument(help="A directory of steps.")],
+    as_json: Json = False,
+    prefix: Annotated[
+        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
+    ] = None,
+) -> None:
+    """The steps in a directory: time, size, items, metrics."""
+    from ckpt_core.cli import _look
+
+    raise typer.Exit(_look.list_steps(directory, as_json=as_json, step_prefix=prefix))
+
+
+@app.command()
+def show(
+    path: Annotated[str, typer.Argument(help="A checkpoint.")],
+    leaf: Annotated[
+        bool,
+        typer.Option("--leaf", "--leaves", help="Every leaf, not only the first of each item."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What a checkpoint holds, and what each file in it is for; reads no array."""
+    from ckpt_core.cli import _look
+
+    raise typer.Exit(_look.show(path, all_leaves=leaf, as_json=as_json))
+
+
+@app.command()
+def verify(
+    path: Annotated[str, typer.Argument(help="A checkpoint.")],
+    as_json: Json = False,
+) -> None:
+    """Check every byte against its checksum. Exit code 1 where anything is wrong."""
+    from ckpt_core.cli import _look
+
+    raise typer.Exit(_look.verify(path, as_json=as_json))
+
+
+@bench_app.command("run")
+def bench_run(
+    suite: Annotated[Path, typer.Argument(help="A suite file (YAML).", dir_okay=False)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", "--output-directory", help="Where results go.")
+    ],
+    local_directory: Annotated[
+        Path | None, typer.Option(help="Local scratch space for benchmarks that use it.")
+    ] = None,
+    remove_repeated_dir: Annotated[
+        bool, typer.Option("--remove-repeated-dir", help="Delete what each run wrote.")
+    ] = False,
+    enable_hlo_dump: Annotated[
+        bool, typer.Option("--enable-hlo-dump", help="XLA's HLO into OUTPUT/hlo_dump.")
+    ] = False,
+    baseline_capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline-capture", "--baseline-capture-path", help="Write <git sha>.json here."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", "--baseline-path", help="Compare with this file; 3 if worse."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, help="How much worse is worse: 0.1 is ten percent.")
+    ] = 0.1,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the suite's num_repeats.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Cases whose label or group matches, such as '*orbax*'.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="So many local processes of jax.distributed, on CPUs.")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run a suite: a table here; JSON lines, TensorBoard and a web page in OUTPUT."""
+    from ckpt_core.cli import _bench
+
+    request = _bench.Request(
+        suite=suite,
+        output=output,
+        local_directory=local_directory,
+        remove_repeated_dir=remove_repeated_dir,
+        enable_hlo_dump=enable_hlo_dump,
+        baseline_capture=baseline_capture,
+        baseline=baseline,
+        threshold=threshold,
+        repeats=repeats,
+        only=only,
+        as_json=as_json,
+    )
+    if processes > 1:
+        from ckpt_core.cli import _spawn
+
+        raise typer.Exit(_spawn.run_processes(processes))
+    raise typer.Exit(_bench.run(request))
+
+
+@bench_app.command("markdown")
+def bench_markdown(
+    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
+) -> None:
+    """The tables of a run for a document, ratios side by side."""
+    from ckpt_core.bench._markdown import markdown
+
+    typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)
+
+
+def run() -> int:
+    """The exit code of the command that the process was asked for; errors in one line each."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except (CheckpointError, OSError) as error:
+        print(f"ckpt: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        show_usage = getattr(error, "show", None)  # click's own: a wrong argument
+        if show_usage is None:
+            raise
+        show_usage()
+        return int(getattr(error, "exit_code", 2))
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,74 @@
+"""``--processes N``: the same command in N processes of one run on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+_POLL_SECS = 0.1
+_GRACE_SECS = 30.0
+
+
+def run_processes(count: int) -> int:
+    """Runs this very command in ``count`` processes; gives the first exit code that is not 0.
+
+    When one ends badly the others cannot go on: they are stopped after a grace time.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = _without_processes(sys.argv[1:])
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckpt_core.cli", *arguments],
+            env=os.environ
+            | {
+                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+                "JAX_NUM_PROCESSES": str(count),
+                "JAX_PROCESS_ID": str(index),
+                "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
+            },
+            stdout=None if index == 0 else subprocess.DEVNULL,
+        )
+        for index in range(count)
+    ]
+    try:
+        return _wait(children)
+    except KeyboardInterrupt:
+        _wait(children)  # the terminal told them too; they write what they have
+        return 130
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+def _wait(children: list[subprocess.Popen[bytes]]) -> int:
+    deadline: float | None = None
+    while True:
+        codes = [child.poll() for child in children]
+        bad = next((code for code in codes if code), 0)
+        if None not in codes:
+            return bad if bad >= 0 else 1
+        if bad and deadline is None:
+            deadline = time.monotonic() + _GRACE_SECS
+        if deadline is not None and time.monotonic() > deadline:
+            return bad if bad >= 0 else 1
+        time.sleep(_POLL_SECS)
+
+
+def _without_processes(arguments: list[str]) -> list[str]:
+    found: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == "--processes":
+            skip = True
+        elif not argument.startswith("--processes="):
+            found.append(argument)
+    return found
