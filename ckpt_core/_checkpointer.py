@@ -14,7 +14,12 @@ from ckpt_core._events import logger
 from ckpt_core._fence import Fence
 from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
-from ckpt_core._load import load_opened, make_request, restore_opened
+from ckpt_core._load import (
+    load_checkpoint,
+    make_request,
+    request_from,
+    restore_checkpoint,
+)
 from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
@@ -299,8 +304,9 @@ class Checkpointer:
         chosen = {**(items or {}), **targets}
         restored = restore_newest(
             self._steps,
-            lambda step: restore_opened(self._steps.open(step), chosen, request, step),
+            lambda step: restore_checkpoint(self._steps.opening(step), chosen, request, step),
             strict_latest,
+            lambda steps: self._decision.steps_of_first(steps),
         )
         if restored is not None:
             self._unread.watch(restored, chosen)
@@ -324,7 +330,7 @@ class Checkpointer:
         self._in_flight.wait()
         request = make_request(only, rename, cast, missing, unexpected, options or self._options)
         chosen = {**(items or {}), **targets}
-        restored = restore_opened(self._steps.open(step), chosen, request, check_step(step))
+        restored = restore_checkpoint(self._steps.opening(step), chosen, request, check_step(step))
         self._unread.watch(restored, chosen)
         return restored
 
@@ -334,8 +340,8 @@ class Checkpointer:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
         self._in_flight.wait()
         arguments.setdefault("options", self._options)
-        request = make_request(**arguments)
-        return load_opened(self._steps.open(step), like, item, request, step)
+        request = request_from("load", like, arguments)
+        return load_checkpoint(self._steps.opening(step), like, item, request, step)
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -61,6 +62,14 @@ class SaveDecision:
             wanted = said == f"{step} True"
             self._last = (step, wanted)
         return wanted
+
+    def steps_of_first(self, steps: list[int]) -> list[int]:
+        """The steps that process 0 sees; where several processes run, all must ask."""
+        if self._processes.count == 1:
+            return steps
+        text = json.dumps(steps)
+        tag = f"{next_round()}/steps"
+        return json.loads(decided_by_first(self._processes, tag, text, self._timeout_secs))
 
     def save_began(self, step: int) -> None:
         """A save of this step begins now."""

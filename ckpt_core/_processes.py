@@ -5,9 +5,11 @@ No device collective is used, so every call is safe from a background thread.
 
 from __future__ import annotations
 
+import collections
 import itertools
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,13 @@ import jax
 
 from ckpt_core._errors import BarrierTimeout
 
+logger = logging.getLogger("ckpt_core")
 _rounds = itertools.count()
+_REPORT_SECS = 5.0
+"""How often a process that waits says for whom."""
+_KEPT_KEYS = 256
+"""So many of its keys a process leaves at the coordination service."""
+_mine: collections.deque[str] = collections.deque()
 
 
 @dataclass(frozen=True)
@@ -44,25 +52,83 @@ class Processes:
         if self.count == 1:
             return [value]
         client = _client()
-        client.key_value_set(f"ckpt/{tag}/{self.index}", value)
-        deadline = time.monotonic() + timeout_secs
-        values: list[str] = []
-        absent: list[int] = []
-        for process in range(self.count):
-            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+        _put(client, f"ckpt/{tag}/{self.index}", value)
+        began = time.monotonic()
+        values: dict[int, str] = {}
+        while True:
+            left_secs = began + timeout_secs - time.monotonic()
+            absent = [process for process in range(self.count) if process not in values]
             try:
-                values.append(client.blocking_key_value_get(f"ckpt/{tag}/{process}", left_ms))
+                for process in absent:
+                    wait_secs = min(max(left_secs, 0.001), _REPORT_SECS)
+                    key = f"ckpt/{tag}/{process}"
+                    values[process] = client.blocking_key_value_get(key, int(wait_secs * 1000) or 1)
+                return [values[process] for process in range(self.count)]
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
-                absent.append(process)
-        if absent:
-            raise BarrierTimeout(
-                f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} "
-                f"of {self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)",
-                absent=absent,
-            )
-        return values
+            absent = [process for process in absent if not _arrived(client, tag, process, values)]
+            waited_secs = time.monotonic() - began
+            if absent and waited_secs >= timeout_secs:
+                raise BarrierTimeout(
+                    f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} "
+                    f"of {self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)",
+                    absent=absent,
+                )
+            if absent:
+                logger.warning(
+                    "process %d has waited %.0f s for processes %s at %r",
+                    self.index,
+                    waited_secs,
+                    absent,
+                    tag,
+                )
+
+    def together(
+        self,
+        tag: str,
+        work: Callable[[], Any],
+        timeout_secs: float,
+        failed: Callable[[int, str], Exception],
+    ) -> Any:
+        """Does the work and agrees that all did it; a failure of one is a failure of all.
+
+        Args:
+            tag, timeout_secs: as for ``exchange``.
+            failed: the error for those that did not fail, from the index of the process that did
+                and what its error says, type first.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if self.count > 1:
+            mine = "" if error is None else f"{type(error).__name__}: {error}"
+            for index, text in enumerate(self.exchange(tag, mine, timeout_secs)):
+                if text and error is None:
+                    raise failed(index, text)
+        if error is not None:
+            raise error
+        return result
+
+
+def _arrived(client: Any, tag: str, process: int, values: dict[int, str]) -> bool:
+    """Takes the value of a process that has come meanwhile, without waiting for it."""
+    if process not in values:
+        try:
+            values[process] = client.key_value_try_get(f"ckpt/{tag}/{process}")
+        except jax.errors.JaxRuntimeError:
+            return False
+    return True
+
+
+def _put(client: Any, key: str, value: str) -> None:
+    """Sets a key, and deletes this process's oldest: whoever should have read it has long done so."""
+    client.key_value_set(key, value)
+    _mine.append(key)
+    if len(_mine) > _KEPT_KEYS:
+        client.key_value_delete(_mine.popleft())
 
 
 def decided_by_first(processes: Processes, tag: str, value: str, timeout_secs: float) -> str:
@@ -79,7 +145,7 @@ def decided_by_first(processes: Processes, tag: str, value: str, timeout_secs: f
         return value
     client = _client()
     if processes.index == 0:
-        client.key_value_set(f"ckpt/{tag}", value)
+        _put(client, f"ckpt/{tag}", value)
         return value
     try:
         return client.blocking_key_value_get(f"ckpt/{tag}", int(timeout_secs * 1000))

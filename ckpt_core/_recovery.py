@@ -15,16 +15,25 @@ _LOOKS = 3
 
 
 def restore_newest(
-    steps: Steps, restore: Callable[[int], Restored], strict_latest: bool
+    steps: Steps,
+    restore: Callable[[int], Restored],
+    strict_latest: bool,
+    agreed: Callable[[list[int]], list[int]],
 ) -> Restored | None:
     """What ``restore`` gives for the newest step that it can; None where there is no step.
+
+    Args:
+        steps: of the directory.
+        restore: restores one of them.
+        strict_latest: raise for the newest, instead of going back past it.
+        agreed: what process 0 sees in the directory, for all to try the same steps.
 
     Raises:
         CheckpointCorrupt: there are steps, and none can be loaded; or the newest cannot, and
             ``strict_latest``.
     """
     for _ in range(_LOOKS):
-        candidates = steps.all()
+        candidates = agreed(steps.all())
         failures: list[tuple[int, CheckpointCorrupt]] = []
         for step in reversed(candidates):
             try:
@@ -35,7 +44,7 @@ def restore_newest(
                 failures.append((step, error))
                 _warn(f"{steps.directory}: step {step} is damaged and skipped: {error}")
             except CheckpointNotFound:
-                if step in steps.all():
+                if step in agreed(steps.all()):
                     raise
                 logger.info("%s: step %d was deleted meanwhile", steps.directory, step)
         if failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
@@ -63,6 +64,10 @@ class Steps:
             raise CheckpointNotFound(
                 f"{self.directory} has no step {step}; it has: {known}"
             ) from None
+
+    def opening(self, step: int) -> Callable[[], Opened]:
+        """What opens a step later, where all processes can agree on whether it worked."""
+        return lambda: self.open(step)
 
     def facts(self, step: int) -> keep.StepFacts | None:
         """What policies may know of a step; None where its record cannot be read."""

@@ -174,6 +174,68 @@ report(
     assert sorted(os.listdir(tmp_path / "run")) == ["one", "steps"]
 
 
+def test_damage_that_one_process_meets_is_met_by_all(together, tmp_path):
+    """Each reads its own shards only; all must go back to the same older step."""
+    told = together("""
+class Counter:
+    value = 0
+    def get_state(self): return {"value": self.value}
+    def set_state(self, state): self.value = state["value"]
+
+counter = Counter()
+with ckpt.Checkpointer(f"{directory}/steps", options=options, asynchronous=False) as checkpointer:
+    for step in range(3):
+        counter.value = step
+        checkpointer.save(step, state=state(step), counter=counter)
+    meet("saved")
+    counter.value = -1
+    if index == 0:
+        folder = f"{directory}/steps/2/state/ocdbt.process_1/d"
+        (name,) = [n for n in os.listdir(folder) if os.path.getsize(f"{folder}/{n}") > 1 << 18]
+        with open(f"{folder}/{name}", "r+b") as file:
+            file.seek(os.path.getsize(f"{folder}/{name}") // 2)
+            file.write(b"x" * 64)
+    meet("damaged")
+    failed = raised(lambda: ckpt.restore(f"{directory}/steps/2", state=state(9), counter=counter))
+    unchanged = counter.value
+    loaded = raised(lambda: ckpt.load(f"{directory}/steps/2", {"state": state(9), "counter": {"value": 0}}))
+    import warnings
+    with warnings.catch_warnings(record=True) as caught:
+        restored = checkpointer.restore_latest(state=state(9), counter=counter)
+report(
+    failed=failed, unchanged=unchanged, loaded=loaded, step=restored.step, counter=counter.value,
+    same=same(restored["state"], 1), warned=len(caught),
+)
+""")
+    for process in told:
+        assert process["failed"]["type"] == process["loaded"]["type"] == "CheckpointCorrupt"
+        assert process["unchanged"] == -1
+        assert process["step"] == process["counter"] == 1
+        assert process["same"]
+        assert process["warned"] == 1
+    # the one that met it names the leaf; the other one names the process
+    assert "leaf large" in told[1]["failed"]["text"]
+    assert told[0]["failed"]["text"].startswith("process 1 cannot load it: CheckpointCorrupt")
+
+
+def test_a_late_process_is_named_while_it_is_waited_for(together):
+    told = together("""
+import logging
+lines = []
+class Keep(logging.Handler):
+    def emit(self, record): lines.append(record.getMessage())
+logging.getLogger("ckpt_core").addHandler(Keep())
+if index == 1:
+    time.sleep(7)
+ckpt.save(f"{directory}/one", state(), options=options)
+report(lines=[line for line in lines if "waited" in line])
+""")
+    assert any(
+        "process 0 has waited 5 s for processes [1] at" in line for line in told[0]["lines"]
+    ), told
+    assert told[1]["lines"] == []
+
+
 def test_process_0_decides_what_to_save(together, tmp_path):
     """Clocks and functions of the user's may differ between processes; what is saved may not."""
     told = together("""

@@ -18,7 +18,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep
 from ckpt_core._directory import LocalForm
-from ckpt_core._load import load_opened, make_request
+from ckpt_core._load import load_checkpoint, make_request
 from ckpt_core._load.opened import open_checkpoint
 
 
@@ -251,7 +251,7 @@ def test_a_step_that_is_replaced_while_it_is_opened(
     with monkeypatch.context() as patch:
         patch.setattr(module, moment, replace_first)
         with pytest.raises(ckpt.CheckpointNotFound, match="deleted or replaced"):
-            load_opened(opened, None, None, make_request())
+            load_checkpoint(lambda: opened, None, None, make_request())
     assert whole(ckpt.load(tmp_path / "one"), 2)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from ckpt_core import _processes
+from ckpt_core._directory import resolve
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._load.finish import read_planned
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._load.plan import (
@@ -16,12 +20,15 @@ from ckpt_core._load.plan import (
     plan_item,
     raise_mismatches,
 )
-from ckpt_core._load.request import Only, Rename, Request, Tally
+from ckpt_core._load.request import Only, Rename, Request, Tally, check_target
 from ckpt_core._load.request import make_request as make_request
+from ckpt_core._load.request import request_from as request_from
 from ckpt_core._load.watched import progress, watched
 from ckpt_core._options import Options
 from ckpt_core._results import PendingLoad, Restored
 from ckpt_core._storage import new_context
+
+Opening = Callable[[], Opened]
 
 
 def load(
@@ -71,12 +78,9 @@ def load(
         >>> ckpt.load("/tmp/ckpt-docs/one")["w"].shape
         (3,)
     """
-    if as_numpy and (like is not None or sharding is not None):
-        raise TypeError(
-            "as_numpy=True goes with neither like nor sharding=: both say where arrays go"
-        )
     request = make_request(only, rename, cast, missing, unexpected, options, sharding, as_numpy)
-    return load_opened(open_checkpoint(path), like, item, request)
+    check_target(request, like)
+    return load_checkpoint(lambda: open_checkpoint(path), like, item, request)
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: Any) -> PendingLoad:
@@ -88,16 +92,45 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
         >>> ckpt.load_async("/tmp/ckpt-docs/one").result()["w"].shape
         (3,)
     """
-    where = os.path.abspath(os.path.expanduser(path)) if "://" not in os.fspath(path) else path
-    return PendingLoad(os.fspath(where), lambda: load(where, like, **arguments), "ckpt-load")
+    where = resolve(path)[0]
+    item = arguments.pop("item", None)
+    # the round is taken now: threads would take theirs in any order
+    request = replace(request_from("load_async", like, arguments), round=_processes.next_round())
+    return PendingLoad(
+        where,
+        lambda: load_checkpoint(lambda: open_checkpoint(where), like, item, request),
+        "ckpt-load",
+    )
 
 
-def load_opened(
-    opened: Opened, like: Any, item: str | None, request: Request, step: int | None = None
+def load_checkpoint(
+    opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
-    """``load`` of a checkpoint that is open already."""
-    with watched(opened, request.options, step) as tally:
-        return _load_items(opened, like, item, request, step, tally)
+    """``load`` of what ``opening`` opens."""
+
+    def read() -> Any:
+        opened = opening()
+        with watched(opened, request.options, step) as tally:
+            return _load_items(opened, like, item, request, step, tally)
+
+    # what comes as numpy is a matter of this process alone
+    return read() if request.as_numpy else _together(read, request)
+
+
+def _together(read: Callable[[], Any], request: Request) -> Any:
+    """Reads; where several processes run, none goes on before all have read."""
+    processes = _processes.this_run()
+    if processes.count == 1:
+        return read()
+    tag = request.round or _processes.next_round()
+    return processes.together(f"{tag}/load", read, request.options.timeout_secs, _cannot_load)
+
+
+def _cannot_load(index: int, text: str) -> Exception:
+    """The error of another process, of the same kind where callers tell kinds apart."""
+    kinds = {"CheckpointCorrupt": CheckpointCorrupt, "CheckpointNotFound": CheckpointNotFound}
+    kind, _, message = text.partition(": ")
+    return kinds.get(kind, CheckpointError)(f"process {index} cannot load it: {kind}: {message}")
 
 
 def _load_items(
@@ -168,23 +201,34 @@ def restore(
         Array([1., 1., 1.], dtype=float32)
     """
     request = make_request(only, rename, cast, missing, unexpected, options)
-    return restore_opened(open_checkpoint(path), {**(items or {}), **targets}, request)
+    return restore_checkpoint(lambda: open_checkpoint(path), {**(items or {}), **targets}, request)
 
 
-def restore_opened(
-    opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None = None
+def restore_checkpoint(
+    opening: Opening, targets: Mapping[str, Any], request: Request, step: int | None = None
 ) -> Restored:
-    """``restore`` of a checkpoint that is open already."""
+    """``restore`` of what ``opening`` opens."""
     if not targets:
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    with watched(opened, request.options, step) as tally:
-        prepared, leaves = _read_items(opened, targets, request, step, tally)
-        finished = {
-            planned.item.name: planned.finish(read_leaves)
-            for planned, read_leaves in zip(prepared, leaves, strict=True)
-        }
+    begun: list[Callable[[], None]] = []
+
+    def read() -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
+        opened = opening()
+        with watched(opened, request.options, step) as tally:
+            return opened, tally, *_read_items(opened, targets, request, step, tally, begun)
+
+    try:
+        opened, tally, prepared, leaves = _together(read, request)
+    except BaseException:
+        for undo in reversed(begun):
+            undo()
+        raise
+    finished = {
+        planned.item.name: planned.finish(read_leaves)
+        for planned, read_leaves in zip(prepared, leaves, strict=True)
+    }
     values = {name: finished[name] for name in targets}
     return Restored(
         values, path=opened.path, metadata=opened.metadata, report=tally.report(), step=step
@@ -192,11 +236,16 @@ def restore_opened(
 
 
 def _read_items(
-    opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None, tally: Tally
+    opened: Opened,
+    targets: Mapping[str, Any],
+    request: Request,
+    step: int | None,
+    tally: Tally,
+    begun: list[Callable[[], None]],
 ) -> tuple[list[Planned], list[list[Any]]]:
     """Everything that the targets need, read and verified before the first of them is touched.
 
-    But for data pipelines: those are set first, and set back if anything fails.
+    But for data pipelines: those are set first, and ``begun`` gets what sets them back.
     """
     context = new_context()
     prepared = [
@@ -206,15 +255,10 @@ def _read_items(
     raise_mismatches(opened, prepared)
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
-    begun: list[Callable[[], None]] = []
-    try:
-        # pipelines begin to prefetch while the arrays are read
-        for planned in prepared:
-            if planned.begin is not None:
-                begun.append(planned.begin())
-        leaves = [read_planned(opened, planned, request, context, tally) for planned in prepared]
-    except BaseException:
-        for undo in reversed(begun):
-            undo()
-        raise
-    return prepared, leaves
+    # pipelines begin to prefetch while the arrays are read
+    for planned in prepared:
+        if planned.begin is not None:
+            begun.append(planned.begin())
+    return prepared, [
+        read_planned(opened, planned, request, context, tally) for planned in prepared
+    ]

@@ -45,13 +45,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments that all loads share."""
+    """The arguments that all loads share; ``round`` names the agreement of several processes."""
 
     rules: MatchRules
     only: Only
     options: Options
     sharding: Any = None
     as_numpy: bool = False
+    round: str = ""
 
 
 def make_request(
@@ -71,3 +72,32 @@ def make_request(
     missing = "keep" if missing == "ignore" else missing
     rules = MatchRules(renamer(rename), cast, missing, unexpected)
     return Request(rules, only, checked_options(options), sharding, as_numpy)
+
+
+_NAMES = frozenset(
+    ("only", "rename", "cast", "missing", "unexpected", "options", "sharding", "as_numpy")
+)
+
+
+def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
+    """The request of a call whose keywords were collected.
+
+    Raises:
+        TypeError: a keyword that loads do not have, or that does not go with ``like``.
+    """
+    unknown = sorted(set(arguments) - _NAMES)
+    if unknown:
+        raise TypeError(
+            f"{function}() has no argument {', '.join(unknown)}; it has item, {', '.join(sorted(_NAMES))}"
+        )
+    request = make_request(**arguments)
+    check_target(request, like)
+    return request
+
+
+def check_target(request: Request, like: Any) -> None:
+    """Refuses two answers to where arrays go."""
+    if request.as_numpy and (like is not None or request.sharding is not None):
+        raise TypeError(
+            "as_numpy=True goes with neither like nor sharding=: both say where arrays go"
+        )

@@ -187,22 +187,15 @@ class Write:
 
     def _together(self, what: str, work: Callable[[], Any], *, only_first: bool = False) -> Any:
         """Does the work and agrees that all did it; a failure of one is a failure of all."""
-        result, error = None, None
-        try:
-            if not only_first or self._processes.index == 0:
-                result = work()
-        except BaseException as caught:
-            error = caught
-        if self._processes.count > 1:
-            told = "" if error is None else f"{type(error).__name__}: {error}"
-            others = self._exchange(what, told)
-            failed = [(index, text) for index, text in enumerate(others) if text]
-            if failed and error is None:
-                index, text = failed[0]
-                raise CheckpointError(f"{self._target}: process {index} failed to save: {text}")
-        if error is not None:
-            raise error
-        return result
+        waits = only_first and self._processes.index > 0
+        return self._processes.together(
+            f"{self._tag}/{what}",
+            (lambda: None) if waits else work,
+            self._options.timeout_secs,
+            lambda index, text: CheckpointError(
+                f"{self._target}: process {index} failed to save: {text}"
+            ),
+        )
 
     def _write_items(self, attempt: Attempt) -> int:
         """The arrays, states and checksums of this process."""
