@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,10 @@ def jitter(element: Any, rng: np.random.Generator) -> dict[str, Any]:
 
 def two_of_three(element: Any) -> bool:
     return int(element["id"]) % 3 != 1
+
+
+def one_of_seven(element: Any) -> bool:
+    return int(element["id"]) % 7 == 0
 
 
 class Repeat(gx.FlatMapTransform):
@@ -192,6 +197,11 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "interleave, lazy": lambda: gx.InterleaveIterDataset(
         numbers(6).map(lambda k: parts(7, 40)[int(k)]), cycle_length=3
     ).batch(4),
+    "interleave, uneven": lambda: gx.InterleaveIterDataset(
+        [ds for size in (3, 30, 7, 50) for ds in parts(1, size)], cycle_length=3
+    ).batch(4),
+    "filter, sparse": lambda: records(400).filter(one_of_seven).to_iter_dataset(READ).batch(2),
+    "remainder": lambda: stream(41).batch(4, drop_remainder=False),
     "rebatch": lambda: gx.RebatchIterDataset(stream().batch(7, drop_remainder=True), batch_size=4),
     "zip": lambda: gx.ZipIterDataset(
         [stream(), stream(seed=2).filter(two_of_three)], strict=False
@@ -212,10 +222,14 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "loader": lambda: loader(ToRecord(), Jitter(), grain.transforms.Batch(4)),
     "loader, filter": lambda: loader(ToRecord(), TwoOfThree(), grain.transforms.Batch(4)),
     "loader, flat map": lambda: loader(ToRecord(), Repeat(), grain.transforms.Batch(4)),
+    "loader, batch operation": lambda: loader(ToRecord(), gp.BatchOperation(4)),
     "loader, two epochs": lambda: loader(ToRecord(), source=Numbers(30), epochs=2),
 }
 # Every worker takes about a second to start.
 SLOW_SHAPES: dict[str, Callable[[], Any]] = {
+    "window shuffle, large": lambda: gx.WindowShuffleIterDataset(
+        stream(3000), window_size=1000, seed=5
+    ).batch(4),
     "workers": lambda: records().batch(8).repeat().to_iter_dataset(READ).mp_prefetch(WORKERS),
     "workers, filter": lambda: stream().filter(two_of_three).batch(8).mp_prefetch(WORKERS),
     "workers, then batch": lambda: (
@@ -435,6 +449,35 @@ def test_files_of_records(tmp_path: Path, opened: Open) -> None:
     resumes(make, opened, tmp_path / "a", 7, 12)
 
 
+def test_tfrecords(tmp_path: Path, opened: Open) -> None:
+    path = tmp_path / "numbers.tfrecord"
+    with path.open("wb") as file:
+        for i in range(60):  # length, its checksum, data, its checksum; Grain skips the checksums
+            file.write(struct.pack("<QIqI", 8, 0, i, 0))
+
+    def make() -> Any:
+        dataset = gx.TFRecordIterDataset(str(path))
+        return dataset.map(lambda b: np.frombuffer(b, np.int64)).batch(4)
+
+    resumes(make, opened, tmp_path / "a", 4, 6)
+
+
+@pytest.mark.parametrize("files", [1, 4])
+def test_parquet(files: int, tmp_path: Path, opened: Open) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    paths = [str(tmp_path / f"{k}.parquet") for k in range(files)]
+    for k, path in enumerate(paths):
+        table = arrow.table({"id": list(range(100 * k, 100 * k + 40))})
+        parquet.write_table(table, path, row_group_size=15)
+
+    def make() -> Any:
+        parts = [gx.ParquetIterDataset(path) for path in paths]
+        return gx.InterleaveIterDataset(parts, cycle_length=2).batch(4)
+
+    resumes(make, opened, tmp_path / "a", 5, 8)
+
+
 @pytest.mark.slow
 def test_workers_that_have_not_started_yet(tmp_path: Path, opened: Open) -> None:
     # Fewer parts per worker than the cycle is long: the state that Grain gives before each worker
@@ -599,6 +642,71 @@ def test_a_file_that_grain_cannot_write() -> None:
     # json refuses numpy's numbers; Grain's docstring recommends them.
     text = ADAPTER.to_text(ADAPTER.get_state(Odd()))
     assert json.loads(text)["int64"] == 2**60
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated"])
+def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
+    how: str, tmp_path: Path, opened: Open
+) -> None:
+    make = SHAPES["map, batch, repeat"]
+    iterator = opened(make())
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        for step in range(2):
+            take(iterator, 2)
+            checkpointer.save(step, model={"w": np.full(2, float(step))}, data=iterator)
+        checkpointer.wait_until_finished()
+        for file in (tmp_path / "1" / "data").rglob("process_*"):
+            if how == "missing":
+                file.unlink()
+            else:
+                file.write_bytes(file.read_bytes()[:-5])
+        other = opened(make())
+        with pytest.raises(ckpt.CheckpointCorrupt):
+            checkpointer.restore(1, data=other)
+        assert take(other, 1) == take(opened(make()), 1)
+        with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
+            restored = checkpointer.restore_latest(model={"w": np.zeros(2)}, data=other)
+    assert restored.step == 0
+    assert np.array_equal(restored["model"]["w"], [0, 0])  # both of one step
+    assert take(other, 2) == take(opened(make()), 4)[2:]
+
+
+def test_after_an_element_that_raised(tmp_path: Path, opened: Open) -> None:
+    def unless_five(i: Any) -> int:
+        if int(i) == 5 and broken:
+            raise ArithmeticError("five")
+        return int(i)
+
+    def make() -> Any:
+        return opened(numbers().map(unless_five).to_iter_dataset(READ))
+
+    broken = True
+    iterator = make()
+    assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ArithmeticError):
+        next(iterator)
+    ckpt.save(tmp_path / "a", data=iterator)
+    broken = False
+    other = make()
+    ckpt.restore(tmp_path / "a", data=other)
+    assert [next(other) for _ in range(2)] == [5, 6]  # it was not consumed, and comes again
+
+
+@pytest.mark.slow
+def test_a_thousand_sources_are_saved_in_passing(tmp_path: Path, opened: Open) -> None:
+    dataset = grain.IterDataset.mix([stream(20, seed) for seed in range(1000)], [0.001] * 1000)
+    iterator = opened(dataset)
+    take(iterator, 5)
+    ckpt.save(tmp_path / "described", data=iterator)  # the pipeline is described once
+    began = time.perf_counter()
+    pending = ckpt.save_async(tmp_path / "a", data=iterator)
+    blocked_secs = time.perf_counter() - began
+    expected = take(iterator, 5)
+    pending.result()
+    assert blocked_secs < 0.5, blocked_secs
+    other = opened(dataset)
+    ckpt.restore(tmp_path / "a", data=other)
+    assert take(other, 5) == expected
 
 
 def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) -> None:

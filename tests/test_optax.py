@@ -176,6 +176,7 @@ OTHER_PARAMS: dict[str, Any] = {
     "lbfgs": FLAT,
     "scale_by_galore": FLAT,
     "scale_by_lbfgs": FLAT,
+    "scale_by_muon": {"kernel": jnp.ones((4, 4))},
     "scale_by_sm3": FLAT,
     "scale_by_zoom_linesearch": FLAT,
     "sm3": FLAT,
@@ -409,6 +410,54 @@ def test_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     expected = step(*step(params, state))
     actual = step(*step(restored["params"], restored["optimizer"]))
     check(actual, expected)
+
+
+def objective(params: Any) -> Any:
+    leaves = jax.tree.leaves(params)
+    return jnp.real(sum((jnp.sum(jnp.abs(leaf - 0.3) ** 2) for leaf in leaves), jnp.float32(0)))
+
+
+def asked_by(name: str, params: Any, grads: Any) -> dict[str, Any]:
+    """What the updates of some transformations ask for beyond gradients and parameters."""
+    if name.startswith("sam"):
+        return {"grad_fn": lambda params, _: jax.grad(objective)(params)}
+    asked = {"grad": grads, "value": objective(params), "value_fn": objective}
+    return asked if "linesearch" in name or "lbfgs" in name else {**asked, "obj_fn": objective}
+
+
+def trained(name: str, tx: Any, params: Any, state: Any) -> tuple[Any, Any]:
+    """Parameters and state after one more update, in plain Python."""
+    fast = params.fast if isinstance(params, optax.LookaheadParams) else params
+    grads = jax.grad(objective)(fast)
+    if name in ("dpsgd", "differentially_private_aggregate"):
+        grads = jax.tree.map(lambda grad: jnp.stack([grad, grad / 2]), grads)  # per example
+    if isinstance(tx, optax.GradientTransformation):
+        asked = asked_by(name, fast, grads)
+        updates, state = optax.with_extra_args_support(tx).update(grads, state, params, **asked)
+    else:
+        updates, state = tx.update(grads, state, params)
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        return params, state  # it measures, and its updates are the measurement
+    return optax.apply_updates(params, updates), state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_training_of_every_kind_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    tx = CASES[name]()
+    params = params_of(name)
+    params, state = trained(name, tx, params, tx.init(params))
+    ckpt.save(tmp_path / "a", params=params, state=state)
+    if name in NEW_AFTER_INIT:
+        loaded = ckpt.load(tmp_path / "a")
+    else:
+        fresh = {
+            "params": jax.tree.map(jnp.zeros_like, params),
+            "state": tx.init(params_of(name)),
+        }
+        loaded = ckpt.load(tmp_path / "a", fresh)
+    expected = trained(name, tx, params, state)
+    check(trained(name, tx, loaded["params"], loaded["state"]), expected)
 
 
 def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -71,17 +71,14 @@ def _process_state(opened: Opened, saved: SavedItem, adapter: Any, like: Any) ->
     name = states.file_name(processes.index, processes.count)
     directory = f"{opened.path}/{saved.directory}"
     present = [file for file in opened.form.files(directory) if file.startswith("process_")]
-    saved_count = max(
-        (int(file.rpartition("-of-")[2].removesuffix(".json")) for file in present), default=0
-    )
-    if (
-        name not in present
-        and saved_count
-        and opened.record is not None
-        and hasattr(adapter, "check_state")
-    ):
+    if opened.record is not None:
+        # the record says which files there must be: one that is gone is damage
+        present = [
+            states.file_name(index, saved.process_count) for index in range(saved.process_count)
+        ]
+    if name not in present and opened.record is not None and hasattr(adapter, "check_state"):
         # the adapter knows whether its pipeline can go on with another number of processes
-        name = states.file_name(processes.index % saved_count, saved_count)
+        name = present[processes.index % len(present)]
     if name not in present:
         counts = sorted({file.rpartition("-of-")[2].removesuffix(".json") for file in present})
         raise CheckpointError(
