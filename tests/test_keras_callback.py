@@ -8,12 +8,15 @@ import keras_models as km
 import numpy as np
 import pytest
 
-keras = pytest.importorskip("keras")
-
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras import KerasCheckpointManager, OrbaxCheckpointCallback, load_model
 from ckpt_keras._monitor import direction, is_better
+
+keras = km.keras
+compiled_once = km.compiled_once
+KerasCheckpointManager = ckpt_keras.KerasCheckpointManager
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+load_model = ckpt_keras.load_model
 
 # Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -216,7 +219,7 @@ def test_16_save_best_only_survives_a_restart(tmp_path, mode, values):
     arguments = {"save_best_only": True, "mode": mode, "max_to_keep": 1}
     trained(tmp_path, Report(*values), epochs=2, **arguments)
     assert steps(tmp_path) == [1]
-    model, callback = trained(tmp_path, Report(*values), epochs=3, **arguments)
+    _, callback = trained(tmp_path, Report(*values), epochs=3, **arguments)
     assert steps(tmp_path) == [1]  # 2.0 is worse than what the first run had
     assert callback.best == values[1]
     trained(tmp_path, Report(*values), epochs=4, **arguments)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import jax
 import keras_models as km
 import numpy as np
 import pytest
-
-keras = pytest.importorskip("keras")
-
-# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-import jax
 
 import ckpt_core as ckpt
 from ckpt_keras import ADAPTER
 from ckpt_keras._matching import Named, align_model
 from ckpt_keras._slots import slots_of_model
+
+keras = km.keras
+compiled_once = km.compiled_once
+
+# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 layers = keras.layers
 
@@ -272,7 +272,7 @@ def test_09_uncompiled_model_has_weights_only(tmp_path):
 
 def test_an_unbuilt_model_is_refused_by_name():
     model = keras.Sequential([layers.Dense(2)], name="nothing_yet")
-    with pytest.raises(ckpt.CheckpointError, match="nothing_yet.*not built"):
+    with pytest.raises(ckpt.CheckpointError, match=r"nothing_yet.*not built"):
         ADAPTER.get_state(model)
 
 

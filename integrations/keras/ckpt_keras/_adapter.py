@@ -15,7 +15,6 @@ from ckpt_keras._matching import Named
 from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_variables, value_at
 
 
-
 class KerasAdapter:
     """Reads and sets models, layers, optimizers, metrics, seed generators and single variables.
 

@@ -272,7 +272,9 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
     def _continue(self, model: Any, resumed: Progress) -> None:
         self._entering = resumed
         if resumed.stopped and self._arguments.track:
-            self._skip_run(model, f"a callback had stopped the training after epoch {resumed.epoch}")
+            self._skip_run(
+                model, f"a callback had stopped the training after epoch {resumed.epoch}"
+            )
             return
         if resumed.batch and _inside_fit.can_skip(self._inside):
             _inside_fit.skip_batches(self._inside, resumed.batch, draw=not self._data.given)
@@ -336,7 +338,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):
             return {}  # is of the end of an epoch, and computing the others takes time
-        return self.model.get_metrics_result()
+        model: Any = self.model
+        return model.get_metrics_result()
 
     def _save_and_stop(self) -> None:
         """The process was told to end: saves where it stands, and lets ``fit`` return."""

@@ -177,7 +177,9 @@ class _Source:
             self._step = self._checkpointer.latest_step() if step is None else step
             self.path = self._checkpointer.directory
             if self._step is None:
-                raise CheckpointNotFound(f"{self.path} holds no checkpoint: no step was saved there")
+                raise CheckpointNotFound(
+                    f"{self.path} holds no checkpoint: no step was saved there"
+                )
             info = self._checkpointer.inspect(self._step)
         self.path = info.path
         self.contents: Contents = contents_of(info)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core import Checkpointer, CheckpointError, CheckpointExists
-from ckpt_keras import _progress, _tracked
+from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._config import CONFIG, config_item
 from ckpt_keras._data import FitData
