@@ -24,6 +24,7 @@ def example(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_example_demonstrates_what_it_says():
     pytest.importorskip("keras")
     pytest.importorskip("sklearn")
