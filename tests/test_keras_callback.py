@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 
+import jax
 import keras_models as km
 import numpy as np
 import pytest
 
-keras = pytest.importorskip("keras")
-
 import ckpt_core as ckpt
 import ckpt_keras
-from ckpt_keras import KerasCheckpointManager, OrbaxCheckpointCallback, load_model
 from ckpt_keras._monitor import direction, is_better
+
+keras = km.keras
+compiled_once = km.compiled_once
+KerasCheckpointManager = ckpt_keras.KerasCheckpointManager
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+load_model = ckpt_keras.load_model
 
 # Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -216,7 +220,7 @@ def test_16_save_best_only_survives_a_restart(tmp_path, mode, values):
     arguments = {"save_best_only": True, "mode": mode, "max_to_keep": 1}
     trained(tmp_path, Report(*values), epochs=2, **arguments)
     assert steps(tmp_path) == [1]
-    model, callback = trained(tmp_path, Report(*values), epochs=3, **arguments)
+    _, callback = trained(tmp_path, Report(*values), epochs=3, **arguments)
     assert steps(tmp_path) == [1]  # 2.0 is worse than what the first run had
     assert callback.best == values[1]
     trained(tmp_path, Report(*values), epochs=4, **arguments)
@@ -289,8 +293,16 @@ def grain_dataset(*, repeat, kind="map"):
     return dataset if kind == "map" else dataset.to_iter_dataset()
 
 
-@pytest.mark.parametrize("kind", ["map", "iter"])
-@pytest.mark.parametrize("stop", [8, 9])
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (9, "map"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(8, "map"), (8, "iter"), (9, "iter")]
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, kind, stop):
     """4 steps an epoch of 6 batches: epochs begin in the middle of the data."""
@@ -337,6 +349,7 @@ def test_grain_whole_epochs(tmp_path):
     km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 def test_grain_iterator_of_ones_own(tmp_path):
     """A generator over the user's iterator; Keras peeks at two batches before training begins."""
@@ -360,3 +373,62 @@ def test_grain_iterator_of_ones_own(tmp_path):
 def test_data_that_fit_does_not_train_from_is_refused(tmp_path):
     with pytest.raises(ckpt.CheckpointError, match="pass the same object to both"):
         trained(tmp_path, data=grain_dataset(repeat=True))
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_an_epoch_that_ends_where_a_save_is_due(tmp_path):
+    """Of unknown length: that the sixth batch was the last is known only after it was saved."""
+
+    def run(directory, seed, epochs):
+        dataset = grain_dataset(repeat=False)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3, max_to_keep=None)
+        model.fit(dataset, epochs=epochs, verbose=0, callbacks=[callback])
+        return model
+
+    straight = run(tmp_path / "a", 0, 2)
+    assert steps(tmp_path / "a") == [3, 6, 9, 12]
+    run(tmp_path / "b", 0, 1)
+    assert steps(tmp_path / "b") == [3, 6]
+    assert ckpt.load(tmp_path / "b" / "6")["fit"]["epoch"] == 1
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_grain_where_keras_reads_a_batch_ahead(tmp_path, monkeypatch):
+    """On accelerators Keras draws the next batch before it trains; the saved position is behind."""
+
+    class Interrupt(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.model.optimizer.iterations == 9:
+                raise KeyboardInterrupt
+
+    def run(directory, seed, *others):
+        dataset = grain_dataset(repeat=True)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3)
+        try:
+            model.fit(
+                dataset, epochs=3, steps_per_epoch=4, verbose=0, callbacks=[callback, *others]
+            )
+        finally:
+            callback.wait_until_finished()
+        return model
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    straight = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, Interrupt())
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
+    with pytest.raises(ckpt.CheckpointError, match="Pass the dataset itself"):
+        trained(tmp_path / "c", data=iter(grain_dataset(repeat=True)))
+
+
+def test_two_callbacks_in_one_fit(tmp_path):
+    best = OrbaxCheckpointCallback(tmp_path / "best", "loss", save_best_only=True)
+    trained(tmp_path / "all", best, epochs=2)
+    assert steps(tmp_path / "all") == [0, 1] and 0 in steps(tmp_path / "best")
+    again = OrbaxCheckpointCallback(tmp_path / "best", "loss", save_best_only=True)
+    trained(tmp_path / "all", again, epochs=3)
+    assert steps(tmp_path / "all") == [0, 1, 2]

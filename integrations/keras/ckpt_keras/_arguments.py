@@ -48,7 +48,7 @@ class Arguments:
         return policy if mode is None else policy | keep.best(self.monitor, n=1, mode=mode)
 
 
-def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any, model: Any) -> tuple[str, str]:
+def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str, str]:
     """Directory and metric out of our names and those of Keras' guide.
 
     The guide's callback takes ``(model, checkpoint_dir, ...)``, ours ``(directory, monitor, ...)``.
@@ -57,7 +57,7 @@ def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any, model: Any) 
         TypeError: no directory, or two.
     """
     if hasattr(directory, "trainable_variables"):
-        model, directory = directory, None
+        directory = None
         if checkpoint_dir is None and monitor != "val_loss":
             checkpoint_dir, monitor = monitor, "val_loss"
     if directory is not None and checkpoint_dir is not None:
@@ -112,9 +112,7 @@ def checked_track(track: Any) -> tuple[Any, ...]:
 
 def make_arguments(given: Mapping[str, Any]) -> Arguments:
     """The arguments of ``OrbaxCheckpointCallback``, checked."""
-    directory, monitor = directory_of(
-        given["directory"], given["monitor"], given["checkpoint_dir"], given["model"]
-    )
+    directory, monitor = directory_of(given["directory"], given["monitor"], given["checkpoint_dir"])
     max_to_keep = given["max_to_keep"]
     if max_to_keep is not None and max_to_keep < 1:
         raise ValueError(f"max_to_keep must be at least 1, or None to keep all, got {max_to_keep}")

@@ -108,6 +108,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._first = _First(self)
         self._entering: Progress | None = None
         self._seen = 0
+        self._iterations_before = 0
         self._stopping = False
         self._metric_values: list[Any] = []
         self._random_state: dict[str, Any] = {}
@@ -159,6 +160,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._random_state = _progress.random_state()
         self._progress.epoch = epoch
         self._seen = self._progress.batch
+        self._iterations_before = self._iterations() - self._seen
         self._data.trained(self._progress.batches)
 
     def enter(self) -> None:
@@ -211,7 +213,11 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         progress = self._progress
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._fitting.stop_training)
-        if progress.unit == "epoch" or self._is_due():
+        if (
+            progress.unit == "epoch"
+            or self._is_due()
+            or self._running.took_for_unfinished(progress)
+        ):
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
         if not self._alone and self._running.checkpointer.reached_preemption(progress.batches):
             self._fitting.stop_training = True
@@ -299,7 +305,18 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         """How many batches the epoch that has just ended had."""
         most = self._seen + int(self._fitting.steps_per_execution)
         known = self._batches_per_epoch
-        return most if known is None else max(self._seen, min(most, known))
+        if known is not None:
+            return max(self._seen, min(most, known))
+        # data of unknown length: fit began a batch that there was not, and the optimizer knows
+        trained = self._iterations() - self._iterations_before
+        return trained if self._seen <= trained <= most else most
+
+    def _iterations(self) -> int:
+        """Steps of the optimizer; 0 where the number of batches is known anyway."""
+        if self._batches_per_epoch is not None:
+            return 0
+        counters = [v for v in self._fitting.optimizer.variables if v.path.endswith("iteration")]
+        return int(keras.ops.convert_to_numpy(counters[0].value)) if counters else 0
 
     def _is_due(self) -> bool:
         freq = self._arguments.save_freq
@@ -338,7 +355,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):
             return {}  # is of the end of an epoch, and computing the others takes time
-        return self.model.get_metrics_result()
+        model: Any = self.model
+        return model.get_metrics_result()
 
     def _save_and_stop(self) -> None:
         """The process was told to end: saves where it stands, and lets ``fit`` return."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,10 @@ def config_item(model: Any) -> dict[str, Any]:
     import keras
 
     try:
-        return {"config": json.dumps(keras.saving.serialize_keras_object(model))}
+        with warnings.catch_warnings():
+            # Keras' Variable.numpy() does not know of numpy 2's copy=: no business of who saves
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return {"config": json.dumps(keras.saving.serialize_keras_object(model))}
     except Exception as error:  # whatever a user's get_config may raise: weights are still saved
         logger.info("%s has no configuration to save: %s", model.name, error)
         return {"config": "", "reason": f"{type(error).__name__}: {error}"}

@@ -56,11 +56,7 @@ def go_around(inside: InsideFit, first: Any, last: Any) -> None:
     """Puts one callback before all others and one after them, from the next event on."""
     if inside.callbacks is None:
         return
-    others = [
-        other
-        for other in inside.callbacks.callbacks
-        if other is not last and type(other) is not type(first)
-    ]
+    others = [other for other in inside.callbacks.callbacks if other not in (first, last)]
     # a new list: the one that is being walked through right now stays as it is
     inside.callbacks.callbacks = [first, *others, last]
 

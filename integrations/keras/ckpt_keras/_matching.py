@@ -9,6 +9,7 @@ wrong layer.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ def _ranked(entries: Sequence[Named], strip: Any) -> list[tuple[Any, Named]] | N
         pattern = _NUMBER.sub("", path)
         keyed.append(((pattern, entry.kind), _numbers(path), entry))
     keyed.sort(key=lambda row: row[:2])
-    for one, other in zip(keyed, keyed[1:], strict=False):
+    for one, other in itertools.pairwise(keyed):
         if one[:2] == other[:2]:
             return None
     return [(key, entry) for key, _, entry in keyed]

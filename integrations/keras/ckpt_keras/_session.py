@@ -81,6 +81,10 @@ class Session:
             directory = self.checkpointer.directory
             print(f"\n{_where(progress)}: {how} step {step} to {directory} ({blocked:.3f} s)")
 
+    def took_for_unfinished(self, progress: Progress) -> bool:
+        """Whether this very state was saved as the middle of an epoch that it turned out to end."""
+        return progress.batch == 0 and self._unfinished == self._step(progress)
+
     def _step(self, progress: Progress) -> int:
         if progress.unit == "batch":
             return progress.batches

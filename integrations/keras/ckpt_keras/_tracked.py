@@ -13,7 +13,7 @@ from ckpt_core import Stateful, UnsupportedLeaf
 
 logger = logging.getLogger("ckpt_keras")
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _is_keras(value: Any) -> bool:
 
 def _copied(value: Any, where: str) -> Any:
     """A copy that later epochs leave alone."""
-    if isinstance(value, _PLAIN) or isinstance(value, np.generic):
+    if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):
         return type(value)(_copied(part, where) for part in value)

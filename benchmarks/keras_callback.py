@@ -1,0 +1,161 @@
+"""How long Keras callbacks hold up training: ours beside those of Keras, in one process, in turn.
+
+::
+
+    python benchmarks/keras_callback.py                 # a state of about 200 MB
+    python benchmarks/keras_callback.py --width 512     # smaller
+
+Blocking per save is the time from entering a callback's events to leaving them, summed over one
+epoch. *First* is the save with none before it, *pending* those that find another one on its way;
+``on_train_end`` is apart. Step time is that of ``fit`` with and without the callback, by epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import keras
+import numpy as np
+
+from ckpt_keras import OrbaxCheckpointCallback
+
+
+def make_model(width: int, layers: int) -> Any:
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(width, activation="relu") for _ in range(layers)]
+    model = keras.Sequential([keras.Input((width,)), *dense, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def state_bytes(model: Any) -> int:
+    variables = [*model.variables, *model.optimizer.variables]
+    return sum(int(np.prod(v.shape)) * v.value.dtype.itemsize for v in variables)
+
+
+def timed(callback: Any) -> tuple[Any, list[float], list[float]]:
+    """The callback with clocks around what it does after an epoch, and at the end of training."""
+    epochs: list[float] = []
+    ends: list[float] = []
+
+    def clocked(method: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+        def call(*arguments: Any, **named: Any) -> None:
+            started = time.perf_counter()
+            method(*arguments, **named)
+            seconds.append(time.perf_counter() - started)
+
+        return call
+
+    callback.on_epoch_end = clocked(callback.on_epoch_end, epochs)
+    callback.on_train_end = clocked(callback.on_train_end, ends)
+    return callback, epochs, ends
+
+
+def callbacks(folder: Path) -> dict[str, Callable[[], Any]]:
+    return {
+        "ckpt": lambda: OrbaxCheckpointCallback(folder / "ckpt", max_to_keep=1),
+        "ckpt, waiting": lambda: OrbaxCheckpointCallback(
+            folder / "sync", max_to_keep=1, save_on_background=False
+        ),
+        "OrbaxCheckpoint": lambda: keras.callbacks.OrbaxCheckpoint(folder / "orbax"),
+        "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint(folder / "m.keras"),
+        "BackupAndRestore": lambda: keras.callbacks.BackupAndRestore(folder / "backup"),
+    }
+
+
+def blocking(model: Any, data: Any, rounds: int, saves: int) -> dict[str, dict[str, float]]:
+    """Seconds per save, medians over rounds; every round asks all callbacks in turn."""
+    first: dict[str, list[float]] = {}
+    pending: dict[str, list[float]] = {}
+    end: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            for label, make in callbacks(Path(name)).items():
+                callback, epochs, ends = timed(make())
+                model.fit(
+                    *data, batch_size=len(data[0]), epochs=saves, verbose=0, callbacks=[callback]
+                )
+                first.setdefault(label, []).append(epochs[0])
+                pending.setdefault(label, []).append(statistics.median(epochs[1:]))
+                end.setdefault(label, []).append(ends[0])
+    return {
+        label: {
+            "first_secs": statistics.median(first[label]),
+            "pending_secs": statistics.median(pending[label]),
+            "end_secs": statistics.median(end[label]),
+        }
+        for label in first
+    }
+
+
+class Clock(keras.callbacks.Callback):
+    """Seconds of the steps of one epoch, before other callbacks have its end."""
+
+    seconds = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seconds = -time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds += time.perf_counter()
+
+
+def step_times(rounds: int, steps: int) -> dict[str, float]:
+    """Microseconds per step of a small model that saves once, after the last step of the epoch."""
+    model = make_model(32, 4)
+    x, y = np.ones((steps * 4, 32), "f4"), np.ones((steps * 4, 1), "f4")
+    model.fit(x, y, batch_size=4, verbose=0)
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            choices = {"none": None, **callbacks(Path(name))}
+            for label, make in choices.items():
+                if label == "ckpt, waiting":
+                    continue
+                clock = Clock()
+                extra = [] if make is None else [make()]
+                model.fit(x, y, batch_size=4, verbose=0, callbacks=[clock, *extra])
+                found.setdefault(label, []).append(clock.seconds / steps * 1e6)
+    return {label: statistics.median(values) for label, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--saves", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=500)
+    given = parser.parse_args()
+    model = make_model(given.width, given.layers)
+    data = np.ones((8, given.width), "f4"), np.ones((8, 1), "f4")
+    model.fit(*data, verbose=0)
+    print(
+        f"state: {state_bytes(model) / 1e6:.0f} MB, free: {shutil.disk_usage('/tmp').free / 1e9:.0f} GB"
+    )
+    result = {
+        "blocking": blocking(model, data, given.rounds, given.saves),
+        "step_micros": step_times(given.rounds, given.steps),
+    }
+    for label, row in result["blocking"].items():
+        print(f"{label:18}", *(f"{name} {secs * 1e3:8.1f} ms" for name, secs in row.items()))
+    for label, micros in result["step_micros"].items():
+        print(f"{label:18} {micros:8.0f} us a step")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

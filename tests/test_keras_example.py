@@ -1,0 +1,42 @@
+"""The example on handwritten digits: killed, started again, the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "integrations" / "keras")])
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "keras_fit.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "", "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_example_demonstrates_what_it_says():
+    pytest.importorskip("keras")
+    pytest.importorskip("sklearn")
+    done = example()
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "restored step 30" in done.stdout
+    assert "bit for bit" in done.stdout
+
+
+def test_the_example_can_fail(tmp_path: Path):
+    """A directory that holds something else is an error, and not a training from scratch."""
+    pytest.importorskip("keras")
+    pytest.importorskip("sklearn")
+    (tmp_path / "run").write_text("a file")
+    assert example("--directory", str(tmp_path / "run"), "--epochs", "1").returncode != 0
