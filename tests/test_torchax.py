@@ -128,6 +128,24 @@ def test_03_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
     assert other.head.weight is other.embed.weight
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_03_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
+    """What `only=` leaves out stays, also where it was tied to what it takes, or not."""
+
+    def make(seed: int, tied: bool = False) -> Any:
+        torch.manual_seed(seed)
+        return Net(tied) if plain else net(seed, tied=tied)
+
+    model, other = make(0, tied=True), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    before = values(other)
+    ckpt.restore(tmp_path / "a", model=other, only="norm.*")
+    assert values(other)["head.weight"].tolist() == before["head.weight"].tolist()
+    with pytest.warns(UserWarning, match="tied when saved"):
+        ckpt.restore(tmp_path / "a", model=other, only="embed.*")
+    assert same(values(other), values(model))
+
+
 def test_04_objects_that_were_made_before_see_the_new_values(tmp_path: Path):
     model = net(0).eval()
     tokens, _ = batch(0)
@@ -644,6 +662,52 @@ def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
         ckpt.restore(tmp_path / "a", **targets)
         losses, _, _ = train(model, weights, buffers, state, range(2, 4))
         assert (losses == expected) == (left_out is None), left_out
+
+
+def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
+    """Orbax's own, as the article's script writes it: weights by name, and two numbers."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    model, other = net(0), net(1)
+    weights = {name: value.jax() for name, value in model.state_dict().items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"weights": weights, "epoch": 2, "global_step": 200})
+    restored = ckpt.load(tmp_path / "a", {"weights": other, "epoch": 0, "global_step": 0})
+    assert restored["weights"] is other
+    assert int(restored["global_step"]) == 200
+    assert same(values(model), values(other))
+    ckpt.save(tmp_path / "b", model=model)
+    with ocp.StandardCheckpointer() as checkpointer:
+        theirs = checkpointer.restore(tmp_path / "b" / "model")
+    assert same({name: np.asarray(value) for name, value in theirs.items()}, values(model))
+
+
+def test_13_text_keys_of_other_tools_become_ints(tmp_path: Path):
+    """With the keys "0", "1" torch itself takes the state, and begins with zero moments."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+
+    def start() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, optimizer = start()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {
+        str(i): {"momentum_buffer": state["momentum_buffer"].numpy()}
+        for i, state in optimizer.state_dict()["state"].items()
+    }
+    groups = [{"lr": 0.1, "momentum": 0.9, "params": [0, 1]}]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"state": moments, "param_groups": groups})
+    _, fresh = start()
+    ckpt.load(tmp_path / "a", fresh, missing="keep")
+    state = fresh.state_dict()["state"]
+    assert list(state) == [0, 1]
+    assert torch.equal(
+        state[0]["momentum_buffer"], torch.from_numpy(moments["0"]["momentum_buffer"])
+    )
+    assert fresh.param_groups[0]["lr"] == 0.1
 
 
 def test_tpu_tensors_are_refused_by_type(tmp_path: Path):
