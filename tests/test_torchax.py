@@ -27,6 +27,7 @@ from torch import nn  # noqa: E402
 from torchax_nets import Net, batch, call_jax, jax_jit, net, same, torch_view, values  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
+from ckpt_core._results import Pending  # noqa: E402
 from ckpt_torchax import ADAPTER  # noqa: E402
 
 torchax = nets.torchax
@@ -272,15 +273,25 @@ def test_08_donation_right_after_a_save(tmp_path: Path):
     assert same(values(model), before)
 
 
-def test_09_memory_that_the_user_writes_to_is_copied(tmp_path: Path):
-    holder = Holder(tensor(np.full(2**23, 7, np.float32)))
-    plain = Holder(torch.full((2**23,), 7.0))
+def test_09_memory_that_the_user_writes_to_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    holder = Holder(tensor(np.full(1000, 7, np.float32)))
+    plain = Holder(torch.full((1000,), 7.0))
+    changed, run_save = threading.Event(), Pending._run
+
+    def wait_and_save(pending: Any) -> None:
+        assert changed.wait(30)
+        run_save(pending)
+
+    monkeypatch.setattr(Pending, "_run", wait_and_save)
     pending = ckpt.save_async(tmp_path / "a", jax=holder, plain=plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that the memory is not writable, and writes
         alias = holder.x.cpu()
         alias.mul_(0)
         plain.x.data.mul_(0)
+    changed.set()
     pending.result()
     assert float(holder.x.jax().max()) == 0, "torchax no longer aliases: this test tests nothing"
     saved = ckpt.load(tmp_path / "a", as_numpy=True)
@@ -482,6 +493,45 @@ def test_14_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: 
     assert {name: v.jax().sharding for name, v in other.state_dict().items()} == shardings
     assert len(other[0].weight.jax().sharding.device_set) == count
     assert same(values(model), values(other))
+
+
+def test_14_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
+    def start(count: int) -> tuple[Any, Any]:
+        model = shard(nn.Linear(8, 16, bias=False).to("jax"), count)
+        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+
+    model, optimizer = start(4)
+    model.weight.grad = torchax.tensor.Tensor(model.weight.jax() * 2, torchax.default_env())
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    moments = optimizer.state[model.weight]["momentum_buffer"].jax()
+    for count in (2, 8):
+        other, fresh = start(count)
+        ckpt.restore(tmp_path / "a", optimizer=fresh)
+        restored = fresh.state[other.weight]["momentum_buffer"].jax()
+        assert restored.sharding == other.weight.jax().sharding
+        np.testing.assert_array_equal(restored, moments)
+
+
+def test_13_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
+    on_cpu = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.AdamW(on_cpu.parameters())
+    on_cpu.weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    model = nn.Linear(4, 3, bias=False).to("jax")
+    fresh = torch.optim.AdamW(model.parameters())
+    ckpt.restore(tmp_path / "a", optimizer=fresh)
+    state = fresh.state[model.weight]
+    assert type(state["exp_avg"]) is torchax.tensor.Tensor
+    assert type(state["step"]) is torch.Tensor, "torch counts on the CPU"
+    ckpt.save(tmp_path / "b", optimizer=fresh)
+    back = torch.optim.AdamW(on_cpu.parameters())
+    ckpt.restore(tmp_path / "b", optimizer=back)
+    assert type(back.state[on_cpu.weight]["exp_avg"]) is torch.Tensor
+    assert torch.equal(
+        back.state[on_cpu.weight]["exp_avg"], optimizer.state[on_cpu.weight]["exp_avg"]
+    )
 
 
 # ------------------------------------------------------------------------ names and kinds
