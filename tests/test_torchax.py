@@ -27,6 +27,7 @@ from torch import nn  # noqa: E402
 from torchax_nets import Net, batch, call_jax, jax_jit, net, same, torch_view, values  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
+from ckpt_core._results import Pending  # noqa: E402
 from ckpt_torchax import ADAPTER  # noqa: E402
 
 torchax = nets.torchax
@@ -126,6 +127,24 @@ def test_03_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
     ckpt.save(tmp_path / "b", model=model)
     ckpt.restore(tmp_path / "b", model=other)  # equal: nothing to say
     assert other.head.weight is other.embed.weight
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_03_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
+    """What `only=` leaves out stays, also where it was tied to what it takes, or not."""
+
+    def make(seed: int, tied: bool = False) -> Any:
+        torch.manual_seed(seed)
+        return Net(tied) if plain else net(seed, tied=tied)
+
+    model, other = make(0, tied=True), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    before = values(other)
+    ckpt.restore(tmp_path / "a", model=other, only="norm.*")
+    assert values(other)["head.weight"].tolist() == before["head.weight"].tolist()
+    with pytest.warns(UserWarning, match="tied when saved"):
+        ckpt.restore(tmp_path / "a", model=other, only="embed.*")
+    assert same(values(other), values(model))
 
 
 def test_04_objects_that_were_made_before_see_the_new_values(tmp_path: Path):
@@ -254,15 +273,25 @@ def test_08_donation_right_after_a_save(tmp_path: Path):
     assert same(values(model), before)
 
 
-def test_09_memory_that_the_user_writes_to_is_copied(tmp_path: Path):
-    holder = Holder(tensor(np.full(2**23, 7, np.float32)))
-    plain = Holder(torch.full((2**23,), 7.0))
+def test_09_memory_that_the_user_writes_to_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    holder = Holder(tensor(np.full(1000, 7, np.float32)))
+    plain = Holder(torch.full((1000,), 7.0))
+    changed, run_save = threading.Event(), Pending._run
+
+    def wait_and_save(pending: Any) -> None:
+        assert changed.wait(30)
+        run_save(pending)
+
+    monkeypatch.setattr(Pending, "_run", wait_and_save)
     pending = ckpt.save_async(tmp_path / "a", jax=holder, plain=plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that the memory is not writable, and writes
         alias = holder.x.cpu()
         alias.mul_(0)
         plain.x.data.mul_(0)
+    changed.set()
     pending.result()
     assert float(holder.x.jax().max()) == 0, "torchax no longer aliases: this test tests nothing"
     saved = ckpt.load(tmp_path / "a", as_numpy=True)
@@ -466,6 +495,45 @@ def test_14_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: 
     assert same(values(model), values(other))
 
 
+def test_14_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
+    def start(count: int) -> tuple[Any, Any]:
+        model = shard(nn.Linear(8, 16, bias=False).to("jax"), count)
+        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+
+    model, optimizer = start(4)
+    model.weight.grad = torchax.tensor.Tensor(model.weight.jax() * 2, torchax.default_env())
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    moments = optimizer.state[model.weight]["momentum_buffer"].jax()
+    for count in (2, 8):
+        other, fresh = start(count)
+        ckpt.restore(tmp_path / "a", optimizer=fresh)
+        restored = fresh.state[other.weight]["momentum_buffer"].jax()
+        assert restored.sharding == other.weight.jax().sharding
+        np.testing.assert_array_equal(restored, moments)
+
+
+def test_13_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
+    on_cpu = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.AdamW(on_cpu.parameters())
+    on_cpu.weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    model = nn.Linear(4, 3, bias=False).to("jax")
+    fresh = torch.optim.AdamW(model.parameters())
+    ckpt.restore(tmp_path / "a", optimizer=fresh)
+    state = fresh.state[model.weight]
+    assert type(state["exp_avg"]) is torchax.tensor.Tensor
+    assert type(state["step"]) is torch.Tensor, "torch counts on the CPU"
+    ckpt.save(tmp_path / "b", optimizer=fresh)
+    back = torch.optim.AdamW(on_cpu.parameters())
+    ckpt.restore(tmp_path / "b", optimizer=back)
+    assert type(back.state[on_cpu.weight]["exp_avg"]) is torch.Tensor
+    assert torch.equal(
+        back.state[on_cpu.weight]["exp_avg"], optimizer.state[on_cpu.weight]["exp_avg"]
+    )
+
+
 # ------------------------------------------------------------------------ names and kinds
 
 
@@ -644,6 +712,52 @@ def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
         ckpt.restore(tmp_path / "a", **targets)
         losses, _, _ = train(model, weights, buffers, state, range(2, 4))
         assert (losses == expected) == (left_out is None), left_out
+
+
+def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
+    """Orbax's own, as the article's script writes it: weights by name, and two numbers."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    model, other = net(0), net(1)
+    weights = {name: value.jax() for name, value in model.state_dict().items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"weights": weights, "epoch": 2, "global_step": 200})
+    restored = ckpt.load(tmp_path / "a", {"weights": other, "epoch": 0, "global_step": 0})
+    assert restored["weights"] is other
+    assert int(restored["global_step"]) == 200
+    assert same(values(model), values(other))
+    ckpt.save(tmp_path / "b", model=model)
+    with ocp.StandardCheckpointer() as checkpointer:
+        theirs = checkpointer.restore(tmp_path / "b" / "model")
+    assert same({name: np.asarray(value) for name, value in theirs.items()}, values(model))
+
+
+def test_13_text_keys_of_other_tools_become_ints(tmp_path: Path):
+    """With the keys "0", "1" torch itself takes the state, and begins with zero moments."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+
+    def start() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, optimizer = start()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {
+        str(i): {"momentum_buffer": state["momentum_buffer"].numpy()}
+        for i, state in optimizer.state_dict()["state"].items()
+    }
+    groups = [{"lr": 0.1, "momentum": 0.9, "params": [0, 1]}]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"state": moments, "param_groups": groups})
+    _, fresh = start()
+    ckpt.load(tmp_path / "a", fresh, missing="keep")
+    state = fresh.state_dict()["state"]
+    assert list(state) == [0, 1]
+    assert torch.equal(
+        state[0]["momentum_buffer"], torch.from_numpy(moments["0"]["momentum_buffer"])
+    )
+    assert fresh.param_groups[0]["lr"] == 0.1
 
 
 def test_tpu_tensors_are_refused_by_type(tmp_path: Path):

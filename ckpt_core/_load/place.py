@@ -262,7 +262,7 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
     if array.dtype.kind in whole_numbers and (
         saved.kind in ("int", "bigint") or dtype.kind in whole_numbers
     ):
-        lost = converted.astype(array.dtype) != array
+        lost = np.asarray(converted != array)
         if lost.any():
             difference = Mismatch(
                 format_path(path), "dtype", f"{saved} {array[lost].flat[0]}", str(spec)

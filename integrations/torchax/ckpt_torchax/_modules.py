@@ -75,7 +75,7 @@ def wanted(module: Any, saved: Any) -> Any:
         for name in present or names[:1]:
             state.setdefault(name, _integers_as_saved(leaf, saved.get(name), value))
     if TIED in saved:
-        state[TIED] = saved[TIED]
+        state[TIED] = {first: dict.fromkeys(names, True) for first, names in saved[TIED].items()}
     return state
 
 
@@ -85,22 +85,33 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
     entries = _entries(module)
     first_of = {name: first for first, names in state.get(TIED, {}).items() for name in names}
     values: list[tuple[list[str], Any]] = []
+    untied: list[str] = []
     for names in _groups(entries):
-        sources = [name for name in names if name in state] or [first_of[name] for name in names]
+        sources = [name for name in names if name in state]
+        if not sources:
+            sources = [first_of[name] for name in names]
+            first = entries.get(sources[0])
+            if first is not None and _tensors.is_of(state[sources[0]], first):
+                continue  # only= left it out: this is what the target had, not what was saved
+            untied += [f"{name} = {first_of[name]}" for name in names if first is not None]
         _warn_of_lost_differences(names, [state[source] for source in sources])
         value = state[sources[0]]
         values.append((names, narrowed(value, names[0]) if _is_meta(entries[names[0]]) else value))
     for names, value in values:
-        tensor = entries[names[0]]
-        if _is_extra(names[0]):
-            _owner(module, names[0]).set_extra_state(_tensors.tensors_of(value))
-        elif isinstance(value, jax.ShapeDtypeStruct):
-            continue  # only= left it out
-        elif _is_meta(tensor):
-            replace(module, names, tensor, value)
-        else:
-            _tensors.write(tensor, value)
-    _warn_of_lost_ties(entries, first_of)
+        _set(module, names, entries[names[0]], value)
+    _warn_of_lost_ties(untied)
+
+
+def _set(module: Any, names: list[str], tensor: Any, value: Any) -> None:
+    """Sets one entry of a module, under all of its names."""
+    if _is_extra(names[0]):
+        _owner(module, names[0]).set_extra_state(_tensors.tensors_of(value))
+    elif isinstance(value, jax.ShapeDtypeStruct):
+        return  # only= left it out
+    elif _is_meta(tensor):
+        replace(module, names, tensor, value)
+    else:
+        _tensors.write(tensor, value)
 
 
 def select(module: Any, variable_type: type) -> Callable[[tuple[Any, ...], object], bool]:
@@ -240,16 +251,11 @@ def _same(one: Any, other: Any) -> bool:
     return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def _warn_of_lost_ties(entries: Mapping[str, Any], first_of: Mapping[str, str]) -> None:
+def _warn_of_lost_ties(untied: list[str]) -> None:
     """Several tensors were saved as one: says so, since they will drift apart."""
-    lost = [
-        f"{name} = {first}"
-        for name, first in first_of.items()
-        if name in entries and entries.get(first) is not entries[name]
-    ]
-    if lost:
+    if untied:
         _warn(
-            f"tied when saved, separate in the target: {', '.join(lost)}. Each has the saved value now, and training "
+            f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
             "would make them differ: tie them again after .to('jax'), which unties them"
         )
 

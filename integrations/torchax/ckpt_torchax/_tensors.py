@@ -65,6 +65,13 @@ def write(tensor: Any, value: Any) -> None:
         _write_cpu(tensor, _bits.from_numpy(np.asarray(value), "value"))
 
 
+def is_of(value: Any, tensor: Any) -> bool:
+    """Whether a value is the very one that ``read`` gives of a tensor."""
+    if _torchax.is_jax(tensor) or tensor.is_meta:
+        return value is read(tensor, "tensor") or isinstance(value, jax.ShapeDtypeStruct)
+    return isinstance(value, np.ndarray) and np.shares_memory(value, _bits.to_numpy(tensor, ""))
+
+
 def _write_cpu(tensor: torch.Tensor, value: torch.Tensor) -> None:
     with _bits.plain_torch(), torch.no_grad():
         if 0 in tensor.stride() and tensor.numel() > 1:
