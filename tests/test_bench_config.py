@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -283,3 +284,23 @@ def test_the_slurm_file_hands_the_variables_on(tmp_path: Path):
         "JAX_PROCESS_ID=3",
         "-m ckpt_core.cli bench run a suite.yaml -o /o/40123 --json",
     ]
+
+
+def test_what_the_document_shows_works():
+    text = (BENCHMARKS.parent / "docs/benchmarks.md").read_text()
+    (yaml_block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (python_block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    cases = expand(bench.parse_suite(yaml_block))
+    assert [case.label for case in cases] == ["ckpt", "orbax_v1"] * 2
+    names: dict[str, object] = {"__name__": __name__}
+    exec(python_block, names)
+    assert names["MyBenchmark"].options_class is names["MyOptions"]  # pyright: ignore
+    from ckpt_core.bench import generators
+    from ckpt_core.bench.generators import SaveLoadOptions
+    from ckpt_core.bench.libraries import NAMES
+
+    for name in [*vars(SaveLoadOptions()), *NAMES]:
+        assert f"`{name}`" in text, name
+    for name, value in vars(generators).items():
+        if isinstance(value, type) and issubclass(value, bench.BenchmarksGenerator):
+            assert f"`{name}`" in text, name

@@ -21,6 +21,12 @@ from ckpt_core.cli._spawn import _without_processes
 pytest.importorskip("typer")
 
 
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch):
+    """What the rest of a busy machine has to write is none of these tests' business."""
+    monkeypatch.setattr(os, "sync", lambda: None)
+
+
 @pytest.fixture
 def call(monkeypatch, capsys):
     """Runs ``ckpt`` in this process; gives (exit code, stdout, stderr)."""
