@@ -6,6 +6,8 @@ BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= all,test
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
+# Tests run in so many processes; 0 for one, where a debugger is wanted.
+WORKERS ?= 2
 
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.up-to-date
@@ -30,10 +32,10 @@ demo: $(STAMP)  ## train, kill in the middle of saves, resume, compare bit for b
 	@"$(PYTHON)" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
 
 test: lint types  ## style, types and the quick tests
-	@"$(PYTHON)" -m pytest -m "not slow and not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: lint types  ## the same with the long matrices
-	@"$(PYTHON)" -m pytest -m "not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not soak" $(PYTEST_ARGS)
 
 faults: $(STAMP)  ## only the tests that kill, cut and break
 	@"$(PYTHON)" -m pytest -m "faults" $(PYTEST_ARGS)
@@ -42,8 +44,8 @@ faults: $(STAMP)  ## only the tests that kill, cut and break
 soak: $(STAMP)  ## random work for a long time
 	@"$(PYTHON)" -m pytest -m "soak" $(PYTEST_ARGS) || test $$? -eq 5
 
-bench: $(STAMP)  ## every script in benchmarks/
-	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; "$(PYTHON)" "$$script"; done
+bench: $(STAMP)  ## ckpt beside Orbax in half a minute; benchmarks/ has more
+	@"$(PYTHON)" -m ckpt_core.cli bench run benchmarks/quick.yaml -o benchmarks/out/quick
 
 lint: $(STAMP)
 	@"$(PYTHON)" -m ruff check --quiet .
