@@ -362,6 +362,8 @@ class Write:
             # what is compressed is checked when it is decoded, and its stored bytes here
             if not large or item.record.form != "tree" or item.record.codec is not None:
                 continue
+            if len(item.texts) == len(item.names):
+                continue  # no array, hence no database
             index = read_index(Location(f"{attempt.path}/{item.name}", True), self._context)
             for key, extent in index.items():
                 if extent.file and not key.endswith("zarr.json"):
