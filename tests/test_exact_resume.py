@@ -181,6 +181,12 @@ def test_wrong_arguments(arguments: Any, error: Any, match: str, tmp_path: Path)
         check(train, directory=tmp_path, **arguments)
 
 
+def test_a_directory_is_used_once(tmp_path: Path) -> None:
+    check(train, directory=tmp_path)
+    with pytest.raises(ValueError, match="empty one"):
+        check(train, directory=tmp_path)
+
+
 def test_too_few_steps(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="reported 2 steps"):
         check(functools.partial(train, total=2), directory=tmp_path)
@@ -250,7 +256,8 @@ def test_the_fixture(tmp_path: Path) -> None:
     test.write_text(
         "from test_exact_resume import train\n"
         "def test_resume(assert_exact_resume):\n"
-        "    assert assert_exact_resume(train, interrupt_at=5).interrupted_at == (5,)\n"
+        "    for step in (4, 5):\n"
+        "        assert assert_exact_resume(train, interrupt_at=step).interrupted_at == (step,)\n"
         "def test_forgets(assert_exact_resume):\n"
         "    def forgetful(directory, report):\n"
         "        train(directory, report, forget='w')\n"

@@ -113,6 +113,9 @@ SPECIAL: dict[str, Factory] = {
     "noisy_sgd": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(1)),
     "scale_by_galore": lambda: contrib.scale_by_galore(rank=2),
     "scale_by_lbfgs": lambda: optax.scale_by_lbfgs(memory_size=2),
+    "scale_by_muon": lambda: contrib.scale_by_muon(
+        weight_dimension_numbers={"kernel": contrib.MuonDimensionNumbers()}
+    ),
 }
 
 COMBINED: dict[str, Factory] = {

@@ -61,6 +61,7 @@ def assert_exact_resume(
         AssertionError: a value differs (the first step and leaf are named), a resumed run skipped
             steps, or began at the start, so that nothing was tested.
         TypeError: ``train`` cannot be taken to a new process.
+        ValueError: the directory has been used before, or there are no such steps.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -80,6 +81,10 @@ def assert_exact_resume(
     if by not in ("exception", "SIGKILL", "SIGTERM"):
         raise ValueError(f"by must be 'exception', 'SIGKILL' or 'SIGTERM', got {by!r}")
     with _place(directory) as place:
+        if any((Path(place) / name).exists() for name in ("straight", "interrupted")):
+            raise ValueError(
+                f"directory={place!r} holds runs already: every check begins in an empty one"
+            )
 
         def run(name: str, stop_at: int | None) -> Run:
             where = Path(place) / name

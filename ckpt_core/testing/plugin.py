@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,4 +21,10 @@ def assert_exact_resume(tmp_path: Path) -> Callable[..., Any]:
     """
     from ckpt_core import testing  # jax, only for tests that ask for it
 
-    return functools.partial(testing.assert_exact_resume, directory=tmp_path / "exact_resume")
+    numbers = itertools.count()
+
+    def check(train: Callable[..., Any], **options: Any) -> Any:
+        options.setdefault("directory", tmp_path / f"exact_resume_{next(numbers)}")
+        return testing.assert_exact_resume(train, **options)
+
+    return check
