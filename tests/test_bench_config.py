@@ -136,6 +136,7 @@ GOOD = "suite_name: s\nbenchmarks:\n- generator: a.B\n"
         ),
         (GOOD + "checkpoint_config:\n  spec:\n    w: float", 6, "'int' and 'str' are"),
         (GOOD + "mesh_config: {ici_parallelism: {a: 1}}", 4, "lacks the key 'mesh_axes'"),
+        (GOOD + "mesh_config:\n  ici_parallelism: {}", 4, "lacks the key 'mesh_axes'"),
         (
             GOOD + "mesh_config:\n  mesh_axes: [data]\n  ici_parallelism:\n    dat: 2",
             7,

@@ -196,3 +196,26 @@ def test_files_are_counted_synced_and_dropped_from_the_cache(tmp_path: Path):
     drop_page_cache(tmp_path / "other")
     assert inventory(tmp_path) == (4, 2)
     assert (folder / "file").read_bytes() == b"123"
+
+
+def test_device_memory_where_the_backend_tells_it(monkeypatch):
+    gib = 1 << 30
+    stats = [{"bytes_in_use": gib, "peak_bytes_in_use": 2 * gib}, {"bytes_in_use": 0}]
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self._index = index
+
+        def memory_stats(self) -> dict[str, int]:
+            return dict(stats[self._index])
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(0), Device(1)])
+    metrics = bench.Metrics()
+    with metrics.measure("fill", ["device_memory"]):
+        stats[1] = {"bytes_in_use": 3 * gib, "peak_bytes_in_use": 4 * gib}
+    assert metrics.values["fill"]["7_memory/device_diff_gb"] == [2.0]
+    assert metrics.values["fill"]["7_memory/device_hbm_peak_diff_gb"] == [2.0]
+    monkeypatch.undo()
+    with metrics.measure("cpu", ["device_memory"]):
+        pass
+    assert set(metrics.values["cpu"]) == {"7_memory/jax_live_arrays_count_delta"}

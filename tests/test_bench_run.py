@@ -395,7 +395,7 @@ def test_the_loop_may_save_to_a_local_directory(tmp_path: Path):
 def test_what_ckpt_cannot_do_is_said_and_not_measured_as_if_it_did(tmp_path: Path):
     text = SMALL.replace("GENERATOR", "LoadAndBroadcast").replace("OPTIONS", "{}")
     (case,) = run(text, tmp_path).cases
-    assert case.skipped == "ckpt has no setting for broadcast"
+    assert case.skipped == "ckpt cannot load on one replica and broadcast"
 
 
 def test_traces_are_taken_once_and_do_not_count(tmp_path: Path):

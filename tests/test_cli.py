@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -380,3 +381,41 @@ def test_variables_of_a_run_go_together():
         _processes.join_from_environment(
             {"JAX_COORDINATOR_ADDRESS": "localhost", "JAX_PROCESS_ID": "0"}
         )
+
+
+@pytest.mark.slow
+def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
+    """The terminal tells parent and children; what ran is complete on the disk."""
+    text = SHARDED.replace("num_repeats: 2", "num_repeats: 500")
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ckpt_core.cli", "bench", "run", str(suite(text))),
+            *("-o", str(tmp_path / "out"), "--processes", "2"),
+        ],
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        seen = 0
+        for line in process.stderr:
+            seen += "done" in line
+            if seen == 3:
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    records = [
+        json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()
+    ]
+    assert sum(record["record"] == "run" for record in records) >= 3
+    # one that was caught waiting for the other in the middle of a save writes no more than that
+    if records[-1]["record"] == "end":
+        assert records[-1]["interrupted"] is True
+        assert "<h3>save</h3>" in (tmp_path / "out/report.html").read_text()

@@ -153,28 +153,33 @@ class JaxMonitoring:
 
 
 class DeviceMemory:
-    """Arrays that stayed alive, and the peak of device memory where the backend tells it."""
+    """Arrays that stayed alive; device memory, kept and at its peak, where the backend tells it."""
 
     def start(self) -> None:
-        self._arrays, self._peak = self._now()
+        self._arrays, self._memory = self._now()
 
     def stop(self) -> dict[str, float]:
-        arrays, peak = self._now()
+        arrays, memory = self._now()
         found = {"7_memory/jax_live_arrays_count_delta": float(arrays - self._arrays)}
-        if peak is not None and self._peak is not None:
-            found["7_memory/device_hbm_peak_diff_gb"] = (peak - self._peak) / GIB
+        for key, name in (("bytes_in_use", "device_diff_gb"), ("peak_bytes_in_use", _PEAK)):
+            before, after = self._memory.get(key), memory.get(key)
+            if before is not None and after is not None:
+                found[f"7_memory/{name}"] = (after - before) / GIB
         return found
 
     @staticmethod
-    def _now() -> tuple[int, int | None]:
+    def _now() -> tuple[int, dict[str, int]]:
+        """Live arrays, and of each number that devices tell the largest."""
         import jax
 
-        peaks = [
-            (device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()
-        ]
-        known = [peak for peak in peaks if peak is not None]
-        return len(jax.live_arrays()), max(known) if known else None
+        largest: dict[str, int] = {}
+        for device in jax.local_devices():
+            for key, value in (device.memory_stats() or {}).items():
+                largest[key] = max(value, largest.get(key, 0))
+        return len(jax.live_arrays()), largest
 
+
+_PEAK = "device_hbm_peak_diff_gb"
 
 # the rest are gauges and histograms, of which a difference says nothing
 _COUNTED = ("kvstore/", "cache/", "thread_pool/work_time_ns", "thread_pool/total_queue_time_ns")

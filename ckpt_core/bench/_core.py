@@ -37,6 +37,8 @@ class BenchmarkOptions:
     def label(self, name: str) -> str:
         """How a swept option reads in tables; empty for what goes without saying."""
         value = getattr(self, name)
+        if name == "library":
+            return str(value)
         plain = value is None or isinstance(value, bool)
         return f"{name}={json.dumps(value) if plain else value}"
 

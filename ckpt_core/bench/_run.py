@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -233,15 +234,36 @@ class _Loop:
         return repeat == warm_ups - 1 if kind == WARM_UP else warm_ups == 0 and repeat == 0
 
     def _agree(self, told: dict[str, Any]) -> list[dict[str, Any]]:
-        tag = f"bench/{next(self._agreements)}"
-        answers = self._processes.exchange(tag, json.dumps(told), AGREEMENT_SECS)
-        return [json.loads(answer) for answer in answers]
+        tag, text = f"bench/{next(self._agreements)}", json.dumps(told)
+        if self._processes.count == 1:
+            return [json.loads(text)]
+        return [json.loads(answer) for answer in _interruptible(self._processes, tag, text)]
 
     @staticmethod
     def _delete(*paths: Path | None) -> None:
         for path in paths:
             if path is not None and path.exists():
                 LocalForm().delete(str(path))
+
+
+def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
+    """An exchange in a thread: Ctrl-C does not reach a main thread that waits inside of jax."""
+    answers: list[list[str]] = []
+    errors: list[BaseException] = []
+
+    def exchange() -> None:
+        try:
+            answers.append(processes.exchange(tag, text, AGREEMENT_SECS))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=exchange, name="ckpt-bench-agree", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if errors:
+        raise errors[0]
+    return answers[0]
 
 
 def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def run_processes(count: int) -> int:
     try:
         return _wait(children)
     except KeyboardInterrupt:
-        _wait(children)  # the terminal told them too; they write what they have
+        # The terminal told them too, and they write what they have. One that waits for another in
+        # the middle of a save does not hear it.
+        _wait(children, time.monotonic() + _GRACE_SECS)
         return 130
     finally:
         for child in children:
@@ -47,8 +49,7 @@ def run_processes(count: int) -> int:
             child.wait()
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    deadline: float | None = None
+def _wait(children: list[subprocess.Popen[bytes]], deadline: float | None = None) -> int:
     while True:
         codes = [child.poll() for child in children]
         bad = next((code for code in codes if code), 0)
@@ -57,7 +58,7 @@ def _wait(children: list[subprocess.Popen[bytes]]) -> int:
         if bad and deadline is None:
             deadline = time.monotonic() + _GRACE_SECS
         if deadline is not None and time.monotonic() > deadline:
-            return bad if bad >= 0 else 1
+            return bad if bad >= 0 else 1  # the caller kills the rest
         time.sleep(_POLL_SECS)
 
 

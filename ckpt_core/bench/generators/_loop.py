@@ -23,6 +23,7 @@ from ckpt_core.bench._core import (
 from ckpt_core.bench._data import abstract, total_bytes
 from ckpt_core.bench._measure import Metrics
 from ckpt_core.bench._settle import settle
+from ckpt_core.bench.libraries import library
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ class CheckpointerLoop(BenchmarksGenerator):
             raise ckpt.CheckpointError(f"restored step {step} of {steps}, wanted {saved}")
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
-        return TestResult(metrics=metrics, notes={"steps kept": str(len(steps))})
+        return TestResult(
+            metrics=metrics, notes={"steps kept": str(len(steps)), "durable": manager.durable}
+        )
 
 
 def _directory(context: TestContext, local: bool) -> Path:
@@ -117,6 +120,8 @@ def _training(prefix: str) -> Callable[[Any], Any]:
 
 
 class _Ours:
+    durable = library("ckpt").default_durability
+
     def __init__(self, directory: Path, options: Any) -> None:
         self._checkpointer = ckpt.Checkpointer(
             directory,
@@ -146,6 +151,8 @@ class _Ours:
 
 
 class _Orbax:
+    durable = library("orbax_v0_manager").default_durability
+
     def __init__(self, directory: Path, options: Any) -> None:
         import orbax.checkpoint as ocp
 

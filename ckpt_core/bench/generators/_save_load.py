@@ -26,7 +26,6 @@ from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_lib
 _GIB = 2**30
 # Swept options as they read in tables; what a library does by itself goes without saying.
 _WORDS: dict[str, dict[Any, str]] = {
-    "library": {name: name for name in NAMES},
     "async_enabled": {True: "background", False: "foreground"},
     "durable": {True: "fsynced", False: "not fsynced"},
     "page_cache": {"warm": "warm cache", "cold": "cold cache"},

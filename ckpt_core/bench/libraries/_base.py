@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+_FLAGS = {
+    "broadcast": "cannot load on one replica and broadcast",
+    "replica_separate_folder": "cannot write each replica to a folder of its own",
+}
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -63,9 +68,9 @@ class Library:
         for name in ("ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"):
             if getattr(storage, name) is not None and name not in cls.tuned:
                 return f"has no setting for {name}"
-        for name in ("broadcast", "replica_separate_folder"):
+        for name, cannot in _FLAGS.items():
             if getattr(storage, name) and name not in cls.tuned:
-                return f"has no setting for {name}"
+                return cannot
         if storage.durable is False and cls.default_durability != "no" and not cls.skips_fsync:
             return "offers no save without fsync"
         return None
