@@ -13,7 +13,7 @@ from html import escape
 from ckpt_core.bench._stats import Summary
 from ckpt_core.bench._table import number
 
-WIDTH, LABEL, VALUE, ROW, PAD = 860, 250, 120, 26, 8
+WIDTH, LABEL, VALUE, ROW, PAD = 880, 250, 140, 26, 8
 COLOURS = 10
 
 

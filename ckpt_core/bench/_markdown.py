@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_core.bench._table import RATE, TIME, number
+from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, number
 from ckpt_core.bench._yaml import ConfigError
 
 
@@ -66,7 +66,7 @@ def _rows(cases: Sequence[Mapping[str, Any]], operation: str) -> Iterator[list[s
             number(metrics[RATE]["median"]) if RATE in metrics else "",
             f"{seconds['median'] / first:.2f}x" if first else "",
             "" if peak is None else number(peak["median"]),
-            case["notes"].get("durable", "") if operation.startswith("save") else "",
+            case["notes"].get("durable", "") if operation in ACKNOWLEDGED else "",
         ]
 
 

@@ -14,7 +14,7 @@ from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._page_style import STYLE
 from ckpt_core.bench._results import CaseResult, SuiteResult
 from ckpt_core.bench._stats import Summary
-from ckpt_core.bench._table import RATE, TIME, number
+from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, number
 
 FILE = "report.html"
 
@@ -120,7 +120,7 @@ _COLUMNS = (
 def _is_lost(case: CaseResult, operation: str) -> bool:
     """Whether a power cut right after this save loses it."""
     durable = case.notes.get("durable", "yes")
-    return operation.startswith("save") and not durable.startswith("yes")
+    return operation in ACKNOWLEDGED and not durable.startswith("yes")
 
 
 def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary]]]) -> str:
@@ -138,7 +138,7 @@ def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary
                 number(metrics[RATE].median) if RATE in metrics else "",
                 f"{seconds.median / first:.2f}x" if first else "",
                 "" if peak is None else f"{peak.median:.1f}",
-                case.notes.get("durable", "") if operation.startswith("save") else "",
+                case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
                 str(seconds.n),
             ]
         )

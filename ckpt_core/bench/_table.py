@@ -14,6 +14,8 @@ from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._results import CaseResult, SuiteResult
 
 TIME, RATE = "0_basics/time_s", "4_throughput/gb_per_s"
+# operations after which a save is acknowledged; the blocking part of one acknowledges nothing
+ACKNOWLEDGED = ("save", "save_background")
 
 
 def print_result(result: SuiteResult, console: Console) -> None:
@@ -72,7 +74,7 @@ def table_of(group: str, cases: list[CaseResult]) -> Table:
                 f"{number(seconds.min)} - {number(seconds.max)}",
                 number(metrics[RATE].median) if RATE in metrics else "",
                 f"{seconds.median / first:.2f}x" if position and first else "",
-                case.notes.get("durable", "") if operation.startswith("save") else "",
+                case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
                 end_section=position == len(rows) - 1,
             )
     return table
