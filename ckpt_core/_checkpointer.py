@@ -6,20 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import _processes
+from ckpt_core import _load, _processes
 from ckpt_core._decision import SaveDecision
 from ckpt_core._directory import refuse_file, resolve
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import logger
 from ckpt_core._fence import Fence
 from ckpt_core._inflight import InFlight
 from ckpt_core._inspect import describe_opened
-from ckpt_core._load import (
-    load_checkpoint,
-    make_request,
-    request_from,
-    restore_checkpoint,
-)
 from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
@@ -103,6 +96,7 @@ class Checkpointer:
         self._read_only = read_only
         self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
+        self._damaged: set[int] = set()
         self._unread = UnreadValues()
         self._fence = Fence(self._directory, self._form)
         self._processes = _processes.this_run()
@@ -113,9 +107,7 @@ class Checkpointer:
         )
         self._closed = False
         if not read_only and self._processes.index == 0:
-            removed = self._form.clean(self._directory)
-            if removed:
-                logger.info("%s: removed %d unfinished saves", self._directory, len(removed))
+            self._retention.clean()
 
     @property
     def directory(self) -> str:
@@ -168,7 +160,11 @@ class Checkpointer:
         if self._options.on_pending == "fail":
             self._in_flight.refuse_if_running()
         self._in_flight.wait()
-        self._steps.refuse_taken(step, overwrite)
+        if step in self._damaged and not overwrite:
+            self._damaged.remove(step)
+            if self._processes.index == 0:
+                self._retention.set_aside(step)
+        self._steps.refuse_taken(step, overwrite, self._damaged)
         work = prepare_save(
             self._steps.path(step) if overwrite else self._steps.new_path(step),
             chosen,
@@ -288,7 +284,8 @@ class Checkpointer:
     ) -> Restored | None:
         """The newest step that is whole, restored; None where the directory has no step.
 
-        A damaged step is skipped with a warning that names the damage, and never deleted. A
+        A damaged step is skipped with a warning that names the damage, and never deleted: when
+        training saves a step of that number again, it is moved to the directory ``damaged``. A
         mismatch between code and checkpoint is raised: the code is wrong, not the disk.
 
         Args:
@@ -300,13 +297,16 @@ class Checkpointer:
             StructureMismatch: the targets do not fit.
         """
         self._in_flight.wait()
-        request = make_request(only, rename, cast, missing, unexpected, options or self._options)
+        request = _load.make_request(
+            only, rename, cast, missing, unexpected, options or self._options
+        )
         chosen = {**(items or {}), **targets}
         restored = restore_newest(
             self._steps,
-            lambda step: restore_checkpoint(self._steps.opening(step), chosen, request, step),
+            lambda step: _load.restore_checkpoint(self._steps.opening(step), chosen, request, step),
             strict_latest,
             lambda steps: self._decision.steps_of_first(steps),
+            self._damaged,
         )
         if restored is not None:
             self._unread.watch(restored, chosen)
@@ -328,9 +328,13 @@ class Checkpointer:
     ) -> Restored:
         """One step restored into live objects; see ``ckpt_core.restore``."""
         self._in_flight.wait()
-        request = make_request(only, rename, cast, missing, unexpected, options or self._options)
+        request = _load.make_request(
+            only, rename, cast, missing, unexpected, options or self._options
+        )
         chosen = {**(items or {}), **targets}
-        restored = restore_checkpoint(self._steps.opening(step), chosen, request, check_step(step))
+        restored = _load.restore_checkpoint(
+            self._steps.opening(step), chosen, request, check_step(step)
+        )
         self._unread.watch(restored, chosen)
         return restored
 
@@ -340,8 +344,8 @@ class Checkpointer:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
         self._in_flight.wait()
         arguments.setdefault("options", self._options)
-        request = request_from("load", like, arguments)
-        return load_checkpoint(self._steps.opening(step), like, item, request, step)
+        request = _load.request_from("load", like, arguments)
+        return _load.load_checkpoint(self._steps.opening(step), like, item, request, step)
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None

@@ -19,6 +19,7 @@ def restore_newest(
     restore: Callable[[int], Restored],
     strict_latest: bool,
     agreed: Callable[[list[int]], list[int]],
+    damaged: set[int],
 ) -> Restored | None:
     """What ``restore`` gives for the newest step that it can; None where there is no step.
 
@@ -27,6 +28,7 @@ def restore_newest(
         restore: restores one of them.
         strict_latest: raise for the newest, instead of going back past it.
         agreed: what process 0 sees in the directory, for all to try the same steps.
+        damaged: gets the steps that were skipped.
 
     Raises:
         CheckpointCorrupt: there are steps, and none can be loaded; or the newest cannot, and
@@ -42,6 +44,7 @@ def restore_newest(
                 if strict_latest:
                     raise
                 failures.append((step, error))
+                damaged.add(step)
                 _warn(f"{steps.directory}: step {step} is damaged and skipped: {error}")
             except CheckpointNotFound:
                 if step in agreed(steps.all()):

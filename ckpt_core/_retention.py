@@ -11,6 +11,9 @@ from ckpt_core._options import Options
 from ckpt_core._policies import keep
 from ckpt_core._steps import Steps
 
+DAMAGED = "damaged"
+"""Name of the directory, beside the steps, for those that could not be restored."""
+
 
 class Retention:
     """Which steps of a directory stay, and the removal of the others."""
@@ -55,6 +58,22 @@ class Retention:
         except (OSError, CheckpointError) as error:
             self._tell("delete_failed", step, error)
             raise
+
+    def clean(self) -> None:
+        """Removes what dead writers left unfinished."""
+        removed = self._form.clean(self._steps.directory)
+        if removed:
+            logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
+
+    def set_aside(self, step: int) -> None:
+        """Makes room for a step whose number a damaged one has; that one is kept elsewhere.
+
+        Raises:
+            CheckpointError: an object store, which cannot rename.
+        """
+        path = self._steps.path(step)
+        self._form.delete(path, DAMAGED)
+        logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
 
     def _remove(self, step: int) -> None:
         path = self._steps.path(step)

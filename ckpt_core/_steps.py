@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
@@ -82,8 +82,13 @@ class Steps:
         """What is known of every step whose record can be read."""
         return [facts for step in self.all() if (facts := self.facts(step)) is not None]
 
-    def refuse_taken(self, step: int, overwrite: bool) -> None:
+    def refuse_taken(self, step: int, overwrite: bool, damaged: Set[int] = frozenset()) -> None:
         """Refuses to write a step that is there, or that newer ones would hide.
+
+        Args:
+            step: to be written.
+            overwrite: it may be there.
+            damaged: steps that hide nothing: nobody can resume from them.
 
         Raises:
             CheckpointExists: with what is there.
@@ -94,7 +99,7 @@ class Steps:
                 f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "
                 "overwrite=True to replace it"
             )
-        newer = [other for other in steps if other > step]
+        newer = [other for other in steps if other > step and other not in damaged]
         if newer and step not in steps:
             shown = ", ".join(map(str, newer[:5]))
             raise CheckpointExists(

@@ -311,3 +311,37 @@ def test_an_evaluator_that_follows(tmp_path: Path, caplog: Any) -> None:
             tree = evaluator.load(seen, only=during(save_later))
             assert whole(tree, step)
             shutil.rmtree(tmp_path / str(later))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_training_goes_on_past_a_damaged_step(tmp_path: Path, asynchronous: bool) -> None:
+    """A job that resumes from an older step must be able to save the next ones without help."""
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        for step in (10, 20, 30):
+            checkpointer.save(step, state(step))
+    (tmp_path / "30" / "ckpt.json").write_bytes(b"damaged")
+    (tmp_path / "20" / "state" / "manifest.ocdbt").write_bytes(b"damaged")
+    with ckpt.Checkpointer(tmp_path, max_to_keep=2, asynchronous=asynchronous) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="damaged and skipped"):
+            restored = checkpointer.restore_latest(state=state(0))
+        assert restored is not None
+        assert whole(restored["state"], restored.step or 0)
+        for step in (15, 20, 25, 30):
+            assert checkpointer.save(step, state(step + 1))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [25, 30]
+        assert whole(checkpointer.load(30), 31)
+    assert sorted(os.listdir(tmp_path / "damaged")) == ["20", "30"]
+    assert (tmp_path / "damaged" / "30" / "ckpt.json").read_bytes() == b"damaged"
+    assert steps_of(tmp_path) == [25, 30]
+
+
+def test_a_step_that_was_not_found_damaged_still_hides(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(30, state(30))
+    (tmp_path / "30" / "ckpt.json").write_bytes(b"damaged")
+    with (
+        ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer,
+        pytest.raises(ckpt.CheckpointExists, match="rollback_to"),
+    ):
+        checkpointer.save(15, state(15))

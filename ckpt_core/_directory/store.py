@@ -95,8 +95,8 @@ class StoreForm:
     def delete(self, path: str, trash: str | None = None) -> None:
         if trash is not None:
             raise CheckpointError(
-                f"{path}: an object store cannot rename, so nothing can be moved to {trash!r}: use "
-                "Options(trash_directory=None) there"
+                f"{path}: an object store cannot rename, so nothing can be moved to {trash!r}: delete it, and "
+                "leave Options(trash_directory=) out there"
             )
         keys = self._open(path)
         keys.delete_all(RECORD)  # without its record it no longer exists

@@ -315,7 +315,9 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         """Steps of the optimizer; 0 where the number of batches is known anyway."""
         if self._batches_per_epoch is not None:
             return 0
-        counters: list[Any] = [v for v in self._fitting.optimizer.variables if v.path.endswith("iteration")]
+        counters: list[Any] = [
+            v for v in self._fitting.optimizer.variables if v.path.endswith("iteration")
+        ]
         return int(counters[0].value) if counters else 0
 
     def _is_due(self) -> bool:
