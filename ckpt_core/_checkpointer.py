@@ -43,8 +43,7 @@ class Checkpointer:
         best_mode: ``"min"`` or ``"max"``; required with ``best_metric``.
         save_policy, keep_policy: policies of ``ckpt.when`` and ``ckpt.keep``, instead of the above.
         step_prefix, step_format_fixed_length: names of step directories, as in Orbax.
-        asynchronous: write in the background; ``save`` then returns when the state is safe from
-            what the caller does next.
+        asynchronous: write in the background what ``save`` took a snapshot of.
         read_only: never write anything; for evaluators.
         options: see ``Options``.
 
