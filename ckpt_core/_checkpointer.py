@@ -182,7 +182,7 @@ class Checkpointer:
             work()
             self._mine.add(step)
             if self._processes.index == 0:
-                self._retention.apply()
+                self._retention.apply(step)
 
         self._in_flight.start(step, save_and_retain) if self._asynchronous else save_and_retain()
         return True

@@ -26,9 +26,15 @@ class Retention:
         self._policy = policy
         self._options = options
         self._unneeded_since: dict[int, float] = {}
+        self._known: dict[int, keep.StepFacts] = {}
 
-    def apply(self) -> list[int]:
-        """Deletes what no policy keeps, and gives it; a failure is reported and not fatal."""
+    def apply(self, saved: int) -> list[int]:
+        """Deletes what no policy keeps, and gives it; a failure is reported and not fatal.
+
+        Args:
+            saved: the step that was just committed; what was known of it no longer holds.
+        """
+        self._known.pop(saved, None)
         deleted: list[int] = []
         for step in self._due():
             try:
@@ -72,6 +78,7 @@ class Retention:
             CheckpointError: an object store, which cannot rename.
         """
         path = self._steps.path(step)
+        self._known.pop(step, None)
         self._form.delete(path, DAMAGED)
         logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
 
@@ -79,6 +86,7 @@ class Retention:
         path = self._steps.path(step)
         self._form.delete(path, self._options.trash_directory)
         self._unneeded_since.pop(step, None)
+        self._known.pop(step, None)
         logger.info("deleted %s", path)
         self._tell("deleted", step)
 
@@ -89,6 +97,7 @@ class Retention:
 
     def explain(self) -> dict[int, str]:
         """For every step whether it stays, and why."""
+        self._known.clear()  # whoever asks may not be the one who writes
         steps = self._steps.all()
         kept = self._kept(steps)
         return {
@@ -108,8 +117,15 @@ class Retention:
         grace_secs = self._options.delete_grace_secs
         return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
 
+    def _facts(self, step: int) -> keep.StepFacts | None:
+        """What is known of a step; read once, since thousands may stay."""
+        facts = self._known.get(step) or self._steps.facts(step)
+        if facts is not None:
+            self._known[step] = facts
+        return facts
+
     def _kept(self, steps: list[int]) -> dict[int, str]:
-        facts = {step: self._steps.facts(step) for step in steps}
+        facts = {step: self._facts(step) for step in steps}
         known = [entry for entry in facts.values() if entry is not None]
         kept = (self._policy or keep.all())(known)
         for step, entry in facts.items():

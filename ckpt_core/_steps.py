@@ -26,20 +26,39 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest committed step, or None."""
-        return max(self._committed(), default=None)
+        names = self._names_of_steps()
+        for step in sorted(names, reverse=True):  # the newest is asked first, and mostly alone
+            if self._first_committed(names[step]) is not None:
+                return step
+        return None
 
     def new_path(self, step: int) -> str:
         """Where a step of this number is to be written."""
         return f"{self.directory}/{self._names.name(step)}"
 
-    def _committed(self) -> dict[int, str]:
-        """Step -> name of its directory; of two names for one step, the one we would write."""
-        found: dict[int, str] = {}
+    def _names_of_steps(self) -> dict[int, list[str]]:
+        """Step -> names of directories that may be it; of two, the one we would write is first."""
+        found: dict[int, list[str]] = {}
         for name in self._form.children(self.directory):
             step = self._names.parse(name)
-            if step is None or not self._form.is_checkpoint(f"{self.directory}/{name}"):
+            if step is None:
                 continue
-            if step not in found or name == self._names.name(step):
+            names = found.setdefault(step, [])
+            names.insert(0 if name == self._names.name(step) else len(names), name)
+        return found
+
+    def _first_committed(self, names: list[str]) -> str | None:
+        for name in names:
+            if self._form.is_checkpoint(f"{self.directory}/{name}"):
+                return name
+        return None
+
+    def _committed(self, at_least: int = 0) -> dict[int, str]:
+        """Step -> name of its directory, from a step on: each is looked into."""
+        found: dict[int, str] = {}
+        for step, names in self._names_of_steps().items():
+            name = self._first_committed(names) if step >= at_least else None
+            if name is not None:
                 found[step] = name
         return found
 
@@ -93,7 +112,7 @@ class Steps:
         Raises:
             CheckpointExists: with what is there.
         """
-        steps = self.all()
+        steps = sorted(self._committed(at_least=step))
         if step in steps and not overwrite:
             raise CheckpointExists(
                 f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "

@@ -345,3 +345,39 @@ def test_a_step_that_was_not_found_damaged_still_hides(tmp_path: Path) -> None:
         pytest.raises(ckpt.CheckpointExists, match="rollback_to"),
     ):
         checkpointer.save(15, state(15))
+
+
+def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts, not times: a save reads one record and looks into no step that is older."""
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(0, state(0))
+    for step in range(1, 300):
+        shutil.copytree(tmp_path / "0", tmp_path / str(step))
+    looked: list[str] = []
+    records: list[str] = []
+    real_look, real_read = LocalForm.is_checkpoint, LocalForm.read
+
+    def look(self: Any, path: str) -> bool:
+        looked.append(path)
+        return real_look(self, path)
+
+    def read(self: Any, path: str, name: str) -> bytes | None:
+        if name == "ckpt.json":
+            records.append(path)
+        return real_read(self, path, name)
+
+    monkeypatch.setattr(LocalForm, "is_checkpoint", look)
+    monkeypatch.setattr(LocalForm, "read", read)
+    with ckpt.Checkpointer(
+        tmp_path, keep_policy=keep.every_steps(1), asynchronous=False
+    ) as checkpointer:
+        assert looked == records == []
+        assert checkpointer.latest_step() == 299
+        assert len(looked) == 1
+        assert checkpointer.save(300, state(300))
+        assert len(records) == 301  # each once: the policy has to know them
+        looked.clear()
+        records.clear()
+        assert checkpointer.save(301, state(301))
+        assert [os.path.basename(path) for path in records] == ["301"]
+        assert len(looked) <= 2 * 302  # two listings by retention, in the background
