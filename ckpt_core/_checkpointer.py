@@ -148,7 +148,7 @@ class Checkpointer:
         """
         self._refuse_if_read_only("save")
         self._in_flight.raise_failure()
-        step = check_step(step)
+        self._preemption.is_at(step := check_step(step))
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
         if not overwrite and (step in self._mine or step == self._in_flight.step):
@@ -197,8 +197,8 @@ class Checkpointer:
     def should_stop(self) -> bool:
         """Whether this run was told to stop (SIGTERM); asking makes it listen from then on.
 
-        Whoever listened before still hears the signal. Where nobody did, the first one is only
-        noted, so that the loop can save and end; a second one ends the process.
+        Whoever listened before still hears the signal; where nobody did, the first one is only noted
+        and a second one ends the process. Of several, jax's service listens: all stop at one step.
         """
         return self._preemption.should_stop
 

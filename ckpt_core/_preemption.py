@@ -63,7 +63,10 @@ class StopSignal:
 
 
 class Preemption:
-    """The signal of this process, or the agreement of all of them.
+    """The signal of this process; where several run, what all of them agreed on.
+
+    There jax's preemption service listens to the signal, in every process, and its sync point gives
+    all the same step to stop at. A handler of ours would take the signal away from it.
 
     Args:
         processes: of this run.
@@ -76,13 +79,21 @@ class Preemption:
         self._asked = bool(getattr(policy, "listens", False))
         self._signal = StopSignal(options.stop_signals)
         self._agreed_at: float | None = None
+        self._step = 0
+        self._asked_at_step: int | None = None
         self._grace_secs = options.grace_secs
-        if self._asked:
+        if self._asked and self._alone:
             self._signal.listen()
+
+    def is_at(self, step: int) -> None:
+        """The run is at this step now: all processes say so, for each step."""
+        self._step = step
 
     @property
     def should_stop(self) -> bool:
-        """Whether the signal came; listens from now on."""
+        """Whether the signal came; listens from now on. With several processes, for this step."""
+        if not self._alone:
+            return self._agreed(self._step)
         self._signal.listen()
         return self._signal.noticed_at is not None
 
@@ -92,15 +103,17 @@ class Preemption:
 
     def wants(self, step: int) -> bool:
         """For save policies: whether this step is to be saved since the run will stop."""
-        if self._alone or not self._asked:
+        if self._alone:
             return self._signal.noticed_at is not None
-        return self._agreed(step)
+        return self._asked and self._agreed(step)
 
     def _agreed(self, step: int) -> bool:
-        agreed = preemption_sync_point(step)
-        if agreed and self._agreed_at is None:
-            self._agreed_at = time.monotonic()
-        return agreed
+        # the sync point is one step, asked about once; what was agreed stays
+        if self._agreed_at is None and step != self._asked_at_step:
+            self._asked_at_step = step
+            if preemption_sync_point(step):
+                self._agreed_at = time.monotonic()
+        return self._agreed_at is not None
 
     def secs_left(self) -> float | None:
         """How much of the grace period is left; None where nobody said to stop, or how long it is."""

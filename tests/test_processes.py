@@ -401,3 +401,34 @@ report(exists=exists, unsupported=unsupported)
     for index, what in ((1, "exists"), (0, "unsupported")):
         error = told[index][what]  # told, not waited for
         assert error["type"] in ("CheckpointError", "CheckpointExists"), error
+
+
+@pytest.mark.parametrize("how", ["policy", "poll", "ask"])
+def test_all_stop_at_the_same_step(together, how):
+    """SIGTERM to one of two: jax's preemption sync point makes both stop at one later step."""
+    told = together(
+        f"how = {how!r}"
+        + """
+import signal
+import jax.experimental.multihost_utils
+policy = ckpt.when.preempted() if how == "policy" else ckpt.when.at_steps([])
+stopped = None
+with ckpt.Checkpointer(f"{directory}/steps", save_policy=policy, options=options) as checkpointer:
+    for step in range(400):
+        meet_step = jax.experimental.multihost_utils.sync_global_devices if step % 20 == 0 else None
+        if meet_step:
+            meet_step(f"step {step}")
+        if index == 1 and step == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        checkpointer.save(step, state(step))
+        if checkpointer.reached_preemption(step) if how == "ask" else checkpointer.should_stop:
+            stopped = step
+            checkpointer.save(step, state(step), force=True)
+            break
+report(stopped=stopped, steps=checkpointer.all_steps())
+"""
+    )
+    assert told[0]["stopped"] is not None
+    assert told[0] == told[1]
+    assert told[0]["steps"] == [told[0]["stopped"]]
