@@ -51,9 +51,9 @@ def raised(call):
 
 def meet(name, who=None):
     # a barrier of the test's own, as files
-    open(f"{directory}.{name}.{index}", "w").close()
+    open(f"{directory}.{port}.{name}.{index}", "w").close()
     deadline = time.monotonic() + 60
-    while not all(os.path.exists(f"{directory}.{name}.{n}") for n in who or range(count)):
+    while not all(os.path.exists(f"{directory}.{port}.{name}.{n}") for n in who or range(count)):
         assert time.monotonic() < deadline, f"nobody came to {name}"
         time.sleep(0.02)
 
