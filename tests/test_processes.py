@@ -262,12 +262,12 @@ def test_a_process_that_leaves_in_the_middle(together, tmp_path):
     told = together("""
 from ckpt_core import _processes
 short = ckpt.Options(timeout_secs=1.5)
-exchange = _processes.Processes.exchange
-def gone(self, tag, value, timeout_secs):
+agree = _processes.Processes.agree
+def gone(self, tag, *arguments):
     if index == 1 and tag.endswith("/written"):
         report()
-    return exchange(self, tag, value, timeout_secs)
-_processes.Processes.exchange = gone
+    return agree(self, tag, *arguments)
+_processes.Processes.agree = gone
 meet("ready")
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
 report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])
