@@ -227,3 +227,43 @@ def test_what_jax_cannot_make_is_no_case_here() -> None:
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
     with pytest.raises(ValueError, match="evenly divide"):
         jax.device_put(np.zeros((4, 2), np.float32), sharding)
+
+
+UNSHARED = """
+# one path that leads elsewhere in each process, as it does where every host has a disk of its own
+os.makedirs(f"{directory}/{index}")
+os.chdir(f"{directory}/{index}")
+mesh = Mesh(np.array(jax.devices()), ("a",))
+sharding = NamedSharding(mesh, P("a"))
+tree = {"w": jax.make_array_from_callback((8,), sharding, lambda where: np.arange(8.0)[where])}
+wrote = []
+from ckpt_core._storage import database
+plain = database.ArrayWriter.__init__
+def noting(self, *arguments, **named):
+    wrote.append(1)
+    plain(self, *arguments, **named)
+database.ArrayWriter.__init__ = noting
+alone = raised(lambda: ckpt.save("/proc/self/cwd/one", tree, options=options))
+with ckpt.Checkpointer("/proc/self/cwd/steps", asynchronous=False, options=options) as steps:
+    in_steps = raised(lambda: steps.save(0, tree))
+before = list(wrote)
+meet("tried")
+left = sorted(path for path in os.listdir(".") if path != "steps")
+ckpt.save(f"{directory}/shared", tree, options=options)
+report(alone=alone, in_steps=in_steps, wrote=before, left=left, after=len(wrote))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
+def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    told = reports(launch(UNSHARED, directory))
+    for process in told:
+        for error in (process["alone"], process["in_steps"]):
+            assert error["type"] == "CheckpointError"
+            assert "is not a directory that all processes share" in error["text"]
+            assert "process 1 does not see what process 0 wrote" in error["text"]
+            assert error["secs"] < 30
+        assert process["wrote"] == [] and process["left"] == []
+        assert process["after"] == 1
+    assert ckpt.verify(directory / "shared").ok
