@@ -7,6 +7,7 @@ a chunk is cut into *blocks* of whole rows, the unit of a checksum.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -34,6 +35,12 @@ def region_shape(region: Region) -> Shape:
 def region_slices(region: Region) -> tuple[slice, ...]:
     """The region as slices."""
     return tuple(slice(start, stop) for start, stop in region)
+
+
+def within(inner: Region, outer: Region) -> tuple[slice, ...]:
+    """``inner`` as slices that count from the first element of ``outer``."""
+    pairs = zip(inner, outer, strict=True)
+    return tuple(slice(a - start, b - start) for (a, b), (start, _) in pairs)
 
 
 @functools.lru_cache(4096)
@@ -216,21 +223,51 @@ def coalesce(
     return reads
 
 
-def share_replicas(
-    regions: dict[Region, list[int]], size_bytes: dict[Region, int]
-) -> dict[Region, int]:
-    """Which of its holders writes each region, so that all write about the same.
+_SHARE_BYTES = 4 * 1024 * 1024
+"""Regions up to this size are written whole by one of their holders."""
 
-    Every process computes the same answer from the same sharding, without talking.
 
-    Args:
-        regions: for every distinct region the processes that hold it.
-        size_bytes: of each region.
+def shared_chunk_bytes(region_bytes: int, holders: int, chunk_bytes: int) -> int:
+    """The largest chunk of a region that several processes hold: each may write its part of it."""
+    if holders == 1:
+        return chunk_bytes
+    return min(chunk_bytes, max(_SHARE_BYTES, -(-region_bytes // holders)))
+
+
+class Shares:
+    """Which of its holders writes each region or part of one, so that all write about the same.
+
+    Processes that hold the same regions take turns by bytes, over all arrays of a tree. Each asks
+    for the regions that it holds itself, in the same order as the others that hold them: they come
+    to the same answers without talking, and without looking at what they do not hold.
     """
-    load: dict[int, int] = {}
-    owner: dict[Region, int] = {}
-    for region in sorted(regions, key=lambda item: (len(regions[item]), item)):
-        process = min(sorted(set(regions[region])), key=lambda holder: load.get(holder, 0))
-        load[process] = load.get(process, 0) + size_bytes[region]
-        owner[region] = process
-    return owner
+
+    def __init__(self) -> None:
+        self._loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+
+    def writer(self, holders: tuple[int, ...], size_bytes: int) -> int:
+        """The process that writes the next ``size_bytes`` of what these processes hold."""
+        if len(holders) == 1:
+            return holders[0]
+        # in index order this is a heap already
+        loads = self._loads.setdefault(holders, [(0, process) for process in holders])
+        load, process = loads[0]
+        heapq.heapreplace(loads, (load + size_bytes, process))
+        return process
+
+    def parts(
+        self, region: Region, holders: tuple[int, ...], chunk: Shape, itemsize: int, process: int
+    ) -> list[Region]:
+        """What of a region ``process`` writes, in whole chunks."""
+        if len(holders) == 1:
+            return [region] if holders[0] == process else []
+        found: list[Region] = []
+        whole_region = True
+        for part in chunk_parts(region, chunk):
+            size_bytes = itemsize * math.prod(region_shape(part.in_region))
+            if self.writer(holders, size_bytes) != process:
+                whole_region = False
+                continue
+            corner = zip(part.in_region, region, strict=True)
+            found.append(tuple((a + start, b + start) for (a, b), (start, _) in corner))
+        return [region] if found and whole_region else found

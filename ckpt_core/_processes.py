@@ -6,10 +6,12 @@ No device collective is used, so every call is safe from a background thread.
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,51 +40,118 @@ class Processes:
     index: int
     count: int
 
-    def exchange(self, tag: str, value: str, timeout_secs: float) -> list[str]:
-        """The values of all processes, by index; returns when all have called it.
+    def agree(
+        self, tag: str, value: str, judge: Callable[[list[str]], str], timeout_secs: float
+    ) -> str:
+        """What process 0 makes of the values of all; returns when all have called it.
+
+        A process sends one value and fetches one answer, however many there are.
 
         Args:
             tag: names the agreement; the same on all processes, never used twice.
             value: what this process contributes.
+            judge: makes the answer of the values, by index; called on process 0 alone.
             timeout_secs: how long to wait for the slowest.
 
         Raises:
             BarrierTimeout: with the indices of those that did not come.
         """
         if self.count == 1:
-            return [value]
+            return judge([value])
         client = _client()
-        _put(client, f"ckpt/{tag}/{self.index}", value)
+        with self._lost(tag):
+            client.key_value_set(f"ckpt/{tag}/{self.index}", value)
+            if self.index > 0:
+                return self._fetch(client, tag, timeout_secs)
+            answer = judge(self._collect(client, tag, timeout_secs))
+            _put(client, f"ckpt/{tag}.answer", answer)
+            client.key_value_delete(f"ckpt/{tag}/")  # all values at once: nobody needs them now
+            return answer
+
+    def exchange(self, tag: str, value: str, timeout_secs: float) -> list[str]:
+        """The values of all processes, by index; arguments and errors as for ``agree``.
+
+        For few and small values: every process receives what every other one sent.
+        """
+        return json.loads(self.agree(tag, value, json.dumps, timeout_secs))
+
+    def _collect(self, client: Any, tag: str, timeout_secs: float) -> list[str]:
+        """Process 0: waits for the values of all."""
         began = time.monotonic()
-        values: dict[int, str] = {}
+        report_secs = _REPORT_SECS
+        while True:
+            listing = time.monotonic()
+            values = self._arrived(client, tag)
+            now = time.monotonic()
+            absent = [process for process in range(self.count) if process not in values]
+            if not absent:
+                return [values[process] for process in range(self.count)]
+            waited_secs = now - began
+            if waited_secs >= timeout_secs:
+                raise self._late(tag, timeout_secs, absent)
+            if waited_secs >= report_secs:
+                self._report(tag, waited_secs, absent)
+                report_secs = waited_secs + _REPORT_SECS
+            wait_secs = min(timeout_secs, report_secs) - waited_secs
+            _wait_for(client, f"ckpt/{tag}/{absent[-1]}", wait_secs)
+            # where they arrive one by one, a listing for each would be quadratic
+            time.sleep(now - listing)
+
+    def _fetch(self, client: Any, tag: str, timeout_secs: float) -> str:
+        """The others: wait for the answer of process 0."""
+        began = time.monotonic()
         while True:
             left_secs = began + timeout_secs - time.monotonic()
-            absent = [process for process in range(self.count) if process not in values]
-            try:
-                for process in absent:
-                    wait_secs = min(max(left_secs, 0.001), _REPORT_SECS)
-                    key = f"ckpt/{tag}/{process}"
-                    values[process] = client.blocking_key_value_get(key, int(wait_secs * 1000) or 1)
-                return [values[process] for process in range(self.count)]
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise
-            absent = [process for process in absent if not _arrived(client, tag, process, values)]
+            found = _wait_for(client, f"ckpt/{tag}.answer", min(left_secs, _REPORT_SECS))
+            if found is not None:
+                return found
             waited_secs = time.monotonic() - began
-            if absent and waited_secs >= timeout_secs:
-                raise BarrierTimeout(
-                    f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} "
-                    f"of {self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)",
-                    absent=absent,
-                )
-            if absent:
-                logger.warning(
-                    "process %d has waited %.0f s for processes %s at %r",
-                    self.index,
-                    waited_secs,
-                    absent,
-                    tag,
-                )
+            if waited_secs < timeout_secs:
+                # process 0 tells of all others that are late
+                if _try_get(client, f"ckpt/{tag}/0") is None:
+                    self._report(tag, waited_secs, [0])
+                continue
+            values = self._arrived(client, tag)
+            found = _try_get(client, f"ckpt/{tag}.answer")
+            if found is not None:
+                return found
+            absent = [process for process in range(self.count) if process not in values]
+            raise self._late(tag, timeout_secs, absent or [0])
+
+    def _arrived(self, client: Any, tag: str) -> dict[int, str]:
+        """The values that have come, by process."""
+        entries = client.key_value_dir_get(f"ckpt/{tag}/")
+        return {int(key.rpartition("/")[2]): value for key, value in entries}
+
+    def _report(self, tag: str, waited_secs: float, absent: list[int]) -> None:
+        logger.warning(
+            "process %d has waited %.0f s for processes %s at %r",
+            self.index,
+            waited_secs,
+            absent,
+            tag,
+        )
+
+    def _late(self, tag: str, timeout_secs: float, absent: list[int]) -> BarrierTimeout:
+        return BarrierTimeout(
+            f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} of "
+            f"{self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)",
+            absent=absent,
+        )
+
+    @contextlib.contextmanager
+    def _lost(self, tag: str) -> Generator[None]:
+        """Names process 0 where the service, which runs in it, does not answer any more."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith(("UNAVAILABLE", "CANCELLED")):
+                raise
+            raise BarrierTimeout(
+                f"process {self.index} lost the coordination service at {tag!r}: processes [0] of "
+                f"{self.count}, where it runs, are dead or out of reach",
+                absent=[0],
+            ) from error
 
     def together(
         self,
@@ -105,22 +174,38 @@ class Processes:
             error = caught
         if self.count > 1:
             mine = "" if error is None else f"{type(error).__name__}: {error}"
-            for index, text in enumerate(self.exchange(tag, mine, timeout_secs)):
-                if text and error is None:
-                    raise failed(index, text)
+            first = self.agree(tag, mine, _first_failure, timeout_secs)
+            if first and error is None:
+                raise failed(*json.loads(first))
         if error is not None:
             raise error
         return result
 
 
-def _arrived(client: Any, tag: str, process: int, values: dict[int, str]) -> bool:
-    """Takes the value of a process that has come meanwhile, without waiting for it."""
-    if process not in values:
-        try:
-            values[process] = client.key_value_try_get(f"ckpt/{tag}/{process}")
-        except jax.errors.JaxRuntimeError:
-            return False
-    return True
+def _first_failure(texts: list[str]) -> str:
+    """Index and text of the first that is not empty, as JSON; empty where all are."""
+    failed = [(index, text) for index, text in enumerate(texts) if text]
+    return json.dumps(failed[0]) if failed else ""
+
+
+def _wait_for(client: Any, key: str, wait_secs: float) -> str | None:
+    """The value of a key as soon as it is set; None where it is not set in time."""
+    try:
+        return client.blocking_key_value_get(key, max(1, int(wait_secs * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+    return None
+
+
+def _try_get(client: Any, key: str) -> str | None:
+    """The value of a key, or None where it is not set."""
+    try:
+        return client.key_value_try_get(key)
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+    return None
 
 
 def _put(client: Any, key: str, value: str) -> None:
@@ -144,19 +229,18 @@ def decided_by_first(processes: Processes, tag: str, value: str, timeout_secs: f
     if processes.count == 1:
         return value
     client = _client()
-    if processes.index == 0:
-        _put(client, f"ckpt/{tag}", value)
-        return value
-    try:
-        return client.blocking_key_value_get(f"ckpt/{tag}", int(timeout_secs * 1000))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        raise BarrierTimeout(
-            f"process {processes.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: all "
-            "processes must make the same calls",
-            absent=[0],
-        ) from error
+    with processes._lost(tag):  # pyright: ignore[reportPrivateUsage]
+        if processes.index == 0:
+            _put(client, f"ckpt/{tag}", value)
+            return value
+        found = _wait_for(client, f"ckpt/{tag}", timeout_secs)
+    if found is not None:
+        return found
+    raise BarrierTimeout(
+        f"process {processes.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: "
+        "all processes must make the same calls",
+        absent=[0],
+    )
 
 
 def this_run() -> Processes:

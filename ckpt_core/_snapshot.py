@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ckpt_core._leaves import is_key_dtype
-from ckpt_core._plan import Region, Shape, region_shape, share_replicas, to_region, whole
+from ckpt_core._plan import Region, Shape, to_region, whole
 
 try:  # not public; jax.device_put stands in where a later jax lacks it
     from jax._src.interpreters.pxla import batched_device_put as _batched_device_put
@@ -36,31 +37,61 @@ def start_transfers(leaves: Sequence[Any]) -> None:
                 shard.data.copy_to_host_async()
 
 
-def owned_regions(array: Any, process: int) -> tuple[tuple[Region, ...], list[tuple[Region, Any]]]:
-    """The regions an array is stored in, and those that this process writes with their data.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How an array is cut into shards, and which of them one process holds.
 
-    Each distinct shard is written once; where several processes hold it, they share the work by
-    bytes.
+    Attributes:
+        cuts: regions with the borders of all shards: few, however many shards there are.
+        mine: every distinct region of this process, with the processes that hold it, and a device
+            of this process that does.
+        most_holders: by how many processes a region is held, at most.
     """
+
+    cuts: tuple[Region, ...]
+    mine: tuple[tuple[Region, tuple[int, ...], Any], ...]
+    most_holders: int
+
+
+def held_regions(array: Any, process: int) -> Held:
+    """What this process holds of an array."""
     shape: Shape = array.shape
     sharding = array.sharding
-    if isinstance(sharding, SingleDeviceSharding):
+    single = isinstance(sharding, SingleDeviceSharding)
+    if array.is_fully_addressable and (single or array.is_fully_replicated):
         region = whole(shape)
-        return (region,), [(region, array)]
-    if array.is_fully_replicated and array.is_fully_addressable:
-        region = whole(shape)
-        return (region,), [(region, array.addressable_data(0))]
-    holders: dict[Region, list[int]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        holders.setdefault(to_region(index, shape), []).append(device.process_index)
-    sizes = {region: math.prod(region_shape(region)) for region in holders}
-    owner = share_replicas(holders, sizes)
+        # every process has one of its own, as it has of a numpy array: the first one writes
+        writer = 0 if single and not getattr(array, "committed", True) else process
+        return Held((region,), ((region, (writer,), None),), 1)
+    return _held(sharding, shape, process)
+
+
+@functools.lru_cache(4096)
+def _held(sharding: Any, shape: Shape, process: int) -> Held:
+    """Looks at every device once; a tree has few shardings and shapes."""
+    holders: dict[Region, set[int]] = {}
     mine: dict[Region, Any] = {}
-    for shard in array.addressable_shards:
-        region = to_region(shard.index, shape)
-        if owner[region] == process and region not in mine:
-            mine[region] = shard.data
-    return tuple(holders), list(mine.items())
+    for device, index in sharding.devices_indices_map(shape).items():
+        region = to_region(index, shape)
+        holders.setdefault(region, set()).add(device.process_index)
+        if device.process_index == process:
+            mine.setdefault(region, device)
+    edges = [sorted({region[axis] for region in holders}) for axis in range(len(shape))]
+    longest = max(map(len, edges), default=1)
+    cuts = tuple(tuple(axis[min(n, len(axis) - 1)] for axis in edges) for n in range(longest))
+    return Held(
+        cuts,
+        tuple((region, tuple(sorted(holders[region])), mine[region]) for region in sorted(mine)),
+        max(map(len, holders.values())),
+    )
+
+
+def held_data(array: Any, held: Held) -> list[Any]:
+    """The data of ``held.mine``, on their devices."""
+    if held.mine and held.mine[0][2] is None:
+        return [array if len(array.sharding.device_set) == 1 else array.addressable_data(0)]
+    by_device = {shard.device: shard for shard in array.addressable_shards}
+    return [by_device[device].data for _, _, device in held.mine]
 
 
 def describe_sharding(array: Any) -> dict[str, Any] | None:

@@ -1,35 +1,19 @@
 """Two real processes of jax.distributed, two devices each: they save together, and load together."""
 
-import json
 import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from launch import launch, reports
 
 import ckpt_core as ckpt
-
-LIMIT_SECS = 90
 
 _PRELUDE = """
-import json, os, sys, time
-index, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-import jax
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-import ckpt_core as ckpt
-
-assert jax.process_count() == 2 and len(jax.devices()) == 4 and len(jax.local_devices()) == 2
+assert count == 2 and len(jax.devices()) == 4 and len(jax.local_devices()) == 2
 mesh = Mesh(np.array(jax.devices()), ("data",))
-options = ckpt.Options(timeout_secs=40)
 
 def put(values, spec=P()):
     return jax.make_array_from_callback(
@@ -57,39 +41,7 @@ def same(tree, step=0):
         elif not np.array_equal(leaf, wanted[name]):
             return False
     return tree.keys() == wanted.keys()
-
-def raised(call):
-    started = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        return {
-            "type": type(error).__name__,
-            "text": str(error),
-            "absent": list(getattr(error, "absent", ())),
-            "secs": time.monotonic() - started,
-        }
-    return None
-
-def meet(name):
-    # a barrier of the test's own, as files
-    open(f"{directory}.{name}.{index}", "w").close()
-    deadline = time.monotonic() + 60
-    while not os.path.exists(f"{directory}.{name}.{1 - index}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-def report(**told):
-    print("REPORT" + json.dumps(told), flush=True)
-    meet("end")  # the first process holds the coordinator: nobody leaves before the other is done
-    os._exit(0)
 """
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -97,40 +49,7 @@ def together(tmp_path: Path) -> Any:
     """Runs code in both processes; gives what each reported."""
 
     def run(code: str) -> list[dict[str, Any]]:
-        port = str(_free_port())
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        }
-        logs = [tmp_path / f"log.{index}" for index in range(2)]
-        children: list[subprocess.Popen[bytes]] = []
-        try:
-            for index, log in enumerate(logs):
-                command = [sys.executable, "-c", _PRELUDE + code, str(index), port]
-                with log.open("wb") as output:
-                    children.append(
-                        subprocess.Popen(
-                            [*command, str(tmp_path / "run")],
-                            env=environment,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                        )
-                    )
-            deadline = time.monotonic() + LIMIT_SECS
-            for child in children:
-                child.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pytest.fail("\n".join(log.read_text()[-3000:] for log in logs))
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
-        texts = [log.read_text() for log in logs]
-        lines = [
-            [line for line in text.splitlines() if line.startswith("REPORT")] for text in texts
-        ]
-        assert all(lines), "\n".join(texts)[-6000:]
-        return [json.loads(line[-1].removeprefix("REPORT")) for line in lines]
+        return reports(launch(_PRELUDE + code, tmp_path / "run"))
 
     return run
 
@@ -343,12 +262,12 @@ def test_a_process_that_leaves_in_the_middle(together, tmp_path):
     told = together("""
 from ckpt_core import _processes
 short = ckpt.Options(timeout_secs=1.5)
-exchange = _processes.Processes.exchange
-def gone(self, tag, value, timeout_secs):
+agree = _processes.Processes.agree
+def gone(self, tag, *arguments):
     if index == 1 and tag.endswith("/written"):
         report()
-    return exchange(self, tag, value, timeout_secs)
-_processes.Processes.exchange = gone
+    return agree(self, tag, *arguments)
+_processes.Processes.agree = gone
 meet("ready")
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
 report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +18,15 @@ from ckpt_core._format.record import (
 )
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, as_stored, describe, to_host_array, to_text
 from ckpt_core._options import Options
-from ckpt_core._plan import Region, chunk_shape, whole
+from ckpt_core._plan import (
+    Region,
+    Shares,
+    chunk_shape,
+    region_shape,
+    shared_chunk_bytes,
+    whole,
+    within,
+)
 from ckpt_core._tree import NONE, FlatTree, flatten, format_path
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
@@ -129,6 +138,7 @@ class _TreePlan:
         self._copy_numpy = copy_numpy
         # elsewhere the array comes to the host as a copy anyway
         self._to_host = np.array if copy_jax and jax.default_backend() == "cpu" else np.asarray
+        self._shares = Shares()
         self._chunks: dict[Any, tuple[int, ...]] = {}
         self._known: dict[Any, tuple[dict[str, Any] | None, int | None]] = {}
 
@@ -145,17 +155,26 @@ class _TreePlan:
             host = host.copy()
         region = whole(spec.stored_shape)
         pieces = [(region, host)] if self._process == 0 else []
-        self._add(name, spec, (region,), pieces, None)
+        self._add(name, spec, self._chunk(spec, (region,), 1), pieces, None)
         self.shardings.append(None)
 
     def add_device_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
-        """A jax array, or an array of keys; each distinct shard is written by one process."""
+        """A jax array, or an array of keys; each distinct shard is written once."""
         data = jax.random.key_data(leaf) if spec.kind == "key" else leaf
-        regions, mine = _snapshot.owned_regions(data, self._process)
-        if spec.stored_dtype == spec.dtype or spec.kind == "key":
-            pieces = [(region, self._to_host(part)) for region, part in mine]
-        else:
-            pieces = [(region, as_stored(self._to_host(part), spec)) for region, part in mine]
+        held = _snapshot.held_regions(data, self._process)
+        chunk = self._chunk(spec, held.cuts, held.most_holders)
+        pieces: list[Piece] = []
+        parts = _snapshot.held_data(data, held)
+        for (region, holders, _), part in zip(held.mine, parts, strict=True):
+            itemsize = spec.numpy_dtype.itemsize
+            mine = self._shares.parts(region, holders, chunk, itemsize, self._process)
+            if not mine:
+                continue
+            host = self._to_host(part)
+            if spec.stored_dtype != spec.dtype and spec.kind != "key":
+                host = as_stored(host, spec)
+            for taken in mine:
+                pieces.append((taken, host if taken == region else host[within(taken, region)]))
         sharding = leaf.sharding
         known = self._known.get(sharding)
         if known is None:
@@ -163,22 +182,28 @@ class _TreePlan:
         described, position = known
         self.shardings.append(described)
         committed = getattr(leaf, "committed", True)
-        self._add(name, spec, regions, pieces, position if committed else None)
+        self._add(name, spec, chunk, pieces, position if committed else None)
+
+    def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
+        """How an array is stored: the same on all processes."""
+        key = (id(spec), cuts, holders)  # descriptions that are alike are one object
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            itemsize = spec.numpy_dtype.itemsize
+            size_bytes = itemsize * max(math.prod(region_shape(region)) for region in cuts)
+            limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
+            chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
+            self._chunks[key] = chunk
+        return chunk
 
     def _add(
         self,
         name: str,
         spec: LeafSpec,
-        regions: tuple[Region, ...],
+        chunk: tuple[int, ...],
         pieces: list[Piece],
         sharding: int | None,
     ) -> None:
-        key = (id(spec), regions)  # descriptions that are alike are one object
-        chunk = self._chunks.get(key)
-        if chunk is None:
-            itemsize = spec.numpy_dtype.itemsize
-            chunk = chunk_shape(spec.stored_shape, regions, itemsize, self._chunk_bytes)
-            self._chunks[key] = chunk
         size_bytes = 0
         for _, values in pieces:
             size_bytes += values.nbytes

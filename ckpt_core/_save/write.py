@@ -140,26 +140,16 @@ class Write:
             "path": self._target,
             "refusal": "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
         }
-        others = [json.loads(text) for text in self._exchange("start", json.dumps(mine))]
+        said = json.loads(self._agree("start", json.dumps(mine)))
         if refusal is not None:
             raise refusal
-        for index, other in enumerate(others):
-            if other["refusal"]:
-                told = other["refusal"]
-                raise CheckpointError(f"{self._target}: process {index} cannot save: {told}")
-        first = others[0]
-        for key, what in (("path", "the path"), ("tree", "the structure of the state")):
-            differing = [index for index, other in enumerate(others) if other[key] != first[key]]
-            if differing:
-                raise CheckpointError(
-                    f"{self._target}: {what} on processes {differing} differs from that on process "
-                    "0: all processes must save the same tree to the same path"
-                )
+        if said["error"]:
+            raise CheckpointError(f"{self._target}: {said['error']}")
         joined = attempt or self._form.join(
-            self._target, first["where"], durable=self._options.durable
+            self._target, said["where"], durable=self._options.durable
         )
         if attempt is None:
-            self._token = first["token"]
+            self._token = said["token"]
 
         def see() -> None:
             try:
@@ -182,8 +172,9 @@ class Write:
             digest.update(repr((item.name, item.record.form, item.names, specs)).encode())
         return digest.hexdigest()
 
-    def _exchange(self, what: str, value: str) -> list[str]:
-        return self._processes.exchange(f"{self._tag}/{what}", value, self._options.timeout_secs)
+    def _agree(self, what: str, value: str) -> str:
+        timeout_secs = self._options.timeout_secs
+        return self._processes.agree(f"{self._tag}/{what}", value, _first_or_refusal, timeout_secs)
 
     def _together(self, what: str, work: Callable[[], Any], *, only_first: bool = False) -> Any:
         """Does the work and agrees that all did it; a failure of one is a failure of all."""
@@ -370,6 +361,25 @@ class Write:
                     ranges = found.setdefault(f"{item.name}/{extent.file}", [])
                     ranges.append((extent.offset, extent.size_bytes))
         return found
+
+
+def _first_or_refusal(texts: list[str]) -> str:
+    """Where process 0 writes and its token, or what keeps the processes from saving together."""
+    everyone = [json.loads(text) for text in texts]
+    first = everyone[0]
+    error = ""
+    for key, what in (("tree", "the structure of the state"), ("path", "the path")):
+        differing = [index for index, one in enumerate(everyone) if one[key] != first[key]]
+        if differing:
+            error = (
+                f"{what} on processes {differing} differs from that on process 0: all processes "
+                "must save the same tree to the same path"
+            )
+    for index, one in enumerate(everyone):
+        if one["refusal"]:
+            error = f"process {index} cannot save: {one['refusal']}"
+            break
+    return json.dumps({"where": first["where"], "token": first["token"], "error": error})
 
 
 def _handler(item: PreparedItem) -> str:
