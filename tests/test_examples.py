@@ -50,3 +50,13 @@ def test_train_nnx_resumes_exactly() -> None:
     pytest.importorskip("grain")
     printed = run_example("train_nnx.py", "--check", "--steps", "12")
     assert "interrupted_at=(9,), resumed_from=(" in printed
+
+
+@pytest.mark.slow
+def test_multihost_goes_on_with_fewer_processes(tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    printed = run_example("multihost.py", "--demo", "--directory", str(tmp_path), "--steps", "20")
+    assert "four processes, one killed after step 12: [" in printed
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    assert {row[3] for row in rows} == {"4", "2"}
+    assert float(printed.rpartition(":")[2]) < 1e-3

@@ -1,0 +1,196 @@
+"""Planning, agreeing and merging for thousands of processes, in one process.
+
+    python benchmarks/simulate_planning.py
+
+Drives the code that a save runs, without the processes: the planner of `ckpt_core` with shardings
+over devices that do not exist, its agreements with many clients of one coordination service, and
+its merge with as many small databases. Prints one table each; docs/scaling.md draws conclusions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+
+import numpy as np
+from jax._src.lib import _jax  # the service that jax.distributed starts; it has no public name
+
+from ckpt_core import _processes, _snapshot
+from ckpt_core._plan import Shares, chunk_shape, region_shape, shared_chunk_bytes
+from ckpt_core._storage import ArrayWriter, Location, merge, new_context
+
+DEVICES_PER_PROCESS = 4
+ITEMSIZE = 4
+CHUNK_BYTES = 64 * 1024 * 1024
+SAMPLED = 48
+
+Shape = tuple[int, ...]
+
+
+class FakeDevice:
+    """A device of some process."""
+
+    def __init__(self, process: int) -> None:
+        self.process_index = process
+
+
+class FakeSharding:
+    """Cut over the first dimension into so many shards, and copied beyond."""
+
+    def __init__(self, processes: int, shards: int) -> None:
+        count = processes * DEVICES_PER_PROCESS
+        self._devices = [FakeDevice(number // DEVICES_PER_PROCESS) for number in range(count)]
+        self._shards = shards
+
+    def devices_indices_map(self, shape: Shape) -> dict[FakeDevice, Any]:
+        """As that of a sharding of jax."""
+        step = shape[0] // self._shards
+        rest = (slice(None),) * (len(shape) - 1)
+        cuts = [(slice(n * step, (n + 1) * step), *rest) for n in range(self._shards)]
+        return {device: cuts[n % self._shards] for n, device in enumerate(self._devices)}
+
+
+def model(processes: int, layers: int) -> list[tuple[Any, Shape]]:
+    """A transformer's leaves with optimizer state: FSDP over 64 processes, copied beyond; small ones everywhere."""
+    shards = min(processes, 64) * DEVICES_PER_PROCESS
+    cut, copied = FakeSharding(processes, shards), FakeSharding(processes, 1)
+    shapes = [(cut, (8192, 8192)), (cut, (8192, 2048)), (cut, (28672, 8192)), (copied, (8192,))]
+    return [
+        (sharding, shape) for _ in range(layers) for sharding, shape in shapes for _ in range(3)
+    ]
+
+
+def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
+    """What ``_TreePlan`` does for device arrays; gives the bytes that the process writes."""
+    shares = Shares()
+    chunks: dict[Any, Shape] = {}
+    written = 0
+    for sharding, shape in leaves:
+        held = _snapshot._held(sharding, shape, process)  # pyright: ignore[reportPrivateUsage]
+        key = (shape, held.cuts, held.most_holders)
+        if key not in chunks:
+            size_bytes = ITEMSIZE * max(math.prod(region_shape(region)) for region in held.cuts)
+            limit = shared_chunk_bytes(size_bytes, held.most_holders, CHUNK_BYTES)
+            chunks[key] = chunk_shape(shape, held.cuts, ITEMSIZE, limit)
+        for region, holders, _ in held.mine:
+            for part in shares.parts(region, holders, chunks[key], ITEMSIZE, process):
+                written += ITEMSIZE * math.prod(region_shape(part))
+    return written
+
+
+def planning(processes: int, layers: int) -> str:
+    """One row: how long one process plans, and how even the shares are."""
+    leaves = model(processes, layers)
+    chosen = sorted({*range(0, processes, max(1, processes // SAMPLED)), processes - 1})
+    secs: list[float] = []
+    sizes: list[int] = []
+    for process in chosen:
+        began = time.monotonic()
+        sizes.append(plan(leaves, process))
+        secs.append(time.monotonic() - began)
+    began = time.monotonic()
+    plan(leaves, chosen[-1])
+    again_secs = time.monotonic() - began
+    uneven = max(sizes) / statistics.mean(sizes) - 1
+    return (
+        f"{processes:9} {len(leaves):7} {statistics.median(secs):9.3f} {max(secs):9.3f} {again_secs:9.3f}"
+        f" {uneven * 100:10.2f} {sum(sizes) / len(sizes) / 1e6:12.1f}"
+    )
+
+
+def agreeing(processes: int) -> str:
+    """One row: an agreement of so many clients, each in a thread, of one real service."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    service = _jax.get_distributed_runtime_service(address, processes)
+    clients = [
+        _jax.get_distributed_runtime_client(address, n, init_timeout=60, use_compression=True)
+        for n in range(processes)
+    ]
+    own = threading.local()
+    _processes._client = lambda: own.client  # pyright: ignore[reportPrivateUsage]
+    rounds, took = 3, [0.0] * processes
+    start = threading.Barrier(processes)
+
+    def run(number: int) -> None:
+        own.client = clients[number]
+        own.client.connect()
+        here = _processes.Processes(number, processes)
+        start.wait()
+        began = time.monotonic()
+        for turn in range(rounds):
+            here.agree(f"simulated/{turn}", "x" * 250, lambda values: values[0], 60)
+        took[number] = time.monotonic() - began
+        start.wait()
+        own.client.shutdown()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(processes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del service
+    secs = max(took) / rounds
+    return f"{processes:9} {secs * 1e3:12.1f} {secs * 1e6 / processes:12.1f}"
+
+
+def merging(processes: int, arrays: int) -> str:
+    """One row: process 0 merges the databases of so many processes, each with a chunk of each array."""
+    with tempfile.TemporaryDirectory() as folder:
+        item = Location(folder, True)
+        context = new_context(durable=False)
+        data = np.zeros(16, np.float32).tobytes()
+        for process in range(processes):
+            writer = ArrayWriter(
+                item,
+                process,
+                processes,
+                context,
+                target_data_file_bytes=CHUNK_BYTES,
+                max_host_bytes=CHUNK_BYTES,
+            )
+            for array in range(arrays):
+                writer.put_value(f"layer.{array}/c/{process}", data * 2)
+            writer.start()
+            writer.finish()
+        began = time.monotonic()
+        merge(item, processes, context, target_data_file_bytes=CHUNK_BYTES)
+        secs = time.monotonic() - began
+        index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())
+    shards = processes * arrays
+    return f"{processes:9} {shards:9} {secs:9.3f} {secs * 1e6 / processes:12.1f} {index_bytes / shards:16.1f}"
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[16, 256, 4096])
+    parser.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--layers", type=int, default=80)
+    parser.add_argument("--arrays", type=int, default=32)
+    arguments = parser.parse_args()
+    print("planning, seconds of one process (again: shardings known from the save before)")
+    print("processes  leaves    median       max     again  uneven, %  MB a process")
+    for processes in arguments.processes:
+        print(planning(processes, arguments.layers), flush=True)
+    print("\nan agreement\nprocesses  milliseconds  us a process")
+    for processes in arguments.clients:
+        print(agreeing(processes), flush=True)
+    print("\nmerging\nprocesses    chunks   seconds  us a process  bytes per chunk")
+    for processes in arguments.processes:
+        print(merging(processes, arguments.arrays), flush=True)
+
+
+if __name__ == "__main__":
+    main()
