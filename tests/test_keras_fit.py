@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import keras_models as km
@@ -443,3 +445,23 @@ def test_28_validation_metrics_stay_where_they_belong(tmp_path):
         model, [OrbaxCheckpointCallback(tmp_path)], epochs=3, validation_split=0.25
     ).history
     assert resumed == {name: values[2:] for name, values in logs.items()}
+
+
+def test_another_callback_after_ctrl_c(tmp_path, monkeypatch):
+    """The cell of a notebook, run again while the save before Ctrl-C is still being written."""
+    run = threading.Thread.run
+
+    def late(thread):
+        if thread.name == "ckpt-save":
+            time.sleep(0.5)
+        run(thread)
+
+    straight = km.small(0)
+    km.fit(straight, epochs=2)
+    monkeypatch.setattr(threading.Thread, "run", late)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=4), StopAt(8)], epochs=2)
+    again = km.small(1)
+    history = km.fit(again, [OrbaxCheckpointCallback(tmp_path, save_freq=4)], epochs=2)
+    assert history.epoch == [1]  # from the eighth batch, not from the fourth
+    km.assert_same(km.values(straight), km.values(again))

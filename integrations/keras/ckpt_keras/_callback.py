@@ -231,7 +231,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         self._interrupted = self._stopping
         self._stopping = False
         self._finished_runs += 0 if self._interrupted else 1
-        session.checkpointer.close()
+        session.close()
 
     # ----------------------------------------------------------------------------- one run
 

@@ -20,6 +20,10 @@ logger = logging.getLogger("ckpt_keras")
 
 _PLURAL = {"epoch": "epochs", "batch": "batches"}
 
+_RUNNING: dict[str, Checkpointer] = {}
+"""By directory, of each fit that has not ended. One that Ctrl-C ended tells nobody, and may have
+left a save that is being written: the next fit in that directory has to know of it."""
+
 
 class Session:
     """Saves and restores for the callback; knows nothing of the events of ``fit``.
@@ -40,6 +44,13 @@ class Session:
             asynchronous=arguments.save_on_background,
             options=arguments.options,
         )
+        _wait_for_the_one_before(self.checkpointer.directory)
+        _RUNNING[self.checkpointer.directory] = self.checkpointer
+
+    def close(self) -> None:
+        """Waits for a running save and ends the use of this object; raises what made it fail."""
+        _RUNNING.pop(self.checkpointer.directory, None)
+        self.checkpointer.close()
 
     # --------------------------------------------------------------------------------- save
 
@@ -166,6 +177,17 @@ class Session:
         logger.info(message)
         if self._arguments.verbose:
             print(message)
+
+
+def _wait_for_the_one_before(directory: str) -> None:
+    """Lets an interrupted fit with another callback finish its last save in a directory."""
+    before = _RUNNING.pop(directory, None)
+    if before is None:
+        return
+    try:
+        before.wait_until_finished()
+    except Exception as error:  # that step is lost; there are those before it
+        logger.warning("%s: the last save of an interrupted fit failed: %s", directory, error)
 
 
 def _where(progress: Progress) -> str:
