@@ -345,3 +345,50 @@ def test_a_step_that_was_not_found_damaged_still_hides(tmp_path: Path) -> None:
         pytest.raises(ckpt.CheckpointExists, match="rollback_to"),
     ):
         checkpointer.save(15, state(15))
+
+
+def spoil_record(directory: Path, step: int) -> None:
+    (directory / str(step) / "ckpt.json").write_text("{}")
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged and skipped:RuntimeWarning")
+def test_a_damaged_newer_step_takes_no_place_of_a_good_one(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(50, state(50))
+        checkpointer.save(100, state(100))
+    (tmp_path / "100" / "state" / "manifest.ocdbt").write_bytes(b"damaged")  # not the record
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored
+        assert restored.step == 50
+        checkpointer.save(60, restored["state"])
+        assert checkpointer.all_steps() == [60, 100]
+        assert "damaged" in checkpointer.explain()[100]
+        checkpointer.save(70, state(70))
+        assert checkpointer.all_steps() == [70, 100]
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored
+        assert restored.step == 70
+
+
+def test_damaged_steps_can_be_deleted_and_rolled_back(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state(step))
+        spoil_record(tmp_path, 2)
+        spoil_record(tmp_path, 3)
+        checkpointer.delete(3)
+        assert checkpointer.all_steps() == [0, 1, 2]
+        with pytest.raises(ckpt.CheckpointNotFound, match="has no step 3; it has: 0, 1, 2"):
+            checkpointer.delete(3)
+        assert checkpointer.rollback_to(0) == [1, 2]
+        assert checkpointer.all_steps() == [0]
+
+
+def test_rollback_retires_a_step_under_all_its_names(tmp_path: Path) -> None:
+    for step in (5, 6):
+        ckpt.save(tmp_path / str(step), state(step))
+    ckpt.save(tmp_path / "step_6", state(6))
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.rollback_to(5) == [6]
+        assert checkpointer.all_steps() == [5]
