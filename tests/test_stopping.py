@@ -128,7 +128,7 @@ def test_sigusr1_on_request(tmp_path: Path) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", ""])
+@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", "", "SIG_DFL", "SIGKILL"])
 def test_signals_that_are_none(name: str) -> None:
     with pytest.raises(ValueError, match="stop_signals"):
         ckpt.Options(stop_signals=(name,))
