@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep
 from ckpt_core._directory import LocalForm
+from ckpt_core._directory.form import TEMPORARY_PREFIX
 from ckpt_core._load import load_checkpoint, make_request
 from ckpt_core._load.opened import open_checkpoint
 
@@ -392,3 +395,37 @@ def test_rollback_retires_a_step_under_all_its_names(tmp_path: Path) -> None:
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.rollback_to(5) == [6]
         assert checkpointer.all_steps() == [5]
+
+
+def test_locks_as_nfs_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a shared lock takes a file open for reading, an exclusive one a file open for writing."""
+    flock = fcntl.flock
+
+    def nfs(descriptor: int, kind: int) -> None:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if kind & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        ckpt.load(tmp_path / "1", only=during(lambda: checkpointer.save(2, state(2))))
+        assert checkpointer.all_steps() == [1, 2]
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [3]
+
+
+def test_a_writer_elsewhere_that_still_writes_is_left_alone(tmp_path: Path) -> None:
+    hour_ago = time.time() - 2 * 3600
+    for name in ("alive", "dead"):
+        temporary = tmp_path / f"{TEMPORARY_PREFIX}{name}.00000000-1-1.abcd"
+        deepest = temporary / "state" / "d"
+        deepest.mkdir(parents=True)
+        (deepest / "data").write_bytes(b"data")
+        for path in (deepest / "data", deepest, deepest.parent, temporary):
+            if name == "dead" or path.name != "data":
+                os.utime(path, (hour_ago, hour_ago))
+    ckpt.Checkpointer(tmp_path)
+    (left,) = os.listdir(tmp_path)
+    assert "alive" in left
