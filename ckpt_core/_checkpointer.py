@@ -84,25 +84,21 @@ class Checkpointer:
             self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
         )
         self._options = checked_options(options)
-        self._retention = Retention(
-            self._steps,
-            self._form,
-            choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
-            self._options,
-        )
+        policy = choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode)
+        self._damaged: set[int] = set()
+        self._retention = Retention(self._steps, self._form, policy, self._options, self._damaged)
         self._best = (best_metric, best_mode)
         self._asynchronous = asynchronous
         self._read_only = read_only
         self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
-        self._damaged: set[int] = set()
         self._unread = UnreadValues()
         self._fence = Fence(self._directory, self._form)
         self._processes = _processes.this_run()
-        policy = choose_save_policy(save_policy, save_interval_steps)
-        self._preemption = Preemption(self._processes, policy, self._options)
+        when_to = choose_save_policy(save_policy, save_interval_steps)
+        self._preemption = Preemption(self._processes, when_to, self._options)
         self._decision = SaveDecision(
-            policy, self._processes, self._preemption, self.latest_step, self._options.timeout_secs
+            when_to, self._processes, self._preemption, self.latest_step, self._options.timeout_secs
         )
         self._closed = False
         if not read_only and self._processes.index == 0:
@@ -161,8 +157,7 @@ class Checkpointer:
         self._in_flight.wait()
         if step in self._damaged and not overwrite:
             self._damaged.remove(step)
-            if self._processes.index == 0:
-                self._retention.set_aside(step)
+            self._decision.done_by_first(lambda: self._retention.set_aside(step))
         self._steps.refuse_taken(step, overwrite, self._damaged)
         work = prepare_save(
             self._steps.path(step) if overwrite else self._steps.new_path(step),
@@ -181,6 +176,7 @@ class Checkpointer:
         def save_and_retain() -> None:
             work()
             self._mine.add(step)
+            self._damaged.discard(step)
             if self._processes.index == 0:
                 self._retention.apply(step)
 
@@ -251,22 +247,25 @@ class Checkpointer:
     def delete(self, step: int) -> None:
         """Removes a step."""
         self._refuse_if_read_only("delete")
+        step = check_step(step)
         self._in_flight.wait()
-        self._steps.open(step)
-        if self._processes.index == 0:
-            self._retention.delete(step)
-        self._mine.discard(step)
-        self._decision.forget()
+        self._decision.done_by_first(lambda: self._retention.delete(step))
+        self._forget([step])
 
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
         self._refuse_if_read_only("rollback_to")
         step = check_step(step)
         self._in_flight.wait()
-        retired = [other for other in self.all_steps() if other > step]
-        for other in retired:
-            self.delete(other)
-        return retired
+        steps = self._decision.steps_of_first(self.all_steps())
+        self._decision.done_by_first(lambda: self._retention.delete_newer(step))
+        return self._forget([other for other in steps if other > step])
+
+    def _forget(self, deleted: list[int]) -> list[int]:
+        self._mine.difference_update(deleted)
+        self._damaged.difference_update(deleted)
+        self._decision.forget()
+        return deleted
 
     def restore_latest(
         self,

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
+from ckpt_core._errors import CheckpointError
 from ckpt_core._policies import when
 from ckpt_core._preemption import Preemption
 from ckpt_core._processes import Processes, decided_by_first, next_round
@@ -71,6 +72,12 @@ class SaveDecision:
         tag = f"{next_round()}/steps"
         return json.loads(decided_by_first(self._processes, tag, text, self._timeout_secs))
 
+    def done_by_first(self, work: Callable[[], None]) -> None:
+        """Process 0 does the work and the others wait; a failure of it is one of all."""
+        mine = work if self._processes.index == 0 else lambda: None
+        tag = f"{next_round()}/first"
+        self._processes.together(tag, mine, self._timeout_secs, _failed_elsewhere)
+
     def save_began(self, step: int) -> None:
         """A save of this step begins now."""
         self._newest = step
@@ -80,3 +87,7 @@ class SaveDecision:
         """Steps were deleted: what was known of the directory no longer holds."""
         self._newest = _NOT_LOOKED
         self._last = None
+
+
+def _failed_elsewhere(index: int, text: str) -> Exception:
+    return CheckpointError(f"process {index}: {text}")

@@ -60,17 +60,34 @@ def tell(event: Event, listener: Listener | None) -> None:
     The names are ``/ckpt/<kind>`` with the seconds, and ``/ckpt/<kind>/bytes`` as a scalar.
     """
     if event.kind != "progress":
-        name = f"/ckpt/{event.kind}"
-        jax.monitoring.record_event_duration_secs(name, event.secs)
-        if event.bytes:
-            jax.monitoring.record_scalar(f"{name}/bytes", event.bytes)
-    if listener is None:
-        return
+        _tell_one(_record, event, "a listener of jax.monitoring")
+    if listener is not None:
+        _tell_one(listener, event, "Options(on_event=)")
+
+
+def each(*listeners: Listener) -> Listener:
+    """A listener that tells all of these, in order; what one raises is logged."""
+
+    def listen(event: Event) -> None:
+        for listener in listeners:
+            _tell_one(listener, event, "a listener of events.each()")
+
+    return listen
+
+
+def _tell_one(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
     except Exception:
         # whoever only watches must not cost a checkpoint
-        logger.exception("Options(on_event=) raised at %s of %s", event.kind, event.path)
+        logger.exception("%s raised at %s of %s", name, event.kind, event.path)
+
+
+def _record(event: Event) -> None:
+    name = f"/ckpt/{event.kind}"
+    jax.monitoring.record_event_duration_secs(name, event.secs)
+    if event.bytes:
+        jax.monitoring.record_scalar(f"{name}/bytes", event.bytes)
 
 
 PROGRESS_SECS = 0.1

@@ -89,7 +89,7 @@ def _check_names(options: Options) -> None:
             f"Options.trash_directory is the name of a directory beside the steps, got {trash!r}"
         )
     for name in options.stop_signals:
-        if not name.startswith("SIG") or not hasattr(signal, name):
+        if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
             raise ValueError(f"Options.stop_signals are names such as 'SIGTERM', got {name!r}")
     for field_name in ("delete_grace_secs", "grace_secs"):
         secs = getattr(options, field_name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
 import threading
 import time
@@ -19,7 +21,7 @@ class StopSignal:
 
     Handlers are installed by ``listen``, from the main thread only (Python allows no other). Where
     nobody listened before, the first signal is only noted, so that the run can save and end; a
-    second one ends the process as ever.
+    second one ends the process as ever. In forked children, and once closed, it only passes on.
 
     Attributes:
         noticed_at: time.monotonic() of the first signal; None while there was none.
@@ -28,38 +30,68 @@ class StopSignal:
     def __init__(self, names: Sequence[str] = ("SIGTERM",)) -> None:
         self._numbers = [signal.Signals[name] for name in names]
         self._previous: dict[int, Any] = {}
+        self._native: dict[int, int] = {}
+        self._pid = os.getpid()
+        self._closed = False
         self.noticed_at: float | None = None
 
     def listen(self) -> None:
         """Starts to listen, if it does not yet and may."""
-        if self._previous or threading.current_thread() is not threading.main_thread():
+        if self._closed or self._previous:
+            return
+        if threading.current_thread() is not threading.main_thread():
             return
         for number in self._numbers:
+            native = _native_handler(number)
             self._previous[number] = signal.signal(number, self._on_signal)
+            # Python's own, which calls handlers such as ours, is the same before and after
+            if native not in (_DEFAULT, _IGNORE, _native_handler(number)):
+                self._native[number] = native
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # a forked child (a data worker) ends when it is told to: nothing in it will ask us
+        mine = not self._closed and os.getpid() == self._pid
         again = self.noticed_at is not None
-        if not again:
+        if mine and not again:
             self.noticed_at = time.monotonic()
-        previous = self._previous.get(number)
-        if callable(previous):
+        previous = self._previous.get(number, signal.SIG_DFL)
+        if number in self._native:  # of jax's preemption service, which Python does not know
+            _call_native(self._native[number], number)
+        elif callable(previous):
             previous(number, frame)
-        elif again and previous == signal.SIG_DFL:
+        elif (again or not mine) and previous == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        else:
+        elif mine:
             name = signal.Signals(number).name
             logger.warning("%s: the run is told to stop after the next save", name)
 
     def close(self) -> None:
-        """Puts the earlier handlers back, unless somebody else has replaced ours."""
-        if not self._previous or threading.current_thread() is not threading.main_thread():
+        """Puts the earlier handlers back; one that somebody chained to theirs only passes on."""
+        self._closed = True
+        if threading.current_thread() is not threading.main_thread():
             return
-        for number, previous in self._previous.items():
+        for number, previous in list(self._previous.items()):
             # bound methods are equal when they are the same method of the same object
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, previous)
-        self._previous = {}
+                if number in self._native:
+                    ctypes.pythonapi.PyOS_setsig(number, ctypes.c_void_p(self._native[number]))
+                del self._previous[number]
+
+
+_DEFAULT, _IGNORE = 0, 1
+
+
+def _native_handler(number: int) -> int:
+    """Address of the handler that the system calls, whoever installed it."""
+    get = ctypes.pythonapi.PyOS_getsig
+    get.restype = ctypes.c_void_p
+    return get(number) or _DEFAULT
+
+
+def _call_native(address: int, number: int) -> None:
+    ctypes.CFUNCTYPE(None, ctypes.c_int)(address)(number)
 
 
 class Preemption:

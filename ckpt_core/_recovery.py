@@ -39,7 +39,9 @@ def restore_newest(
         failures: list[tuple[int, CheckpointCorrupt]] = []
         for step in reversed(candidates):
             try:
-                return restore(step)
+                restored = restore(step)
+                damaged.discard(step)
+                return restored
             except CheckpointCorrupt as error:
                 if strict_latest:
                     raise

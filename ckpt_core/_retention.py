@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError
@@ -19,12 +20,18 @@ class Retention:
     """Which steps of a directory stay, and the removal of the others."""
 
     def __init__(
-        self, steps: Steps, form: Form, policy: keep.KeepPolicy | None, options: Options
+        self,
+        steps: Steps,
+        form: Form,
+        policy: keep.KeepPolicy | None,
+        options: Options,
+        damaged: Set[int] = frozenset(),
     ) -> None:
         self._steps = steps
         self._form = form
         self._policy = policy
         self._options = options
+        self._damaged = damaged  # grows while the run finds more
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
 
@@ -52,8 +59,10 @@ class Retention:
         """Deletes a step.
 
         Raises:
+            CheckpointNotFound: there is none of this number.
             CheckpointError: it is being read.
         """
+        self._steps.refuse_absent(step)
         try:
             self._remove(step)
         except BlockingIOError:
@@ -64,6 +73,12 @@ class Retention:
         except (OSError, CheckpointError) as error:
             self._tell("delete_failed", step, error)
             raise
+
+    def delete_newer(self, step: int) -> None:
+        """Deletes all steps after one, the newest first: at every moment those left are in order."""
+        while newer := [other for other in self._steps.all() if other > step]:  # of every name
+            for other in reversed(newer):
+                self.delete(other)
 
     def clean(self) -> None:
         """Removes what dead writers left unfinished."""
@@ -125,12 +140,16 @@ class Retention:
         return facts
 
     def _kept(self, steps: list[int]) -> dict[int, str]:
-        facts = {step: self._facts(step) for step in steps}
+        # what nobody can resume from must take no place of what somebody can
+        whole = [step for step in steps if step not in self._damaged]
+        facts = {step: self._facts(step) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
         kept = (self._policy or keep.all())(known)
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
+        for step in self._damaged & set(steps):
+            kept[step] = "it is damaged, so it is never deleted"
         if known:
             # the newest step that is whole: what a run resumes from
             kept.setdefault(known[-1].step, "the newest step")

@@ -78,11 +78,16 @@ class Steps:
         try:
             return open_checkpoint(self.path(check_step(step)))
         except CheckpointNotFound:
-            steps = self.all()
-            known = ", ".join(map(str, steps[-10:])) or "none"
-            raise CheckpointNotFound(
-                f"{self.directory} has no step {step}; it has: {known}"
-            ) from None
+            raise self._absent(step) from None
+
+    def refuse_absent(self, step: int) -> None:
+        """Raises CheckpointNotFound, with the steps that there are; damaged ones are there."""
+        if step not in self._committed():
+            raise self._absent(step)
+
+    def _absent(self, step: int) -> CheckpointNotFound:
+        known = ", ".join(map(str, self.all()[-10:])) or "none"
+        return CheckpointNotFound(f"{self.directory} has no step {step}; it has: {known}")
 
     def opening(self, step: int) -> Callable[[], Opened]:
         """What opens a step later, where all processes can agree on whether it worked."""

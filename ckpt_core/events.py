@@ -22,16 +22,7 @@ from typing import Any
 
 from ckpt_core._events import Event as Event
 from ckpt_core._events import Listener as Listener
-
-
-def each(*listeners: Listener) -> Listener:
-    """A listener that tells all of these, in order."""
-
-    def listen(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return listen
+from ckpt_core._events import each as each
 
 
 class TensorBoard:

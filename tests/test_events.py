@@ -242,3 +242,28 @@ def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.Mo
     assert told
     assert all(0 <= one.bytes <= one.total_bytes == total for one in told)
     assert [one.bytes for one in told][-8:] == [(i + 1) * 2**21 for i in range(8)]
+
+
+def test_one_listener_that_raises_hides_nothing_from_the_others() -> None:
+    seen: list[Any] = []
+
+    def broken(event: Any) -> None:
+        raise ValueError("broken")
+
+    ckpt.events.each(broken, seen.append)(ckpt.Event(kind="deleted", path="/x"))
+    assert len(seen) == 1
+
+
+def test_a_listener_of_jax_monitoring_that_raises_costs_nothing(tmp_path: Path) -> None:
+    def broken(name: str, secs: float, **_: Any) -> None:
+        if name == "/ckpt/committed":
+            raise ValueError("broken")
+
+    jax.monitoring.register_event_duration_secs_listener(broken)
+    try:
+        with ckpt.Checkpointer(tmp_path) as checkpointer:
+            checkpointer.save(0, {"w": np.ones(2)})
+            checkpointer.wait_until_finished()
+            assert not checkpointer.save(0, {"w": np.ones(2)})
+    finally:
+        jax.monitoring.unregister_event_duration_listener(broken)

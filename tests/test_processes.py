@@ -351,3 +351,29 @@ report(stopped=stopped, steps=checkpointer.all_steps())
     assert told[0]["stopped"] is not None
     assert told[0] == told[1]
     assert told[0]["steps"] == [told[0]["stopped"]]
+
+
+def test_all_stop_at_one_step_when_one_is_told_to(together, monkeypatch):
+    """jax's preemption service hears the signal though we listen too, and all agree on a step."""
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "1")
+    told = together("""
+import signal
+policy = ckpt.when.every_steps(1000) | ckpt.when.preempted()
+with ckpt.Checkpointer(directory, save_policy=policy, options=options) as checkpointer:
+    assert not checkpointer.should_stop
+    checkpointer.save(0, state())
+    meet("begun")
+    if index == 1:
+        signal.raise_signal(signal.SIGTERM)
+    for stopped in range(1, 1000):
+        time.sleep(0.05)
+        checkpointer.save(stopped, state(stopped))
+        if checkpointer.should_stop:
+            break
+steps = checkpointer.all_steps()
+report(step=stopped, steps=steps)
+""")
+    assert told[0] == told[1]
+    step = told[0]["step"]
+    assert 0 < step < 999
+    assert told[0]["steps"] == [0, step]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import keep
 from ckpt_core._directory import LocalForm
+from ckpt_core._directory.form import TEMPORARY_PREFIX
 from ckpt_core._load import load_checkpoint, make_request
 from ckpt_core._load.opened import open_checkpoint
 
@@ -381,3 +384,84 @@ def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.Monkey
         assert checkpointer.save(301, state(301))
         assert [os.path.basename(path) for path in records] == ["301"]
         assert len(looked) <= 2 * 302  # two listings by retention, in the background
+
+
+def spoil_record(directory: Path, step: int) -> None:
+    (directory / str(step) / "ckpt.json").write_text("{}")
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged and skipped:RuntimeWarning")
+def test_a_damaged_newer_step_takes_no_place_of_a_good_one(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(50, state(50))
+        checkpointer.save(100, state(100))
+    (tmp_path / "100" / "state" / "manifest.ocdbt").write_bytes(b"damaged")  # not the record
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored
+        assert restored.step == 50
+        checkpointer.save(60, restored["state"])
+        assert checkpointer.all_steps() == [60, 100]
+        assert "damaged" in checkpointer.explain()[100]
+        checkpointer.save(70, state(70))
+        assert checkpointer.all_steps() == [70, 100]
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored
+        assert restored.step == 70
+
+
+def test_damaged_steps_can_be_deleted_and_rolled_back(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state(step))
+        spoil_record(tmp_path, 2)
+        spoil_record(tmp_path, 3)
+        checkpointer.delete(3)
+        assert checkpointer.all_steps() == [0, 1, 2]
+        with pytest.raises(ckpt.CheckpointNotFound, match="has no step 3; it has: 0, 1, 2"):
+            checkpointer.delete(3)
+        assert checkpointer.rollback_to(0) == [1, 2]
+        assert checkpointer.all_steps() == [0]
+
+
+def test_rollback_retires_a_step_under_all_its_names(tmp_path: Path) -> None:
+    for step in (5, 6):
+        ckpt.save(tmp_path / str(step), state(step))
+    ckpt.save(tmp_path / "step_6", state(6))
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.rollback_to(5) == [6]
+        assert checkpointer.all_steps() == [5]
+
+
+def test_locks_as_nfs_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a shared lock takes a file open for reading, an exclusive one a file open for writing."""
+    flock = fcntl.flock
+
+    def nfs(descriptor: int, kind: int) -> None:
+        mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if kind & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        ckpt.load(tmp_path / "1", only=during(lambda: checkpointer.save(2, state(2))))
+        assert checkpointer.all_steps() == [1, 2]
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [3]
+
+
+def test_a_writer_elsewhere_that_still_writes_is_left_alone(tmp_path: Path) -> None:
+    hour_ago = time.time() - 2 * 3600
+    for name in ("alive", "dead"):
+        temporary = tmp_path / f"{TEMPORARY_PREFIX}{name}.00000000-1-1.abcd"
+        deepest = temporary / "state" / "d"
+        deepest.mkdir(parents=True)
+        (deepest / "data").write_bytes(b"data")
+        for path in (deepest / "data", deepest, deepest.parent, temporary):
+            if name == "dead" or path.name != "data":
+                os.utime(path, (hour_ago, hour_ago))
+    ckpt.Checkpointer(tmp_path)
+    (left,) = os.listdir(tmp_path)
+    assert "alive" in left

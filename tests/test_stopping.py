@@ -128,7 +128,7 @@ def test_sigusr1_on_request(tmp_path: Path) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", ""])
+@pytest.mark.parametrize("name", ["TERM", "SIGNOTHING", "", "SIG_DFL", "SIGKILL"])
 def test_signals_that_are_none(name: str) -> None:
     with pytest.raises(ValueError, match="stop_signals"):
         ckpt.Options(stop_signals=(name,))
@@ -208,3 +208,75 @@ def test_taking_over_from_a_killed_writer_needs_no_warning(tmp_path: Path, caplo
         checkpointer.save(2, {"w": np.ones(2)})
     assert checkpointer.all_steps() == [1, 2]
     assert caplog.text == ""
+
+
+def test_checkpointers_closed_in_any_order_leave_no_handler(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        mine = signal.getsignal(signal.SIGTERM)
+        first, second = ckpt.Checkpointer(tmp_path / "a"), ckpt.Checkpointer(tmp_path / "b")
+        assert not first.should_stop
+        assert not second.should_stop
+        first.close()
+        signal.raise_signal(signal.SIGTERM)
+        assert second.should_stop
+        assert heard == [signal.SIGTERM]
+        second.close()
+        signal.raise_signal(signal.SIGTERM)  # through the first's, which has long been closed
+        assert heard == [signal.SIGTERM] * 2
+        assert not first.should_stop
+        signal.signal(signal.SIGTERM, mine)
+        assert second.should_stop  # asked again after its end: nothing is installed any more
+        assert signal.getsignal(signal.SIGTERM) == mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_forked_child_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, time, warnings
+warnings.simplefilter("ignore")
+import ckpt_core as ckpt
+with ckpt.Checkpointer(sys.argv[1]) as checkpointer:
+    assert not checkpointer.should_stop
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        os._exit(5)
+    sys.exit(0 if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM else 1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.returncode == 0
+
+
+def test_a_handler_that_python_does_not_know_still_hears_it() -> None:
+    """jax's preemption service has one of these: without it processes could not agree."""
+    code = """
+import ctypes, signal
+from ckpt_core._preemption import StopSignal
+heard = []
+native = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
+ctypes.CDLL(None).signal(int(signal.SIGTERM), native)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+listener = StopSignal()
+listener.listen()
+signal.raise_signal(signal.SIGTERM)
+assert heard == [signal.SIGTERM] and listener.noticed_at is not None
+signal.raise_signal(signal.SIGTERM)
+assert len(heard) == 2
+listener.close()
+signal.raise_signal(signal.SIGTERM)
+assert len(heard) == 3
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.returncode == 0

@@ -104,8 +104,9 @@ class LocalForm:
         _make_directories(path, durable=False)
         temporary = _temporary(path, name)
         try:
+            # for reading too: a shared lock on NFS takes that
             descriptor = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+                temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
             )
         except OSError:
             remove(temporary)

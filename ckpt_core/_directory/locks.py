@@ -13,7 +13,8 @@ import os
 import time
 from collections.abc import Generator
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+"""EBADF: NFS, where an exclusive lock takes a file that is open for writing, and it may not be."""
 _READER_TRIES = 100
 _READER_PAUSE_SECS = 0.02
 
@@ -30,10 +31,22 @@ def lock(descriptor: int, kind: int) -> bool:
     return True
 
 
+def _open_to_lock(path: str) -> int:
+    """Open for an exclusive lock: for writing where that is allowed, as NFS wants it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def is_locked(path: str) -> bool:
     """Whether somebody holds a lock on the file; False where there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open_to_lock(path)
     except OSError:
         return False
     try:
@@ -77,7 +90,7 @@ def deleting(path: str) -> Generator[None]:
         BlockingIOError: it is being read.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open_to_lock(path)
     except OSError:
         yield
         return

@@ -56,11 +56,15 @@ def is_dead(owner: str, path: str) -> bool:
     if host == _host() and pid.isdigit() and os.path.isdir("/proc/self"):
         return _start_time(int(pid)) != start
     try:
-        newest = max(os.stat(entry).st_mtime for entry in [path, *_entries(path)])
+        newest = max(os.stat(entry).st_mtime for entry in _entries(path))
     except OSError:
         return False
     return time.time() - newest > FOREIGN_AGE_SECS
 
 
 def _entries(path: str) -> list[str]:
-    return [entry.path for entry in os.scandir(path)]
+    """The path and all below it: a save of hours changes nothing but what lies deepest."""
+    found = [path]
+    for top, directories, files in os.walk(path):
+        found += (os.path.join(top, name) for name in (*directories, *files))
+    return found
