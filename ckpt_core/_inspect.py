@@ -10,9 +10,9 @@ from ckpt_core._format.record import RECORD_FILE, FileRecord
 from ckpt_core._leaves import TEXT_KINDS
 from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem, format_version, open_checkpoint
-from ckpt_core._load.watched import held
 from ckpt_core._load.read import read_leaves
 from ckpt_core._load.wants import Want
+from ckpt_core._load.watched import held
 from ckpt_core._options import Options
 from ckpt_core._plan import gaps, whole
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport

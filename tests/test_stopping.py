@@ -301,3 +301,16 @@ assert len(heard) == 3
         timeout=60,
     )
     assert done.returncode == 0
+
+
+def test_a_thread_that_cannot_listen_is_told(tmp_path: Path, caplog: Any) -> None:
+    def train() -> None:
+        with ckpt.Checkpointer(tmp_path) as checkpointer:
+            for _ in range(3):
+                assert not checkpointer.should_stop
+
+    thread = threading.Thread(target=train, name="trainer")
+    thread.start()
+    thread.join()
+    assert caplog.text.count("SIGTERM will not be noticed") == 1
+    assert "'trainer'" in caplog.text
