@@ -361,7 +361,7 @@ class Checkpointer:
             GraceExceeded: the run was told to stop, and ``Options.grace_secs`` are over.
             Exception: what made the save fail, with its own type.
         """
-        self._in_flight.wait(self._preemption.secs_left())
+        self._in_flight.wait(self._preemption.secs_left)
 
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""

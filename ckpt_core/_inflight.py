@@ -8,6 +8,9 @@ from typing import Any
 from ckpt_core._errors import CheckpointError, GraceExceeded
 from ckpt_core._results import PendingSave
 
+_LOOK_SECS = 0.5
+"""How often, while waiting for a save, to see whether the run was told to stop."""
+
 
 class InFlight:
     """At most one background save; its failure is raised once, by whoever asks first."""
@@ -40,16 +43,23 @@ class InFlight:
             error.add_note(f"while saving step {step} to {self._directory} in the background")
             raise error
 
-    def wait(self, limit_secs: float | None = None) -> None:
+    def wait(self, secs_left: Callable[[], float | None] = lambda: None) -> None:
         """Returns when no save is running; raises what made it fail.
 
         Args:
-            limit_secs: the rest of the grace period of a run that was told to stop.
+            secs_left: the rest of the grace period of a run that was told to stop; asked again and
+                again, as that may happen meanwhile.
 
         Raises:
             GraceExceeded: the save was not done by then; it goes on.
         """
-        if self._pending is not None and not self._pending.wait(limit_secs):
+        while self._pending is not None:
+            limit_secs = secs_left()
+            look_secs = _LOOK_SECS if limit_secs is None else min(limit_secs, _LOOK_SECS)
+            if self._pending.wait(look_secs):
+                break
+            if limit_secs is None or limit_secs > look_secs:
+                continue
             raise GraceExceeded(
                 f"{self._directory}: the save of step {self.step} did not end within the grace period "
                 "(Options.grace_secs): if the process is killed now, that step is lost and the ones "

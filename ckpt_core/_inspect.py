@@ -12,6 +12,7 @@ from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem, format_version, open_checkpoint
 from ckpt_core._load.read import read_leaves
 from ckpt_core._load.wants import Want
+from ckpt_core._load.watched import held
 from ckpt_core._options import Options
 from ckpt_core._plan import gaps, whole
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
@@ -86,6 +87,12 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     if opened.record is None:
         note = "written by Orbax, which records no checksums: nothing can be verified"
         return VerifyReport(False, (Problem(opened.path, note),), 0)
+    with held(opened):
+        return _verified(opened)
+
+
+def _verified(opened: Opened) -> VerifyReport:
+    assert opened.record is not None
     problems: list[Problem] = []
     present = opened.form.files(opened.path)
     for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:

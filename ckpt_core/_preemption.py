@@ -33,6 +33,7 @@ class StopSignal:
         self._native: dict[int, int] = {}
         self._pid = os.getpid()
         self._closed = False
+        self._deaf = False
         self.noticed_at: float | None = None
 
     def listen(self) -> None:
@@ -40,6 +41,14 @@ class StopSignal:
         if self._closed or self._previous:
             return
         if threading.current_thread() is not threading.main_thread():
+            if not self._deaf:
+                self._deaf = True
+                logger.warning(
+                    "%s will not be noticed: Python lets only the main thread listen, and this is "
+                    "%r. Make the Checkpointer, or ask should_stop once, there",
+                    ", ".join(number.name for number in self._numbers),
+                    threading.current_thread().name,
+                )
             return
         for number in self._numbers:
             native = _native_handler(number)

@@ -465,3 +465,21 @@ def test_a_writer_elsewhere_that_still_writes_is_left_alone(tmp_path: Path) -> N
     ckpt.Checkpointer(tmp_path)
     (left,) = os.listdir(tmp_path)
     assert "alive" in left
+
+
+def test_a_step_that_is_being_verified_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        files = LocalForm.files
+
+        def files_then_save(self: LocalForm, path: str) -> dict[str, int]:
+            found = files(self, path)
+            checkpointer.save(2, state(2))
+            return found
+
+        monkeypatch.setattr(LocalForm, "files", files_then_save)
+        report = ckpt.verify(tmp_path / "1")
+        assert report.ok, report.problems
+        assert checkpointer.all_steps() == [1, 2]

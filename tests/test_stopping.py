@@ -168,6 +168,27 @@ def test_the_grace_period(tmp_path: Path, enough: bool) -> None:
     assert checkpointer.all_steps() == [1]
 
 
+def test_the_grace_period_begins_while_it_waits(tmp_path: Path) -> None:
+    slow = Slow()
+    options = ckpt.Options(grace_secs=0.05, on_event=slow)
+    checkpointer = ckpt.Checkpointer(tmp_path, options=options)
+    assert not checkpointer.should_stop
+    checkpointer.save(1, {"w": np.ones(2)})
+    told = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    otherwise = threading.Timer(20, slow.go.set)
+    told.start()
+    otherwise.start()
+    try:
+        with pytest.raises(ckpt.GraceExceeded, match="step 1 did not end within"):
+            checkpointer.wait_until_finished()
+    finally:
+        otherwise.cancel()
+        slow.go.set()
+    checkpointer._preemption._signal.noticed_at = None
+    checkpointer.close()
+    assert checkpointer.all_steps() == [1]
+
+
 def test_without_a_signal_there_is_no_limit(tmp_path: Path) -> None:
     slow = Slow()
     options = ckpt.Options(grace_secs=0.0, on_event=slow)
@@ -280,3 +301,16 @@ assert len(heard) == 3
         timeout=60,
     )
     assert done.returncode == 0
+
+
+def test_a_thread_that_cannot_listen_is_told(tmp_path: Path, caplog: Any) -> None:
+    def train() -> None:
+        with ckpt.Checkpointer(tmp_path) as checkpointer:
+            for _ in range(3):
+                assert not checkpointer.should_stop
+
+    thread = threading.Thread(target=train, name="trainer")
+    thread.start()
+    thread.join()
+    assert caplog.text.count("SIGTERM will not be noticed") == 1
+    assert "'trainer'" in caplog.text

@@ -37,7 +37,7 @@ def watched(opened: Opened, options: Options, step: int | None) -> Generator[Tal
 
     happened("restore_started")
     try:
-        with _held(opened), naming_checkpoint(opened.path):
+        with held(opened), naming_checkpoint(opened.path):
             yield tally
     except BaseException as error:
         happened("restore_failed", error)
@@ -46,7 +46,12 @@ def watched(opened: Opened, options: Options, step: int | None) -> Generator[Tal
 
 
 @contextlib.contextmanager
-def _held(opened: Opened) -> Generator[None]:
+def held(opened: Opened) -> Generator[None]:
+    """Keeps an open checkpoint from being deleted while the block runs.
+
+    Raises:
+        CheckpointNotFound: it was deleted after it was opened.
+    """
     if opened.record is None:  # what Orbax wrote, no retention of ours deletes while it is in use
         yield
         return
