@@ -63,7 +63,7 @@ contexts = st.builds(
 def facts(*losses: float | None) -> list[keep.StepFacts]:
     """Steps 0, 1, 2 ... a minute apart, with these losses."""
     return [
-        keep.StepFacts(step, 60.0 * step, {} if loss is None else {"loss": loss})
+        keep.StepFacts(step, 1e9 + 60.0 * step, {} if loss is None else {"loss": loss})
         for step, loss in enumerate(losses)
     ]
 
@@ -155,6 +155,15 @@ def test_keep_by_time():
     assert list(keep.every_secs(150)(history)) == [0, 3, 6]
     assert list(keep.newer_than(60)(history)) == [5, 6]
     assert list(keep.newer_than(0)(history)) == [6]
+
+
+def test_what_has_no_time_is_kept_by_policies_of_time():
+    """Steps that Orbax wrote do not say when: they are not taken for infinitely old."""
+    history = [keep.StepFacts(0), keep.StepFacts(1), *facts(None, None, None)[2:]]
+    for policy in (keep.newer_than(60), keep.every_secs(60)):
+        assert list(policy(history)) == [0, 1, 2]
+        assert policy(history)[0] == "when it was written is not known"
+    assert list(keep.newer_than(60)([keep.StepFacts(3)])) == [3]
 
 
 def test_every_secs_does_not_wander():

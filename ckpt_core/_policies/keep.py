@@ -22,7 +22,7 @@ class StepFacts:
 
     Attributes:
         step: its number.
-        created_unix_secs: when it was committed.
+        created_unix_secs: when it was committed; 0 where that is not known (steps that Orbax wrote).
         metrics: what was saved with it.
     """
 
@@ -34,6 +34,9 @@ class StepFacts:
 Selection = Callable[[Sequence[StepFacts]], Mapping[int, str]]
 Chooser = Callable[[Sequence[StepFacts]], Iterable[int]]
 """A function of the user's own; a dict of step to reason will do too."""
+
+
+_NO_TIME = "when it was written is not known"
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,9 @@ def every_secs(interval_secs: float) -> KeepPolicy:
         kept: dict[int, str] = {}
         last = -math.inf
         for facts in steps:
-            if facts.created_unix_secs - last >= interval_secs:
+            if not facts.created_unix_secs:
+                kept[facts.step] = _NO_TIME
+            elif facts.created_unix_secs - last >= interval_secs:
                 kept[facts.step] = f"one every {interval_secs:g} s"
                 last = facts.created_unix_secs
         return kept
@@ -184,9 +189,9 @@ def newer_than(secs: float) -> KeepPolicy:
             return {}
         newest = max(facts.created_unix_secs for facts in steps)
         return {
-            facts.step: f"within {secs:g} s of the newest"
+            facts.step: f"within {secs:g} s of the newest" if facts.created_unix_secs else _NO_TIME
             for facts in steps
-            if newest - facts.created_unix_secs <= secs
+            if not facts.created_unix_secs or newest - facts.created_unix_secs <= secs
         }
 
     return KeepPolicy(select, f"newer_than({secs:g})")
