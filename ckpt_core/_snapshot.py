@@ -201,16 +201,18 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     return list(dict.fromkeys(regions))
 
 
-def place(shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]) -> Any:
+def place(
+    shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]], dtype: Any = None
+) -> Any:
     """A jax array of these host parts on ``sharding``, or uncommitted on the default device.
 
-    On CPU the array may take over the memory of a part: it must not be used again.
+    There are no parts where none of the devices is of this process: ``dtype`` counts then. On CPU the array may take over the memory of a part: it must not be used again.
     """
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         (part,) = parts.values()
         return _put(part, sharding)
     return jax.make_array_from_callback(
-        shape, sharding, lambda index: parts[to_region(index, shape)]
+        shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
     )
 
 

@@ -229,7 +229,8 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
         for region, part in parts.items()
     }
     if spec.kind == "jax":
-        value = _snapshot.place(saved.shape, target.sharding, logical)
+        dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
+        value = _snapshot.place(saved.shape, target.sharding, logical, dtype)
         if saved.detail == "weak":
             value = _snapshot.weaken(value, target.sharding)
         return value
