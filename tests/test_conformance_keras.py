@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras_models as km  # chooses the backend before Keras is imported
 import numpy as np
 import pytest
@@ -13,6 +14,20 @@ from ckpt_core.testing import InPlaceSuite
 
 keras = km.keras
 compiled_once = km.compiled_once
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_for_children(compiled_once: None) -> Iterator[None]:
+    """New processes find what was compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "jax_compilation_cache_dir",
+            "jax_persistent_cache_min_compile_time_secs",
+            "jax_persistent_cache_min_entry_size_bytes",
+        ):
+            patch.setenv(name.upper(), str(getattr(jax.config, name)))
+        yield
+
 
 TOKENS = np.arange(32, dtype=np.int32).reshape(4, 8) % 11
 TARGETS = np.linspace(-1, 1, 4 * 8, dtype=np.float32).reshape(4, 8)
