@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.faults.test_disk import _mounted
 
 pytestmark = pytest.mark.faults
 
-STEPS = 400
+STEPS = 802  # the last one is a multiple of the interval
 LIMIT_SECS = 120
 
 JOB = """
@@ -65,6 +66,7 @@ class Job:
         self.acknowledged = -1
         self.ended: int | None = None
         self.error = ""
+        self._filler: threading.Thread | None = None
         self._timer = threading.Timer(LIMIT_SECS, self.process.kill)
         self._timer.start()
 
@@ -95,10 +97,26 @@ class Job:
         self.error = self.process.stderr.read()
         return self.process.wait()
 
+    def fill(self, path: Path) -> None:
+        """Leaves no room while the job lives: what its own retention frees is taken, too."""
+
+        def take() -> None:
+            with path.open("wb", buffering=0) as file:
+                while self.process.poll() is None:
+                    try:
+                        file.write(bytes(2**14))
+                    except OSError:
+                        time.sleep(0.0005)
+
+        self._filler = threading.Thread(target=take)
+        self._filler.start()
+
     def close(self) -> None:
         self._timer.cancel()
         self.process.kill()
         self.process.communicate()
+        if self._filler is not None:
+            self._filler.join()
 
 
 def test_no_acknowledged_step_is_lost(tmp_path: Path) -> None:
@@ -115,7 +133,7 @@ def test_no_acknowledged_step_is_lost(tmp_path: Path) -> None:
                 elif trouble == "kill":
                     job.process.send_signal(signal.SIGKILL)
                 elif trouble == "full":
-                    _fill(ballast)
+                    job.fill(ballast)
                 code = job.finish()
             finally:
                 job.close()
@@ -138,9 +156,3 @@ def test_no_acknowledged_step_is_lost(tmp_path: Path) -> None:
         assert np.array_equal(tree["w"], np.full(64 * 1024, float(STEPS)))
         assert len([name for name in os.listdir(run) if name.isdigit()]) == 2
         assert not [name for name in os.listdir(run) if name.startswith(".ckpt-tmp")]
-
-
-def _fill(path: Path) -> None:
-    with pytest.raises(OSError, match="No space"), path.open("wb", buffering=0) as file:  # noqa: PT012
-        while True:
-            file.write(bytes(2**16))
