@@ -111,23 +111,37 @@ class Clock(keras.callbacks.Callback):
         self.seconds += time.perf_counter()
 
 
-def step_times(rounds: int, steps: int) -> dict[str, float]:
-    """Microseconds per step of a small model that saves once, after the last step of the epoch."""
+def step_times(rounds: int, steps: int) -> dict[str, dict[str, float]]:
+    """A step of a small model that saves once, after the last step of the epoch.
+
+    Microseconds, and the median over rounds of the ratio to ``fit`` without a callback in the same
+    round. Another callback begins in each round, so that none is always the one after a pause.
+    """
     model = make_model(32, 4)
     x, y = np.ones((steps * 4, 32), "f4"), np.ones((steps * 4, 1), "f4")
     model.fit(x, y, batch_size=4, verbose=0)
     found: dict[str, list[float]] = {}
-    for _ in range(rounds):
+    for turn in range(rounds):
         with tempfile.TemporaryDirectory() as name:
-            choices = {"none": None, **callbacks(Path(name))}
-            for label, make in choices.items():
-                if label == "ckpt, waiting":
-                    continue
+            made = callbacks(Path(name))
+            choices = [("none", None), *(each for each in made.items() if "waiting" not in each[0])]
+            first = turn % len(choices)
+            for label, make in choices[first:] + choices[:first]:
                 clock = Clock()
                 extra = [] if make is None else [make()]
                 model.fit(x, y, batch_size=4, verbose=0, callbacks=[clock, *extra])
                 found.setdefault(label, []).append(clock.seconds / steps * 1e6)
-    return {label: statistics.median(values) for label, values in found.items()}
+    return {
+        label: {
+            "micros": statistics.median(values),
+            "ratio": statistics.median(
+                mine / bare for mine, bare in zip(values, found["none"], strict=True)
+            ),
+            "lowest_ratio": min(map(float.__truediv__, values, found["none"])),
+            "highest_ratio": max(map(float.__truediv__, values, found["none"])),
+        }
+        for label, values in found.items()
+    }
 
 
 def main() -> None:
@@ -137,6 +151,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--step-rounds", type=int, default=15)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--steps", type=int, default=500)
     given = parser.parse_args()
@@ -148,12 +163,13 @@ def main() -> None:
     )
     result = {
         "blocking": blocking(model, data, given.rounds, given.saves),
-        "step_micros": step_times(given.rounds, given.steps),
+        "step": step_times(given.step_rounds, given.steps),
     }
     for label, row in result["blocking"].items():
         print(f"{label:18}", *(f"{name} {secs * 1e3:8.1f} ms" for name, secs in row.items()))
-    for label, micros in result["step_micros"].items():
-        print(f"{label:18} {micros:8.0f} us a step")
+    for label, row in result["step"].items():
+        spread = f"{row['lowest_ratio']:.2f} - {row['highest_ratio']:.2f}"
+        print(f"{label:18} {row['micros']:8.0f} us a step, {row['ratio']:.2f} of none ({spread})")
     print(json.dumps(result))
 
 

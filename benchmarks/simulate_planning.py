@@ -4,13 +4,14 @@
 
 Drives the code that a save runs, without the processes: the planner of `ckpt_core` with shardings
 over devices that do not exist, its agreements with many clients of one coordination service, and
-its merge with as many small databases. Prints one table each; docs/scaling.md draws conclusions.
+its merge with as many small databases, and the digests of their files. Prints one table each;
+docs/scaling.md draws conclusions.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import socket
 import statistics
 import sys
@@ -25,12 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working t
 import numpy as np
 from jax._src.lib import _jax  # the service that jax.distributed starts; it has no public name
 
-from ckpt_core import _processes, _snapshot
-from ckpt_core._plan import Shares, chunk_shape, region_shape, shared_chunk_bytes
-from ckpt_core._storage import ArrayWriter, Location, merge, new_context
+from ckpt_core import _processes
+from ckpt_core._directory import LocalForm
+from ckpt_core._leaves import leaf_spec
+from ckpt_core._save.digests import digest_all
+from ckpt_core._save.plan import LeafPlanner
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, merge, new_context
 
 DEVICES_PER_PROCESS = 4
-ITEMSIZE = 4
+DTYPE = "float32"
 CHUNK_BYTES = 64 * 1024 * 1024
 SAMPLED = 48
 
@@ -46,6 +50,8 @@ class FakeDevice:
 
 class FakeSharding:
     """Cut over the first dimension into so many shards, and copied beyond."""
+
+    is_fully_addressable = False
 
     def __init__(self, processes: int, shards: int) -> None:
         count = processes * DEVICES_PER_PROCESS
@@ -71,21 +77,12 @@ def model(processes: int, layers: int) -> list[tuple[Any, Shape]]:
 
 
 def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
-    """What ``_TreePlan`` does for device arrays; gives the bytes that the process writes."""
-    shares = Shares()
-    chunks: dict[Any, Shape] = {}
-    written = 0
-    for sharding, shape in leaves:
-        held = _snapshot._held(sharding, shape, process)  # pyright: ignore[reportPrivateUsage]
-        key = (shape, held.cuts, held.most_holders)
-        if key not in chunks:
-            size_bytes = ITEMSIZE * max(math.prod(region_shape(region)) for region in held.cuts)
-            limit = shared_chunk_bytes(size_bytes, held.most_holders, CHUNK_BYTES)
-            chunks[key] = chunk_shape(shape, held.cuts, ITEMSIZE, limit)
-        for region, holders, _ in held.mine:
-            for part in shares.parts(region, holders, chunks[key], ITEMSIZE, process):
-                written += ITEMSIZE * math.prod(region_shape(part))
-    return written
+    """Plans them as a save does; gives the bytes that the process writes."""
+    planner = LeafPlanner(process, CHUNK_BYTES, own=False)
+    return sum(
+        planner.leaf("", leaf_spec("jax", DTYPE, shape), (sharding, True), None).size_bytes
+        for sharding, shape in leaves
+    )
 
 
 def planning(processes: int, layers: int) -> str:
@@ -150,7 +147,8 @@ def merging(processes: int, arrays: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         item = Location(folder, True)
         context = new_context(durable=False)
-        data = np.zeros(16, np.float32).tobytes()
+        data = np.zeros(16, np.float32)
+        spec = leaf_spec("jax", "float32", (16 * processes,))
         for process in range(processes):
             writer = ArrayWriter(
                 item,
@@ -160,9 +158,18 @@ def merging(processes: int, arrays: int) -> str:
                 target_data_file_bytes=CHUNK_BYTES,
                 max_host_bytes=CHUNK_BYTES,
             )
-            for array in range(arrays):
-                writer.put_value(f"layer.{array}/c/{process}", data * 2)
-            writer.start()
+            writer.put(
+                [
+                    ArrayToWrite(
+                        f"layer.{array}",
+                        spec,
+                        (16,),
+                        [(((16 * process, 16 * process + 16),), data)],
+                        64,
+                    )
+                    for array in range(arrays)
+                ]
+            )
             writer.finish()
         began = time.monotonic()
         merge(item, processes, context, target_data_file_bytes=CHUNK_BYTES)
@@ -170,6 +177,30 @@ def merging(processes: int, arrays: int) -> str:
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())
     shards = processes * arrays
     return f"{processes:9} {shards:9} {secs:9.3f} {secs * 1e6 / processes:12.1f} {index_bytes / shards:16.1f}"
+
+
+def digesting(processes: int) -> str:
+    """One row: process 0 takes what the others told of their files, and compares sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        attempt = LocalForm().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
+        told: list[str] = []
+        for process in range(processes):
+            # one process's index, data and checksums
+            names = [f"state/ocdbt.process_{process}/manifest.ocdbt"]
+            names += [f"state/ocdbt.process_{process}/d/{process * 3 + n:032x}" for n in range(3)]
+            names.append(f"state/checksums/process_{process}")
+            for name in names:
+                attempt.write(name, b"1234")
+            told.append(json.dumps([[name, 4, 2**31, 0] for name in names], separators=(",", ":")))
+        began = time.monotonic()
+        found = digest_all(attempt, [], told, {}, True, None)
+        secs = time.monotonic() - began
+        attempt.abort()
+    size_bytes = sum(map(len, told))
+    return (
+        f"{processes:9} {len(found):9} {secs:9.3f} {secs * 1e6 / processes:12.1f}"
+        f" {size_bytes / processes:16.0f}"
+    )
 
 
 def main() -> None:
@@ -187,6 +218,11 @@ def main() -> None:
     print("\nan agreement\nprocesses  milliseconds  us a process")
     for processes in arguments.clients:
         print(agreeing(processes), flush=True)
+    print(
+        "\ndigests, at process 0\nprocesses     files   seconds  us a process  bytes told by each"
+    )
+    for processes in arguments.processes:
+        print(digesting(processes), flush=True)
     print("\nmerging\nprocesses    chunks   seconds  us a process  bytes per chunk")
     for processes in arguments.processes:
         print(merging(processes, arguments.arrays), flush=True)

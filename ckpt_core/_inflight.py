@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt_core._errors import CheckpointError, GraceExceeded
@@ -10,6 +10,22 @@ from ckpt_core._results import PendingSave
 
 _LOOK_SECS = 0.5
 """How often, while waiting for a save, to see whether the run was told to stop."""
+
+
+def wait_for_all(
+    saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
+) -> None:
+    """Returns when none of them is running; raises the first failure, with a note of the others."""
+    failures: list[BaseException] = []
+    for save in saves:
+        try:
+            save.wait(secs_left)
+        except BaseException as error:
+            failures.append(error)
+    if failures:
+        for other in failures[1:]:
+            failures[0].add_note(f"ckpt: besides, {type(other).__name__}: {other}")
+        raise failures[0]
 
 
 class InFlight:
@@ -25,10 +41,21 @@ class InFlight:
         """Whether a save is being written now."""
         return self._pending is not None and not self._pending.done()
 
-    def start(self, step: int, work: Callable[[], Any]) -> None:
-        """Begins a save in a thread of its own."""
+    def start(self, step: int, work: Callable[[], Any], after: InFlight | None = None) -> None:
+        """Begins a save in a thread of its own.
+
+        Args:
+            after: begin when the save that runs there has ended, well or not.
+        """
+        first = None if after is None else after._pending
+
+        def work_then() -> None:
+            if first is not None:
+                first.wait()
+            work()
+
         self.step = step
-        self._pending = PendingSave(f"{self._directory}: step {step}", work, "ckpt-save")
+        self._pending = PendingSave(f"{self._directory}: step {step}", work_then, "ckpt-save")
 
     def raise_failure(self) -> None:
         """Raises what made an ended save fail, with its own type; once.

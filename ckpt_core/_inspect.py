@@ -120,7 +120,7 @@ def _covered(opened: Opened, problems: list[Problem]) -> dict[str, list[tuple[in
         if not any(name.startswith(f"{item.directory}/") for name in partly):
             continue
         try:
-            index = read_index(opened.location / item.directory, new_context())
+            index = dict(read_index(opened.location / item.directory, new_context()))
         except CheckpointCorrupt as error:
             problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
             continue

@@ -233,7 +233,23 @@ def selector(
         return None
     if callable(only):
         return lambda path, spec: only(format_path(path), spec)
-    patterns = [pattern_to_regex(text) for text in ([only] if isinstance(only, str) else only)]
+    texts = [only] if isinstance(only, str) else list(only)
+    if not any(character in text for text in texts for character in "*?"):
+        paths = {*texts, *(text.removeprefix(f"{item}/") for text in texts)}
+        ends = {text.rpartition("/")[2] for text in paths}
+
+        def named(path: Path, spec: LeafSpec) -> bool:
+            if not path:
+                return "(root)" in paths or item in paths
+            last = str(path[-1])
+            # nearly all differ in the last entry, which is quicker to see than a whole path; one that
+            # is written otherwise than it is (with ~ or /) is looked at whole
+            if last not in ends and "/" not in last and "~" not in last:
+                return False
+            return format_path(path) in paths
+
+        return named
+    patterns = [pattern_to_regex(text) for text in texts]
 
     def selected(path: Path, spec: LeafSpec) -> bool:
         inside = format_path(path)

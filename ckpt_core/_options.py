@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 KIB = 1024
@@ -20,8 +20,19 @@ class Options:
         durable: fsync every file and directory before a save is acknowledged. Without it a
             power cut may lose an acknowledged step (a killed process still cannot).
         checksums: verify every byte that is loaded. They are always recorded.
-        compression: None, or ``"zstd"`` (level 1) or ``"zstd:<level>"``. Float weights shrink by
-            a tenth or two at a quarter of the speed.
+        compression: None, or a codec for all arrays: ``"zstd"`` (level 1), ``"zstd:<level>"``,
+            ``"blosc"`` (lz4, level 5), ``"blosc:<compressor>:<level>"``. Or a mapping from patterns
+            of paths, as in ``load(only=)``, to codecs or None: the first that matches counts, the
+            rest is not compressed, and a pattern that matches no leaf is a ValueError of the save.
+            Float weights shrink by a tenth or two at a quarter of the speed.
+        link_unchanged: a Checkpointer on a local file system, in a run of one process, writes no
+            ``jax.Array`` again that it saved in its last step and whose values still have the
+            same checksums: it shares that step's data files by hard links. Each step stays whole
+            by itself, whichever others are deleted, and damage is detected as ever; but a bad
+            sector in a shared file damages all the steps that share it. On, because most of such
+            state (frozen weights, embeddings) can be had elsewhere, and steps that each took the
+            full time and room would be fewer. Off for those who keep several steps against
+            failing disks. Files under 1 MiB are never shared.
         max_host_bytes: upper bound of the host memory that a save or load takes beyond the
             arrays themselves; a single larger chunk goes alone.
         timeout_secs: how long to wait for other processes at each agreement.
@@ -39,8 +50,18 @@ class Options:
             being deleted, such as ``"todelete"``.
         stop_signals: names of the signals that tell a run to stop.
         grace_secs: how long after such a signal the process lives: what a save at the end may take.
-        broadcast: let one replica read and send to the others (several processes).
-        zstd_level: the level that ``compression`` names; derived.
+        snapshot: where an asynchronous save of arrays on an accelerator copies them before it
+            returns. ``"host"``: to the host, and waits for it. ``"device"`` and ``"pinned_host"``:
+            to free memory of the device, or to page-locked memory of the host, without waiting:
+            the copy is enqueued before the next step, and out of memory would be that step's error.
+        broadcast: where several processes hold the same part of an array, one of them reads and
+            verifies it, and the others receive it over what connects their devices; all must load
+            the same. It spares storage that all share; what every host has in its page cache or
+            on a disk of its own is faster read by each. Only for loads that block.
+        persist_policy: with ``local_directory=``, which of the saved steps the persistent directory
+            takes too: a policy of ``ckpt.when``; None for all.
+        local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
+            there.
         atomic_restore: load everything before anything is changed. So far every restore does.
 
     Example:
@@ -51,7 +72,8 @@ class Options:
 
     durable: bool = True
     checksums: bool = True
-    compression: str | None = None
+    compression: str | Mapping[str, str | None] | None = None
+    link_unchanged: bool = True
     max_host_bytes: int = 4 * GIB
     timeout_secs: float = 600.0
     target_data_file_bytes: int = 64 * MIB
@@ -62,22 +84,44 @@ class Options:
     trash_directory: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM",)
     grace_secs: float | None = None
+    snapshot: Literal["host", "device", "pinned_host"] = "host"
     broadcast: bool = False
     atomic_restore: bool = False
-    zstd_level: int | None = field(init=False, repr=False, compare=False, default=None)
+    persist_policy: Callable[[int, Any], bool] | None = None
+    local_max_to_keep: int = 1
 
     def __post_init__(self) -> None:
         for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):
             if getattr(self, name) < 1 * KIB:
                 raise ValueError(f"Options.{name} must be at least 1024, got {getattr(self, name)}")
+        if self.local_max_to_keep < 1:
+            raise ValueError(
+                f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
+            )
+        if self.persist_policy is not None and not callable(self.persist_policy):
+            raise TypeError(
+                "Options.persist_policy is a policy such as ckpt.when.every_steps(1000), got "
+                f"{self.persist_policy!r}"
+            )
         if self.timeout_secs <= 0:
             raise ValueError(f"Options.timeout_secs must be positive, got {self.timeout_secs}")
         if self.on_pending not in ("wait", "fail"):
             raise ValueError(
                 f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
             )
+        if self.snapshot not in ("host", "device", "pinned_host"):
+            raise ValueError(
+                f"Options.snapshot must be 'host', 'device' or 'pinned_host', got {self.snapshot!r}"
+            )
         _check_names(self)
-        object.__setattr__(self, "zstd_level", _zstd_level(self.compression))
+        compression = self.compression
+        if isinstance(compression, Mapping):
+            # a copy: what the caller does to the mapping later changes no save
+            object.__setattr__(self, "compression", compression := dict(compression))
+        codecs = compression.values() if isinstance(compression, dict) else (compression,)
+        for codec in codecs:
+            if codec is not None:
+                codec_parts(codec)
 
 
 def _check_names(options: Options) -> None:
@@ -97,16 +141,30 @@ def _check_names(options: Options) -> None:
             raise ValueError(f"Options.{field_name} must not be negative, got {secs!r}")
 
 
-def _zstd_level(compression: str | None) -> int | None:
-    """The zstd level that ``Options.compression`` names, or None for no compression."""
-    if compression is None:
-        return None
-    name, _, level = compression.partition(":")
-    if name != "zstd" or not (level == "" or level.isdigit()):
-        raise ValueError(
-            f"Options.compression must be None, 'zstd' or 'zstd:<level>', got {compression!r}"
-        )
-    return int(level or 1)
+_BLOSC_NAMES = ("lz4", "lz4hc", "blosclz", "snappy", "zlib", "zstd")
+
+
+def codec_parts(codec: str) -> tuple[str, str, int]:
+    """Name, compressor and level of a codec such as ``zstd:3`` or ``blosc:lz4:5``.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    name, *rest = codec.split(":") if isinstance(codec, str) else ("",)
+    if name == "zstd" and len(rest) <= 1 and _is_level(level := "".join(rest) or "1", 22):
+        return name, name, int(level)
+    compressor, level = (*rest, *("lz4", "5")[len(rest) :])[:2]
+    if name == "blosc" and len(rest) <= 2 and compressor in _BLOSC_NAMES and _is_level(level, 9):
+        return name, compressor, int(level)
+    raise ValueError(
+        "Options.compression must be None, 'zstd' or 'zstd:<level>' (up to 22), 'blosc', "
+        f"'blosc:<compressor>' or 'blosc:<compressor>:<level>' (compressors {', '.join(_BLOSC_NAMES)}; "
+        f"level up to 9), got {codec!r}"
+    )
+
+
+def _is_level(text: str, most: int) -> bool:
+    return text.isascii() and text.isdigit() and int(text) <= most
 
 
 DEFAULTS = Options()

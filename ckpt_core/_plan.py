@@ -32,6 +32,12 @@ def region_shape(region: Region) -> Shape:
     return tuple(stop - start for start, stop in region)
 
 
+@functools.lru_cache(4096)
+def region_size(region: Region) -> int:
+    """Elements of a region."""
+    return math.prod(region_shape(region))
+
+
 def region_slices(region: Region) -> tuple[slice, ...]:
     """The region as slices."""
     return tuple(slice(start, stop) for start, stop in region)
@@ -90,9 +96,10 @@ def _largest_divisor(number: int, limit: int) -> int:
     return best
 
 
-def grid(shape: Shape, chunk: Shape) -> Shape:
-    """Number of chunks per dimension."""
-    return tuple(-(-size // step) for size, step in zip(shape, chunk, strict=True))
+def chunk_count(region: Region, chunk: Shape) -> int:
+    """How many chunks a region touches, without listing them."""
+    pairs = zip(region, chunk, strict=True)
+    return math.prod(-(-stop // step) - start // step for (start, stop), step in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +230,9 @@ def coalesce(
     return reads
 
 
+INLINE_BYTES = 100
+"""Values up to this size stand in the index itself: it stays small, and a scalar is no file's end."""
+
 _SHARE_BYTES = 4 * 1024 * 1024
 """Regions up to this size are written whole by one of their holders."""
 
@@ -247,7 +257,8 @@ class Shares:
 
     def writer(self, holders: tuple[int, ...], size_bytes: int) -> int:
         """The process that writes the next ``size_bytes`` of what these processes hold."""
-        if len(holders) == 1:
+        # what stands in the index does not tell who wrote it: readers look at the first one's checksums
+        if len(holders) == 1 or size_bytes <= INLINE_BYTES:
             return holders[0]
         # in index order this is a heap already
         loads = self._loads.setdefault(holders, [(0, process) for process in holders])

@@ -63,17 +63,33 @@ class StopSignal:
         again = self.noticed_at is not None
         if mine and not again:
             self.noticed_at = time.monotonic()
-        previous = self._previous.get(number, signal.SIG_DFL)
+        previous = self._before(number)
         if number in self._native:  # of jax's preemption service, which Python does not know
             _call_native(self._native[number], number)
         elif callable(previous):
             previous(number, frame)
-        elif (again or not mine) and previous == signal.SIG_DFL:
+        elif previous == signal.SIG_DFL and (again if mine else self._is_installed(number)):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif mine:
             name = signal.Signals(number).name
             logger.warning("%s: the run is told to stop after the next save", name)
+
+    def _before(self, number: int) -> Any:
+        """Who listened before, those left out that are closed: they could not be taken out."""
+        previous = self._previous.get(number, signal.SIG_DFL)
+        owner = getattr(previous, "__self__", None)
+        if isinstance(owner, StopSignal) and owner._closed and number not in owner._native:
+            return owner._before(number)
+        return previous
+
+    def _is_installed(self, number: int) -> bool:
+        """Whether the system calls this one, and nobody who came later and calls it in turn.
+
+        A closed one that is called by another has nothing to say: before it came, there was nobody.
+        """
+        # bound methods are equal when they are the same method of the same object
+        return signal.getsignal(number) == self._on_signal
 
     def close(self) -> None:
         """Puts the earlier handlers back; one that somebody chained to theirs only passes on."""
@@ -81,8 +97,7 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, previous in list(self._previous.items()):
-            # bound methods are equal when they are the same method of the same object
-            if signal.getsignal(number) == self._on_signal:
+            if self._is_installed(number):
                 signal.signal(number, previous)
                 if number in self._native:
                     ctypes.pythonapi.PyOS_setsig(number, ctypes.c_void_p(self._native[number]))
@@ -147,6 +162,11 @@ class Preemption:
         if self._alone:
             return self._signal.noticed_at is not None
         return self._asked and self._agreed(step)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known already that the run will stop; asks nobody."""
+        return self._signal.noticed_at is not None if self._alone else self._agreed_at is not None
 
     def _agreed(self, step: int) -> bool:
         # the sync point is one step, asked about once; what was agreed stays

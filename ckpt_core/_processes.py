@@ -159,6 +159,7 @@ class Processes:
         work: Callable[[], Any],
         timeout_secs: float,
         failed: Callable[[int, str], Exception],
+        hear: Callable[[list[str]], None] | None = None,
     ) -> Any:
         """Does the work and agrees that all did it; a failure of one is a failure of all.
 
@@ -166,6 +167,8 @@ class Processes:
             tag, timeout_secs: as for ``exchange``.
             failed: the error for those that did not fail, from the index of the process that did
                 and what its error says, type first.
+            hear: gets, on process 0 and before any goes on, what the work gave on each process,
+                which must be text then; not called where one runs alone.
         """
         result, error = None, None
         try:
@@ -173,8 +176,21 @@ class Processes:
         except BaseException as caught:
             error = caught
         if self.count > 1:
-            mine = "" if error is None else f"{type(error).__name__}: {error}"
-            first = self.agree(tag, mine, _first_failure, timeout_secs)
+            good = "" if hear is None else str(result)
+            mine = f"={good}" if error is None else f"!{type(error).__name__}: {error}"
+
+            def judge(texts: list[str]) -> str:
+                failure = _first_failure(texts)
+                if hear is not None and not failure:
+                    hear([text[1:] for text in texts])
+                return failure
+
+            try:
+                first = self.agree(tag, mine, judge, timeout_secs)
+            except BarrierTimeout as late:
+                if error is not None:  # what went wrong here may be why the others do not come
+                    late.__cause__ = error
+                raise
             if first and error is None:
                 raise failed(*json.loads(first))
         if error is not None:
@@ -183,8 +199,8 @@ class Processes:
 
 
 def _first_failure(texts: list[str]) -> str:
-    """Index and text of the first that is not empty, as JSON; empty where all are."""
-    failed = [(index, text) for index, text in enumerate(texts) if text]
+    """Index and text of the first that tells of an error, as JSON; empty where none does."""
+    failed = [(index, text[1:]) for index, text in enumerate(texts) if text.startswith("!")]
     return json.dumps(failed[0]) if failed else ""
 
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Protocol
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._events import logger
 from ckpt_core._results import Restored
-from ckpt_core._steps import Steps
+
+
+class Listing(Protocol):
+    """Steps that lie somewhere."""
+
+    directory: str
+
+    def all(self) -> list[int]: ...
+
 
 _LOOKS = 3
 """How often the directory is listed again when every step seen in it was deleted meanwhile."""
 
 
 def restore_newest(
-    steps: Steps,
+    steps: Listing,
     restore: Callable[[int], Restored],
     strict_latest: bool,
     agreed: Callable[[list[int]], list[int]],
@@ -24,7 +33,7 @@ def restore_newest(
     """What ``restore`` gives for the newest step that it can; None where there is no step.
 
     Args:
-        steps: of the directory.
+        steps: of the directory, or of several.
         restore: restores one of them.
         strict_latest: raise for the newest, instead of going back past it.
         agreed: what process 0 sees in the directory, for all to try the same steps.

@@ -94,6 +94,8 @@ class Retention:
         """
         path = self._steps.path(step)
         self._known.pop(step, None)
+        if not self._form.exists(path):
+            return  # it lay in a local directory only
         self._form.delete(path, DAMAGED)
         logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ckpt_core._leaves import is_key_dtype
+from ckpt_core._errors import CheckpointError
+from ckpt_core._leaves import KEY_WORDS
 from ckpt_core._plan import Region, Shape, to_region, whole
 
 try:  # not public; jax.device_put stands in where a later jax lacks it
@@ -23,7 +25,7 @@ except ImportError:
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-def start_transfers(leaves: Sequence[Any]) -> None:
+def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
     """Starts copying arrays to the host, all at once; nothing to do on CPU.
 
     There ``np.asarray`` is a view of the array's own memory: it keeps the buffer, so a later step
@@ -31,10 +33,40 @@ def start_transfers(leaves: Sequence[Any]) -> None:
     """
     if jax.default_backend() == "cpu":
         return
-    for leaf in leaves:
-        if isinstance(leaf, jax.Array) and not is_key_dtype(leaf.dtype):
-            for shard in leaf.addressable_shards:
-                shard.data.copy_to_host_async()
+    for values in parts:
+        for value in values:
+            if isinstance(value, jax.Array):
+                value.copy_to_host_async()
+
+
+def stage(parts: Sequence[list[Any]], where: str) -> None:
+    """Replaces arrays by copies in other memory of their device; returns while these are being made.
+
+    A copy is enqueued before whatever the caller runs next, so a step may donate the original.
+
+    Args:
+        parts: lists of arrays that each lie on one device; changed in place.
+        where: ``device``, or a kind of memory that the device can address, such as ``pinned_host``.
+    """
+    for values in parts:
+        for position, value in enumerate(values):
+            if isinstance(value, jax.Array):
+                values[position] = _copied(value, where)
+
+
+def _copied(value: Any, where: str) -> Any:
+    (device,) = value.sharding.device_set
+    if where == "device":
+        return jnp.copy(value)
+    if all(memory.kind != where for memory in device.addressable_memories()):
+        kinds = ", ".join(memory.kind for memory in device.addressable_memories())
+        raise CheckpointError(
+            f"Options.snapshot={where!r}: {device} has no such memory, it has {kinds}; use 'host'"
+        )
+    target = SingleDeviceSharding(device, memory_kind=where)
+    if value.sharding.memory_kind == where:
+        return jnp.copy(value)  # it lies there already: device_put would give the very same buffer
+    return jax.device_put(value, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +85,20 @@ class Held:
     most_holders: int
 
 
-def held_regions(array: Any, process: int) -> Held:
-    """What this process holds of an array."""
-    shape: Shape = array.shape
-    sharding = array.sharding
+def held_regions(sharding: Any, committed: bool, shape: Shape, process: int) -> Held:
+    """What this process holds of an array of that shape.
+
+    Args:
+        sharding: of the array.
+        committed: whether the array is bound to the devices of the sharding.
+        shape: of the array.
+        process: index of this process.
+    """
     single = isinstance(sharding, SingleDeviceSharding)
-    if array.is_fully_addressable and (single or array.is_fully_replicated):
+    if sharding.is_fully_addressable and (single or sharding.is_fully_replicated):
         region = whole(shape)
         # every process has one of its own, as it has of a numpy array: the first one writes
-        writer = 0 if single and not getattr(array, "committed", True) else process
+        writer = 0 if single and not committed else process
         return Held((region,), ((region, (writer,), None),), 1)
     return _held(sharding, shape, process)
 
@@ -94,9 +131,8 @@ def held_data(array: Any, held: Held) -> list[Any]:
     return [by_device[device].data for _, _, device in held.mine]
 
 
-def describe_sharding(array: Any) -> dict[str, Any] | None:
+def describe_sharding(sharding: Any) -> dict[str, Any] | None:
     """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
-    sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         mesh: Any = sharding.mesh
         described: dict[str, Any] = {
@@ -109,13 +145,17 @@ def describe_sharding(array: Any) -> dict[str, Any] | None:
             ],
             "device_mesh": {"mesh": _nested_ids(mesh.devices)},
         }
-        if sharding.memory_kind not in (None, "device"):
-            described["memory_kind"] = sharding.memory_kind
-        return described
+        return described | _memory_kind(sharding)
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
-        return {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
+        described = {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
+        return described | _memory_kind(sharding)
     return None
+
+
+def _memory_kind(sharding: Any) -> dict[str, Any]:
+    kind = sharding.memory_kind
+    return {} if kind in (None, "device") else {"memory_kind": kind}
 
 
 def _nested_ids(devices: Any) -> Any:
@@ -142,7 +182,7 @@ def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None)
                 return NamedSharding(mesh, PartitionSpec())
             for device in jax.local_devices():
                 if described["device_str"] in (str(device), f"{device.platform}:{device.id}"):
-                    return SingleDeviceSharding(device)
+                    return SingleDeviceSharding(device, memory_kind=described.get("memory_kind"))
             return None
         if described["sharding_type"] != "NamedSharding":
             return None
@@ -206,11 +246,15 @@ def place(
 ) -> Any:
     """A jax array of these host parts on ``sharding``, or uncommitted on the default device.
 
-    There are no parts where none of the devices is of this process: ``dtype`` counts then. On CPU the array may take over the memory of a part: it must not be used again.
+    There are no parts where none of the devices is of this process: ``dtype`` counts then. On CPU
+    the array may take over the memory of a part: it must not be used again.
     """
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         (part,) = parts.values()
         return _put(part, sharding)
+    if not parts:
+        # the callback would be asked for what is replicated over the devices of others
+        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
     return jax.make_array_from_callback(
         shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
     )
@@ -240,8 +284,11 @@ def _default_device() -> Any:
 def place_key(
     shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]
 ) -> Any:
-    """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys."""
-    words = next(iter(parts.values())).shape[-1]
+    """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys.
+
+    There are none where no device of ``sharding`` is of this process.
+    """
+    words = KEY_WORDS[impl]
     data_shape = (*shape, words)
     data_sharding = sharding
     if isinstance(sharding, NamedSharding):
@@ -250,7 +297,9 @@ def place_key(
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1]))
         data_sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
     with_words = {(*region, (0, words)): part for region, part in parts.items()}
-    key = jax.random.wrap_key_data(place(data_shape, data_sharding, with_words), impl=impl)
+    key = jax.random.wrap_key_data(
+        place(data_shape, data_sharding, with_words, np.dtype(np.uint32)), impl=impl
+    )
     if isinstance(sharding, NamedSharding) and key.sharding != sharding:
         key = jax.device_put(key, sharding)
     return key
@@ -263,7 +312,7 @@ def weaken(value: Any, sharding: Any) -> Any:
     """
     if not value.is_fully_addressable:
         return value
-    weak = jax.numpy.asarray(value.item())
+    weak = jnp.asarray(value.item())
     if weak.dtype != value.dtype:
         return value
     return weak if sharding is None else jax.device_put(weak, sharding)

@@ -106,18 +106,25 @@ class Steps:
         """What is known of every step whose record can be read."""
         return [facts for step in self.all() if (facts := self.facts(step)) is not None]
 
-    def refuse_taken(self, step: int, overwrite: bool, damaged: Set[int] = frozenset()) -> None:
+    def refuse_taken(
+        self,
+        step: int,
+        overwrite: bool,
+        damaged: Set[int] = frozenset(),
+        elsewhere: Set[int] = frozenset(),
+    ) -> None:
         """Refuses to write a step that is there, or that newer ones would hide.
 
         Args:
             step: to be written.
             overwrite: it may be there.
             damaged: steps that hide nothing: nobody can resume from them.
+            elsewhere: steps of this run that lie in other directories.
 
         Raises:
             CheckpointExists: with what is there.
         """
-        steps = sorted(self._committed(at_least=step))
+        steps = sorted({*self._committed(at_least=step), *(n for n in elsewhere if n >= step)})
         if step in steps and not overwrite:
             raise CheckpointExists(
                 f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "

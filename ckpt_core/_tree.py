@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ MAX_DEPTH = 300
 _PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One level of a structure: what the container is, and how it is made again.
 
@@ -39,14 +39,15 @@ class Node:
         keys: one path entry per child.
         children: the child nodes, in the order of ``keys``.
         type_name: ``module:qualname`` of the class, for kinds that have one.
-        make: rebuilds the container from its children; None where it was read from disk.
+        make: rebuilds the container from its children; None where it was read from disk. Nodes are
+            equal whatever makes them.
     """
 
     kind: str
     keys: Path = ()
     children: tuple[Node, ...] = ()
     type_name: str = ""
-    make: Callable[[list[Any]], Any] | None = None
+    make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
 
 
 LEAF = Node("leaf")
@@ -66,6 +67,9 @@ def format_path(path: Path) -> str:
     """The path as people read it: entries joined with ``/``, ``(root)`` for the tree itself."""
     if not path:
         return "(root)"
+    text = "/".join(map(str, path))
+    if "~" not in text and text.count("/") == len(path) - 1:
+        return text  # nothing to escape
     return "/".join(
         str(entry).replace("~", "~0").replace("/", "~1") if isinstance(entry, str) else str(entry)
         for entry in path
@@ -171,7 +175,9 @@ class _Walk:
         expanded = self._expand(value) if self._expand else None
         if expanded is not None:
             state, finish = expanded
-            return Node("expanded", (), (self.visit(state, path),), "", lambda new: finish(new[0]))
+            # who keeps the structure must not keep the live object with it
+            make = (lambda new: finish(new[0])) if self._keep else None
+            return Node("expanded", (), (self.visit(state, path),), "", make)
         if hasattr(cls, "__next__"):
             return self._leaf(value, path)  # jax warns of iterators before we can refuse them
         if isinstance(value, tuple) and hasattr(cls, "_fields"):

@@ -100,17 +100,23 @@ def test_what_it_has_no_value_for_is_never_made_up(
     assert target.slots["w"].sum() == 0
 
 
-def test_writable_arrays_are_copied_by_asynchronous_saves(adapter: SlotsAdapter, tmp_path: Path):
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_writable_arrays_are_copied_by_asynchronous_saves(
+    adapter: SlotsAdapter, tmp_path: Path, where: Any
+):
     """On a CPU an array may lie in memory that the framework's user can write to."""
-    memory = np.frombuffer(bytearray(64 * 1024 + 64), np.float32)
-    memory = memory[(-memory.ctypes.data % 64) // 4 :][: 16 * 1024]
+    memory = np.frombuffer(bytearray(16 * 1024 * 1024 + 64), np.float32)
+    memory = memory[(-memory.ctypes.data % 64) // 4 :][: 4 * 1024 * 1024]
     memory[:] = 1
     array = jax.device_put(memory)
     assert array.unsafe_buffer_pointer() == memory.ctypes.data, "this test needs an alias"
     taken = _adapters.has_writable_arrays(_adapters.adapter_for(Slots()))
     assert taken
-    pending = ckpt.save_async(tmp_path / "a", slots=Slots(w=array))
+    busy = jax.jit(lambda x: x @ x @ x)(jnp.ones((1000, 1000)))  # what is enqueued now runs later
+    options = ckpt.Options(snapshot=where)
+    pending = ckpt.save_async(tmp_path / "a", slots=Slots(w=array), options=options)
     memory[:] = 2
+    busy.block_until_ready()
     pending.result()
     assert float(ckpt.load(tmp_path / "a")["slots"]["w"].max()) == 1.0
 

@@ -345,6 +345,7 @@ benchmarks:
             {"save", "save_blocking", "save_background", "load", "checkpoint"},
         ),
         ("Resharding", "{}", {"load", "checkpoint"}),
+        ("LoadAndBroadcast", "{}", {"load", "checkpoint"}),
         (
             "ReplicaParallelSave",
             "{num_savings: 2, async_enabled: false}",
@@ -393,9 +394,10 @@ def test_the_loop_may_save_to_a_local_directory(tmp_path: Path):
 
 
 def test_what_ckpt_cannot_do_is_said_and_not_measured_as_if_it_did(tmp_path: Path):
-    text = SMALL.replace("GENERATOR", "LoadAndBroadcast").replace("OPTIONS", "{}")
+    text = SMALL.replace("GENERATOR", "SaveLoad")
+    text = text.replace("OPTIONS", "{enable_replica_parallel_separate_folder: true}")
     (case,) = run(text, tmp_path).cases
-    assert case.skipped == "ckpt cannot load on one replica and broadcast"
+    assert case.skipped == "ckpt cannot write each replica to a folder of its own"
 
 
 def test_traces_are_taken_once_and_do_not_count(tmp_path: Path):

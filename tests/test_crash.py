@@ -90,6 +90,7 @@ EXPECTED = {
     "no_exchange": _OVERWRITE,
     "step": _STEPS,
     "async_step": _STEPS,
+    "linked": _STEPS,
     "open": _STEPS,
 }
 SCENARIOS = tuple(EXPECTED)
@@ -187,6 +188,7 @@ def _numbers(count: int, stride: int) -> list[int]:
         ("overwrite", 4),
         ("no_exchange", 7),
         ("async_step", 6),
+        ("linked", 3),
         ("open", 9),
         *(pytest.param(name, 1, marks=exhaustive) for name in SCENARIOS if name not in _QUICK),
     ],
@@ -240,8 +242,10 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
     struck = outcome.reported("struck")[0]
     errors = outcome.reported("error")
     if not errors:
-        # Cleaning up may fail where the next save does it; a directory may be there already.
-        harmless = {op.number for op in outcome.ops if op.name in ("unlink", "rmdir", "mkdir")}
+        # Cleaning up may fail where the next save does it; a directory may be there already; what
+        # cannot be linked is written.
+        names = ("unlink", "rmdir", "mkdir", "link")
+        harmless = {op.number for op in outcome.ops if op.name in names}
         assert struck in harmless | {0} or _kept_too_much(outcome), f"swallowed: {outcome}"
         return
     (error,) = errors
@@ -293,6 +297,16 @@ def test_failing_operation(
         _check_error(name, errno, outcome)
 
     _sweep(pool, tmp_path, name, faults, check, _check_next_process)
+
+
+def test_the_linked_step_shares_its_large_leaf(pool: Pool, tmp_path: Path) -> None:
+    """Else that scenario would be as `step`."""
+
+    def check(name: str, outcome: Outcome, after: Outcome) -> None:
+        assert outcome.reported("shared")[0] > 4 << 20, str(outcome)
+        assert any(op.name == "link" for op in outcome.ops), str(outcome)
+
+    _sweep(pool, tmp_path, "linked", [Fault("kill", 10**6)], check, _check_next_process)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -10,6 +10,7 @@ import pytest
 from launch import launch, reports
 
 import ckpt_core as ckpt
+from ckpt_core._processes import Processes
 
 TIMEOUT_SECS = 4
 
@@ -52,7 +53,7 @@ def arm():
     elif PHASE == "merging":
         before(write, "merge")
     elif PHASE == "merged":
-        before(write.Write, "_digests")
+        before(write.Write, "_files")
 
 short = ckpt.Options(timeout_secs={timeout})
 checkpointer = ckpt.Checkpointer(f"{{directory}}/steps", options=short, asynchronous={asynchronous})
@@ -148,3 +149,18 @@ def test_one_of_three_is_killed(
     if phase in ONLY_THE_FIRST and victim != 0:
         pytest.skip("process 0 alone merges")
     check_lost(tmp_path, phase, victim, processes=3, asynchronous=asynchronous)
+
+
+def test_what_failed_here_is_told_where_the_others_do_not_come(monkeypatch: pytest.MonkeyPatch):
+    full = OSError(28, "no space")
+
+    def nobody_comes(*_: object) -> str:
+        raise ckpt.BarrierTimeout("nobody", absent=[1])
+
+    def work() -> None:
+        raise full
+
+    monkeypatch.setattr(Processes, "agree", nobody_comes)
+    with pytest.raises(ckpt.BarrierTimeout) as raised:
+        Processes(0, 2).together("save", work, 1.0, lambda _, text: RuntimeError(text))
+    assert raised.value.__cause__ is full

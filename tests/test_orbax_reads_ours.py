@@ -406,7 +406,12 @@ def test_bare_empty(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    "options", [ckpt.Options(compression="zstd"), ckpt.Options(chunk_bytes=4096)]
+    "options",
+    [
+        ckpt.Options(compression="zstd"),
+        ckpt.Options(compression={"*b*": "zstd:3", "**": "blosc:zstd"}),
+        ckpt.Options(chunk_bytes=4096),
+    ],
 )
 def test_other_options(tmp_path, options):
     tree = sharded_tree() | plain_tree()

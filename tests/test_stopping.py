@@ -79,6 +79,40 @@ def test_the_policy_saves_the_last_step(tmp_path: Path) -> None:
     assert ckpt.Checkpointer(tmp_path).all_steps() == [2]
 
 
+OUT_OF_TURN = """
+import signal, sys
+import numpy as np
+import ckpt_core as ckpt
+
+policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
+first, second = (
+    ckpt.Checkpointer(f"{sys.argv[1]}/{name}", save_policy=policy, asynchronous=False)
+    for name in "ab"
+)
+first.close()
+if sys.argv[2] == "after":
+    second.close()
+    second = ckpt.Checkpointer(f"{sys.argv[1]}/c", save_policy=policy, asynchronous=False)
+signal.raise_signal(signal.SIGTERM)
+assert second.save(2, {"w": np.ones(2)})
+print("alive", flush=True)
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_that_was_closed_out_of_turn_does_not_end_the_run(tmp_path: Path, when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_TURN, str(tmp_path), when],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "alive\n", done.stderr
+    assert done.returncode == -signal.SIGTERM  # the second one ends the process as ever
+
+
 LOOP = """
 import sys, time
 import numpy as np

@@ -7,8 +7,12 @@ deletes.
 
 from ckpt_core._directory.form import Attempt as Attempt
 from ckpt_core._directory.form import Form as Form
+from ckpt_core._directory.links import FileIdentity as FileIdentity
+from ckpt_core._directory.links import identify as identify
+from ckpt_core._directory.links import link_files as link_files
 from ckpt_core._directory.local import LocalForm as LocalForm
 from ckpt_core._directory.local import refuse_file as refuse_file
 from ckpt_core._directory.local import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.store import StoreForm as StoreForm
+from ckpt_core._directory.system import is_local_disk as is_local_disk

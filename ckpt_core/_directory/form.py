@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -27,8 +28,14 @@ class Attempt(Protocol):
         """A file that was written in this try (by any process)."""
         ...
 
-    def files(self) -> dict[str, int]:
-        """Relative path and size of every file written so far."""
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Relative path and size of every file written so far.
+
+        Args:
+            below: only in this folder.
+            told: sizes that the writers of some files told; taken from here where the storage
+                gives a size only together with the data.
+        """
         ...
 
     def commit(self, record_name: str, record: bytes) -> None:

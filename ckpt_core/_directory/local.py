@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckpt_core._directory.form import REPLACED_PREFIX, TEMPORARY_PREFIX
 from ckpt_core._directory.locks import Claim, deleting, is_locked, lock, reading
@@ -101,7 +101,8 @@ class LocalForm:
 
     def _put_held(self, path: str, name: str, data: bytes) -> int:
         """Writes a file in one step; gives its descriptor, which holds a lock."""
-        _make_directories(path, durable=False)
+        # a save finds the directories there, and syncs only those that it makes itself
+        _make_directories(path, durable=True)
         temporary = _temporary(path, name)
         try:
             # for reading too: a shared lock on NFS takes that
@@ -235,10 +236,10 @@ class LocalAttempt:
         with open(os.path.join(self._temporary, name), "rb") as file:
             return file.read()
 
-    def files(self) -> dict[str, int]:
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
         return {
             os.path.relpath(file, self._temporary): os.stat(file).st_size
-            for file in _walk_files(self._temporary)
+            for file in _walk_files(os.path.join(self._temporary, below))
         }
 
     def commit(self, record_name: str, record: bytes) -> None:

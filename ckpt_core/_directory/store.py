@@ -8,7 +8,7 @@ compared with our own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ckpt_core._directory.locks import Claim
@@ -109,8 +109,11 @@ class StoreForm:
         return None
 
 
-def _sizes(keys: Keys) -> dict[str, int]:
-    return {key: len(keys.get(key) or b"") for key in keys.list()}
+def _sizes(keys: Keys, prefix: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+    known = told or {}
+    return {
+        key: known[key] if key in known else len(keys.get(key) or b"") for key in keys.list(prefix)
+    }
 
 
 class StoreAttempt:
@@ -133,8 +136,8 @@ class StoreAttempt:
             raise FileNotFoundError(f"{self._path}/{name}")
         return found
 
-    def files(self) -> dict[str, int]:
-        return _sizes(self._keys)
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+        return _sizes(self._keys, f"{below}/" if below else "", told or {})
 
     def commit(self, record_name: str, record: bytes) -> None:
         if self._keys.put_if_absent(record_name, record):

@@ -1,4 +1,4 @@
-"""What the standard library lacks: swapping two directories, removing whatever it is."""
+"""What the standard library lacks: swapping two directories, removing whatever it is, statfs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,29 @@ import errno
 import os
 import shutil
 import stat
+import sys
 
 from ckpt_core._errors import CheckpointCorrupt
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_LOCAL_KINDS = frozenset(
+    {
+        0xEF53,  # ext2, ext3, ext4
+        0x58465342,  # xfs
+        0x9123683E,  # btrfs
+        0x2FC12FC1,  # zfs
+        0xF2F52010,  # f2fs
+        0xCA451A4E,  # bcachefs
+        0x01021994,  # tmpfs
+        0x858458F6,  # ramfs
+        0x794C7630,  # overlay, of containers
+        0x73717368,  # squashfs
+        0xE0F5E1E2,  # erofs
+    }
+)
+"""``f_type`` of file systems whose pages are this machine's own (statfs(2))."""
+_STATFS_BYTES = 512  # more than any architecture's struct takes
 
 
 def exchange(one: str, other: str) -> bool:
@@ -30,6 +48,25 @@ def exchange(one: str, other: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), other)
+
+
+def is_local_disk(path: str) -> bool:
+    """Whether a path lies on a file system of this machine; False where that is not known.
+
+    A file of a network file system may be cut short by another machine: whoever then touches a
+    mapping of it is killed.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        statfs = ctypes.CDLL(None, use_errno=True).statfs
+    except (OSError, AttributeError):
+        return False
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if statfs(os.fsencode(path), answer) != 0:
+        return False
+    kind = ctypes.c_long.from_buffer(answer).value  # the first field, a machine word
+    return kind & 0xFFFFFFFF in _LOCAL_KINDS
 
 
 def remove(path: str) -> None:

@@ -6,6 +6,7 @@ the checksums of its blocks in order. Blocks are cut by ``_plan.blocks`` over th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
@@ -24,20 +25,70 @@ def dump_checksums(chunks: dict[str, list[int]]) -> bytes:
     return dump_json({"block_bytes": BLOCK_BYTES, "chunks": chunks})
 
 
-def load_checksums(data: bytes, file: str) -> tuple[int, dict[str, list[int]]]:
-    """Block size and checksums by chunk key.
+class Checksums:
+    """The checksums of blocks, by chunk key, that one file holds.
+
+    Args:
+        data: of the file.
+        file: its name, for messages.
+        few: whether few chunks will be asked for: they are then found in the text, as what
+            ``dump_checksums`` wrote, without making values of all of it.
+
+    Attributes:
+        block_bytes: about how much a block covers.
 
     Raises:
         CheckpointCorrupt: not such a file.
     """
-    value: Any = parse_json(data, file)
-    try:
-        block_bytes, chunks = value["block_bytes"], value["chunks"]
-        if type(block_bytes) is not int or block_bytes < 1 or not isinstance(chunks, dict):
-            raise ValueError("fields do not fit")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointCorrupt(f"{file}: not a checksum file: {error}", file=file) from error
-    return block_bytes, cast("dict[str, list[int]]", chunks)
+
+    def __init__(self, data: bytes, file: str, *, few: bool = False) -> None:
+        self._file = file
+        self._searches_left = _SEARCHES
+        head = _HEAD.match(data) if few else None
+        if head is not None:
+            self.block_bytes = int(head[1])
+            self._text = data
+            return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        self._text = b""
+        value: Any = parse_json(data, self._file)
+        try:
+            self.block_bytes, chunks = value["block_bytes"], value["chunks"]
+            if type(self.block_bytes) is not int or not isinstance(chunks, dict):
+                raise ValueError("fields do not fit")
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._bad(error) from error
+        if self.block_bytes < 1:
+            raise self._bad("blocks of no bytes")
+        self._chunks = cast("dict[str, list[int]]", chunks)
+
+    def get(self, key: str) -> list[int] | None:
+        """The checksums of a chunk's blocks in order, or None where the file has none."""
+        if self._text and not self._searches_left:
+            self._parse(self._text)
+        if not self._text:
+            return self._chunks.get(key)
+        self._searches_left -= 1
+        # a quote inside of a key is escaped, so one after a comma or a brace begins a key
+        wanted = dump_json(key) + b":["
+        start = self._text.find(wanted)
+        while start >= 0 and self._text[start - 1] not in b",{":
+            start = self._text.find(wanted, start + 1)
+        if start < 0:
+            return None
+        start += len(wanted) - 1
+        found: Any = parse_json(self._text[start : self._text.find(b"]", start) + 1], self._file)
+        return found
+
+    def _bad(self, what: object) -> CheckpointCorrupt:
+        return CheckpointCorrupt(f"{self._file}: not a checksum file: {what}", file=self._file)
+
+
+_SEARCHES = 64
+"""So many in the text take about as long as making values of all of it."""
+_HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
 
 
 def crc_of(data: Any) -> int:

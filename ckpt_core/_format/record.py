@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.nodes import dump_nodes, load_nodes
 from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
-from ckpt_core._options import Options
-from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
+from ckpt_core._options import codec_parts
+from ckpt_core._tree import LEAF, Node, Path
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1
@@ -39,14 +40,18 @@ class FileRecord:
     Attributes:
         size_bytes: exact size.
         crc32: of the whole file; of a data file, of the bytes that no block checksum covers. Not
-            CRC-32C: OCDBT's files end in their own, and the CRC-32C of such a file is the same
-            for all of one length.
+            CRC-32C, with which OCDBT's own files end: that of such a file says its length only.
         data: whether it is a data file of the array database.
     """
 
     size_bytes: int
     crc32: int
     data: bool = False
+
+    @staticmethod
+    def of(data: bytes) -> FileRecord:
+        """That of a file with these bytes."""
+        return FileRecord(len(data), zlib.crc32(data))
 
 
 class LeafRecord(NamedTuple):
@@ -56,14 +61,16 @@ class LeafRecord(NamedTuple):
         spec: kind, dtype, shape.
         chunk: shape of its chunks; empty for text and scalars.
         sharding: position in ``ItemRecord.shardings``, or None.
+        codec: name of its compression, where it has one of its own.
     """
 
     spec: LeafSpec
     chunk: tuple[int, ...] = ()
     sharding: int | None = None
+    codec: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ItemRecord:
     """One item of a checkpoint.
 
@@ -72,7 +79,7 @@ class ItemRecord:
         tree: the structure; LEAF for a bare value.
         paths, leaves: parallel, in the order of the structure.
         shardings: the distinct shardings, as Orbax writes them.
-        codec: None, or the name of the compression.
+        codec: None, or the name of the compression of all leaves.
         process_count: of the processes that wrote it.
     """
 
@@ -83,6 +90,21 @@ class ItemRecord:
     shardings: tuple[dict[str, Any], ...] = ()
     codec: str | None = None
     process_count: int = 1
+
+    @property
+    def codecs(self) -> list[str | None]:
+        """The compression of every leaf."""
+        return [leaf.codec or self.codec for leaf in self.leaves]
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any leaf is stored compressed."""
+        return self.codec is not None or any(leaf.codec is not None for leaf in self.leaves)
+
+    @functools.cached_property
+    def json(self) -> bytes:
+        """The item as it stands in ckpt.json; made once for all saves of trees that are alike."""
+        return dump_json(_dump_item(self))
 
 
 @dataclass(frozen=True)
@@ -126,13 +148,13 @@ def dump_record(record: Record) -> bytes:
         "topology": record.topology,
         "metadata": record.metadata,
         "metrics": record.metrics,
-        "items": {name: _dump_item(item) for name, item in record.items.items()},
         "files": {
             name: [entry.size_bytes, entry.crc32, int(entry.data)]
             for name, entry in sorted(record.files.items())
         },
     }
-    data = dump_json(body)
+    items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
+    data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
@@ -169,32 +191,12 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
                 leaf.chunk,
                 leaf.spec.detail,
                 leaf.sharding,
+                *(() if leaf.codec is None else (leaf.codec,)),  # since 0.2
             ]
             for leaf in item.leaves
         ],
         "shardings": item.shardings,
     }
-
-
-def dump_nodes(root: Node) -> list[Any]:
-    """The structure as a flat list: 0 for a leaf, None for None, else kind, class, keys."""
-    out: list[Any] = []
-    _dump_node(root, out)
-    return out
-
-
-def _dump_node(node: Node, out: list[Any]) -> None:
-    if node.kind == "leaf":
-        out.append(0)
-    elif node.kind == "none":
-        out.append(None)
-    elif node.kind == "expanded":
-        _dump_node(node.children[0], out)
-    else:
-        keys = len(node.keys) if node.kind in ("list", "tuple") else node.keys
-        out.append([node.kind, node.type_name, keys])
-        for child in node.children:
-            _dump_node(child, out)
 
 
 def load_record(data: bytes) -> Record:
@@ -274,7 +276,8 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
         raise ValueError("a leaf refers to a sharding that is not there")
     if value["form"] not in ("tree", "process"):
         raise ValueError(f"unknown form of an item {value['form']!r}")
-    Options(compression=value["codec"])  # refuses codecs that it does not know
+    if value["codec"] is not None:
+        codec_parts(value["codec"])
     return ItemRecord(
         form=str(value["form"]),
         tree=root,
@@ -287,16 +290,21 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
 
 
 def _load_leaf(value: list[Any]) -> LeafRecord:
-    kind, dtype, shape, chunk, detail, sharding = value
-    spec, chunk = _checked_spec(kind, dtype, tuple(shape), tuple(chunk), detail)
-    return LeafRecord(spec, chunk, sharding)
+    kind, dtype, shape, chunk, detail, sharding, *rest = value
+    return _checked_leaf(kind, dtype, tuple(shape), tuple(chunk), detail, sharding, *rest)
 
 
 @functools.lru_cache(4096)
-def _checked_spec(
-    kind: str, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], detail: str
-) -> tuple[LeafSpec, tuple[int, ...]]:
-    """Description and chunk shape of a leaf, once for all leaves that are alike."""
+def _checked_leaf(
+    kind: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    chunk: tuple[int, ...],
+    detail: str,
+    sharding: int | None,
+    codec: str | None = None,
+) -> LeafRecord:
+    """A leaf that was found possible, one object for all leaves that are alike."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     spec = leaf_spec(kind, dtype, shape, detail)
@@ -309,43 +317,9 @@ def _checked_spec(
     stored = spec.stored_shape if spec.stored_dtype else ()
     if len(chunk) != len(stored) or any(type(n) is not int or n < 1 for n in chunk):
         raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
-    return spec, chunk
-
-
-_KINDS = frozenset({"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom"})
-
-
-def load_nodes(tokens: list[Any], paths: list[Path]) -> Node:
-    """The structure that ``dump_nodes`` flattened; the leaves' paths are appended to ``paths``."""
-    stream = iter(tokens)
-    root = _load_node(stream, (), paths)
-    if next(stream, paths) is not paths:
-        raise ValueError("the structure has more nodes than its root holds")
-    return root
-
-
-def _load_node(stream: Iterator[Any], path: Path, paths: list[Path]) -> Node:
-    token = next(stream, "")
-    if token == 0:
-        paths.append(path)
-        return LEAF
-    if token is None:
-        return NONE
-    if len(path) > MAX_DEPTH:
-        raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
-    kind, type_name, keys = token
-    if kind not in _KINDS:
-        raise ValueError(f"unknown kind of container {kind!r}")
-    if isinstance(keys, int):
-        keys = range(_size(keys))
-    children: list[Node] = []
-    entries: list[str | int] = []
-    for key in keys:
-        if type(key) is not str and type(key) is not int:
-            raise ValueError(f"impossible key {key!r}")
-        entries.append(key)
-        children.append(_load_node(stream, (*path, key), paths))
-    return Node(kind, tuple(entries), tuple(children), str(type_name))
+    if codec is not None:
+        codec_parts(codec)  # refuses codecs that it does not know
+    return LeafRecord(spec, chunk, sharding, codec)
 
 
 def library_versions() -> dict[str, str]:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.record import dump_json, dump_nodes, load_nodes, parse_json
+from ckpt_core._format.nodes import dump_nodes, load_nodes
+from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core._leaves import (
     TEXT_KINDS,
     LeafSpec,

@@ -10,6 +10,7 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._load.broadcast import Broadcast, Lockstep
 from ckpt_core._load.finish import read_planned
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._load.plan import (
@@ -20,9 +21,11 @@ from ckpt_core._load.plan import (
     plan_item,
     raise_mismatches,
 )
+from ckpt_core._load.read import read_leaves
 from ckpt_core._load.request import Only, Rename, Request, Tally, check_target
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
+from ckpt_core._load.wants import Reading
 from ckpt_core._load.watched import progress, watched
 from ckpt_core._options import Options
 from ckpt_core._results import PendingLoad, Restored
@@ -61,7 +64,11 @@ def load(
         rename: from saved to wanted paths: a dict of leading entries, or a function of the path.
         sharding: where arrays go: a Sharding, a Mesh (saved specs are refitted to its axes), or a
             function of (path, leaf).
-        as_numpy: arrays stay on the host (PRNG keys as their key data).
+        as_numpy: arrays stay on the host (PRNG keys as their key data). Large ones that lie in one
+            piece on a local disk are not read but mapped: they can be written to, which never
+            changes the file; their file keeps its space on the disk until they are gone; and
+            whoever cuts that file short meanwhile kills the process. Copy what must not depend
+            on it.
         cast: convert dtypes to those of ``like``.
         missing: ``"error"``, or ``"keep"`` what ``like`` holds where nothing was saved.
         unexpected: ``"error"``, or ``"ignore"`` what was saved and is not wanted.
@@ -86,6 +93,9 @@ def load(
 def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: Any) -> PendingLoad:
     """A load in the background, which overlaps with compilation; arguments as for ``load``.
 
+    ``Options(broadcast=True)`` has no effect here: devices may be used by the caller meanwhile, and
+    what several processes do with them must come in one order. Every process reads for itself.
+
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
         >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
@@ -95,7 +105,9 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     where = resolve(path)[0]
     item = arguments.pop("item", None)
     # the round is taken now: threads would take theirs in any order
-    request = replace(request_from("load_async", like, arguments), round=_processes.next_round())
+    request = request_from("load_async", like, arguments)
+    alone = replace(request.options, broadcast=False)
+    request = replace(request, round=_processes.next_round(), options=alone)
     return PendingLoad(
         where,
         lambda: load_checkpoint(lambda: open_checkpoint(where), like, item, request),
@@ -108,22 +120,30 @@ def load_checkpoint(
 ) -> Any:
     """``load`` of what ``opening`` opens."""
 
-    def read() -> Any:
+    def read(reading: Reading) -> Any:
         opened = opening()
         with watched(opened, request.options, step) as tally:
-            return _load_items(opened, like, item, request, step, tally)
+            return _load_items(opened, like, item, request, step, tally, reading)
 
     # what comes as numpy is a matter of this process alone
-    return read() if request.as_numpy else _together(read, request)
+    return read(read_leaves) if request.as_numpy else _together(read, request)
 
 
-def _together(read: Callable[[], Any], request: Request) -> Any:
+def _together(read: Callable[[Reading], Any], request: Request) -> Any:
     """Reads; where several processes run, none goes on before all have read."""
     processes = _processes.this_run()
     if processes.count == 1:
-        return read()
+        return read(read_leaves)
     tag = request.round or _processes.next_round()
-    return processes.together(f"{tag}/load", read, request.options.timeout_secs, _cannot_load)
+    timeout_secs = request.options.timeout_secs
+
+    def work() -> Any:
+        if not request.options.broadcast:
+            return read(read_leaves)
+        lockstep = Lockstep(processes, tag, timeout_secs, _cannot_load)
+        return lockstep.run(lambda: read(Broadcast(lockstep)))
+
+    return processes.together(f"{tag}/load", work, timeout_secs, _cannot_load)
 
 
 def _cannot_load(index: int, text: str) -> Exception:
@@ -134,7 +154,13 @@ def _cannot_load(index: int, text: str) -> Exception:
 
 
 def _load_items(
-    opened: Opened, like: Any, item: str | None, request: Request, step: int | None, tally: Tally
+    opened: Opened,
+    like: Any,
+    item: str | None,
+    request: Request,
+    step: int | None,
+    tally: Tally,
+    reading: Reading,
 ) -> Any:
     if item is not None:
         chosen = {item: find_item(opened, item)}
@@ -158,7 +184,9 @@ def _load_items(
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
     values = {
-        planned.item.name: planned.finish(read_planned(opened, planned, request, context, tally))
+        planned.item.name: planned.finish(
+            read_planned(opened, planned, request, context, tally, reading)
+        )
         for planned in prepared
     }
     return next(iter(values.values())) if single else values
@@ -214,10 +242,11 @@ def restore_checkpoint(
         )
     begun: list[Callable[[], None]] = []
 
-    def read() -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
+    def read(reading: Reading) -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
         opened = opening()
         with watched(opened, request.options, step) as tally:
-            return opened, tally, *_read_items(opened, targets, request, step, tally, begun)
+            read = _read_items(opened, targets, request, step, tally, begun, reading)
+            return opened, tally, *read
 
     try:
         opened, tally, prepared, leaves = _together(read, request)
@@ -242,6 +271,7 @@ def _read_items(
     step: int | None,
     tally: Tally,
     begun: list[Callable[[], None]],
+    reading: Reading,
 ) -> tuple[list[Planned], list[list[Any]]]:
     """Everything that the targets need, read and verified before the first of them is touched.
 
@@ -260,5 +290,5 @@ def _read_items(
         if planned.begin is not None:
             begun.append(planned.begin())
     return prepared, [
-        read_planned(opened, planned, request, context, tally) for planned in prepared
+        read_planned(opened, planned, request, context, tally, reading) for planned in prepared
     ]

@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
 )
+from ckpt_core._format import orbax
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._load import place, read
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.request import Request, Tally
-from ckpt_core._load.wants import Planned, Want
-from ckpt_core._tree import format_path
+from ckpt_core._load.wants import Planned, Reading, Want
+from ckpt_core._tree import array_name, format_path
 
 
 def read_planned(
-    opened: Opened, planned: Planned, request: Request, context: Any, tally: Tally
+    opened: Opened,
+    planned: Planned,
+    request: Request,
+    context: Any,
+    tally: Tally,
+    reading: Reading = read.read_leaves,
 ) -> list[Any]:
     """The leaves of the result: those that were saved read and placed, the others kept."""
     item = planned.item
     leaves = list(planned.kept)
-    text = read.read_texts(opened, item)
+    text = _texts(opened, item)
+    # arrays of jax never alias a file: only what stays numpy, and was asked for as such
+    may_map = request.as_numpy and opened.location.local and is_local_disk(opened.path)
     wants: list[Want] = []
     results: list[int] = []
     for result, position in enumerate(planned.positions):
@@ -33,11 +42,13 @@ def read_planned(
         if spec.kind in TEXT_KINDS:
             leaves[result] = _text_value(item, position, spec, text)
         elif result in planned.targets:
-            wants.append(Want(position, planned.targets[result].regions))
+            target = planned.targets[result]
+            mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
+            wants.append(Want(position, target.regions, mapped, target.sharding))
             results.append(result)
     if wants:
         for result, (want, parts) in zip(
-            results, read.read_leaves(opened, item, wants, request.options, context), strict=True
+            results, reading(opened, item, wants, request.options, context), strict=True
         ):
             target = planned.targets[result]
             tally.count(sum(part.nbytes for part in parts.values()))
@@ -46,6 +57,20 @@ def read_planned(
             )
     _count(planned, tally, item)
     return leaves
+
+
+def _texts(opened: Opened, item: SavedItem) -> Callable[[int], str]:
+    """Gives the text of a leaf by its position."""
+    name = item.file(orbax.STRINGS_FILE)
+    document: list[Any] = []
+
+    def text(leaf: int) -> str:
+        if not document:
+            where = format_path(item.paths[leaf])
+            document.append(orbax.parse_strings(opened.read_file(name, leaf=where), name))
+        return orbax.read_string(document[0], array_name(item.paths[leaf]))
+
+    return text
 
 
 def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:

@@ -54,7 +54,7 @@ class OrbaxReader:
         return planned
 
     def _job(self, leaf: int, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
-        name = self._item.names[leaf]
+        name = self._item.name_of(leaf)
 
         def job() -> None:
             with naming(self._opened, self._item.paths[leaf]):

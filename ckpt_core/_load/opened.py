@@ -38,9 +38,9 @@ class SavedItem:
         name: of the item; empty for a flat directory of Orbax.
         form: ``tree``, ``process``, or ``json``.
         root, paths, specs, shardings: the tree and, per leaf, where and what it is.
-        names: array names, per leaf.
+        names: array names, per leaf; empty where they follow from the paths.
         chunks: chunk shapes, per leaf; empty where Orbax wrote it.
-        codec: name of the compression, or None.
+        codecs: name of the compression or None, per leaf; empty where Orbax wrote it.
         process_count: of the processes that wrote it.
         orbax: how Orbax stored it, for items that ckpt did not write.
         value: of a json item.
@@ -55,7 +55,7 @@ class SavedItem:
     shardings: Sequence[dict[str, Any] | None] = ()
     names: Sequence[str] = ()
     chunks: Sequence[tuple[int, ...]] = ()
-    codec: str | None = None
+    codecs: Sequence[str | None] = ()
     process_count: int = 1
     orbax: orbax_trees.OrbaxTree | None = None
     value: Any = None
@@ -64,6 +64,10 @@ class SavedItem:
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""
         return f"{self.directory}/{name}" if self.directory else name
+
+    def name_of(self, leaf: int) -> str:
+        """Name of a leaf's array."""
+        return self.names[leaf] if self.names else array_name(self.paths[leaf])
 
     @property
     def leaves(self) -> list[tuple[Path, LeafSpec]]:
@@ -202,9 +206,8 @@ def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
             paths=item.paths,
             specs=[leaf.spec for leaf in item.leaves],
             shardings=shardings,
-            names=[array_name(leaf_path) for leaf_path in item.paths],
             chunks=[leaf.chunk for leaf in item.leaves],
-            codec=item.codec,
+            codecs=item.codecs,
             process_count=item.process_count,
             directory=name,
         )

@@ -175,7 +175,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
     selected = _selection(request.only, item.name, None)
     positions = [
         position
-        for position, (path, spec) in enumerate(item.leaves)
+        for position, (path, spec) in enumerate(zip(item.paths, item.specs, strict=True))
         if selected is None or selected(path, spec)
     ]
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
@@ -223,12 +223,15 @@ def _pruned(node: Node, counter: Any, keep: set[int]) -> Node | None:
         return node if next(counter) in keep else None
     if not node.children:
         return node if node.kind == "none" else None
-    kept = [
-        (key, _pruned(child, counter, keep))
-        for key, child in zip(node.keys, node.children, strict=True)
-    ]
-    left = [(key, child) for key, child in kept if child is not None]
-    if len(left) == len(kept):
+    left: list[tuple[str | int, Node]] = []
+    for key, child in zip(node.keys, node.children, strict=True):
+        if child.kind == "leaf":  # most nodes are: no call for each
+            kept = child if next(counter) in keep else None
+        else:
+            kept = _pruned(child, counter, keep)
+        if kept is not None:
+            left.append((key, kept))
+    if len(left) == len(node.children):
         return Node(node.kind, node.keys, tuple(child for _, child in left), node.type_name)
     if not any(child.kind != "none" for _, child in left):
         return None

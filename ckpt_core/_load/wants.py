@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,24 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One leaf to read: its position in the item, and which regions of the stored array."""
+    """One leaf to read.
+
+    Attributes:
+        leaf: its position in the item.
+        regions: of the stored array.
+        mapped: whether the file itself may be its memory.
+        sharding: where it comes to lie, which a load that broadcasts must know; None on the host
+            and where it is not bound to devices.
+    """
 
     leaf: int
     regions: list[Region]
+    mapped: bool = False
+    sharding: Any = None
+
+
+Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
+"""Reads wanted leaves, in order; arguments as for ``read.read_leaves``."""
 
 
 Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ckpt_core import _processes
 from ckpt_core._directory import Attempt, Form, LocalForm, StoreForm, resolve
 from ckpt_core._errors import UnsupportedLeaf
@@ -19,8 +21,10 @@ from ckpt_core._format.orbax import COMMIT_FILE
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import DEFAULTS, Options, checked_options
 from ckpt_core._results import PendingSave
-from ckpt_core._save.prepare import PreparedItem, prepare_item
+from ckpt_core._save.links import Links
+from ckpt_core._save.prepare import PreparedItem, prepare_item, refuse_idle_patterns
 from ckpt_core._save.write import Guard, Notes, Write
+from ckpt_core._staging import Copy
 from ckpt_core._storage import (
     KeyValues,
     Location,
@@ -80,7 +84,7 @@ def save(
         overwrite=overwrite,
         metadata=metadata,
         options=options,
-        copy=False,
+        copy=None,
     )()
 
 
@@ -114,7 +118,7 @@ def save_async(
         overwrite=overwrite,
         metadata=metadata,
         options=options,
-        copy=True,
+        copy=np.copy,
     )
     return PendingSave(resolve(path)[0], work, "ckpt-save")
 
@@ -132,17 +136,19 @@ def prepare_save(
     overwrite: bool,
     metadata: Any,
     options: Options | None,
-    copy: bool,
+    copy: Copy | None,
     metrics: Mapping[str, float] | None = None,
     guard: Guard | None = None,
+    links: Links | None = None,
     step: int | None = None,
 ) -> Callable[[], None]:
     """Takes the snapshot now and gives the function that writes and commits it.
 
     Args:
-        copy: whether host memory that the caller could change is copied.
+        copy: copies host memory that the caller could change; None where nothing is copied.
         metrics: numbers of the step.
         guard: asked who may write: before anything is written, and before the commit.
+        links: what a Checkpointer remembers of its last step, to share unchanged files with it.
         step: for events.
         (others: see ``save``)
     """
@@ -150,7 +156,7 @@ def prepare_save(
         raise forked()
     options = DEFAULTS if options is None else checked_options(options)
     target, local = resolve(path)
-    story = _Story(target, step, options)
+    story = Story(target, step, options)
     processes = _processes.this_run()
     tag = _processes.next_round()
     form: Form = form_for(target, local)
@@ -162,7 +168,9 @@ def prepare_save(
     try:
         check_metadata(metadata)
         for name, value in items.items():
-            prepared.append(_prepare(name, value, processes, options, copy, single))
+            prepared.append(prepare_named(name, value, processes, options, copy, single))
+        if isinstance(options.compression, Mapping):
+            refuse_idle_patterns(prepared, options.compression)
         if processes.index == 0:
             attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
     except Exception as error:
@@ -173,7 +181,7 @@ def prepare_save(
     blocking_secs = story.happened("snapshot_taken")
 
     def write_and_commit() -> None:
-        notes = Notes(single, metadata, dict(metrics or {}), guard, step, blocking_secs)
+        notes = Notes(single, metadata, dict(metrics or {}), guard, links, step, blocking_secs)
         write = Write(form, target, local, prepared, notes, processes, options, token, tag)
         try:
             written = write.run(attempt, refusal)
@@ -185,7 +193,7 @@ def prepare_save(
     return write_and_commit
 
 
-class _Story:
+class Story:
     """What is told of one save, to the log and to whoever listens."""
 
     def __init__(self, path: str, step: int | None, options: Options) -> None:
@@ -223,16 +231,18 @@ class _Story:
         )
 
 
-def _prepare(
+def prepare_named(
     name: str,
     value: Any,
     processes: _processes.Processes,
     options: Options,
-    copy: bool,
+    copy: Copy | None,
     single: bool,
+    own: bool = False,
 ) -> PreparedItem:
+    """``prepare_item``; what cannot be saved is named with the item, where there are several."""
     try:
-        return prepare_item(name, value, processes, options, copy)
+        return prepare_item(name, value, processes, options, copy, own)
     except UnsupportedLeaf as error:
         if single:
             raise

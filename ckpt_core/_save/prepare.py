@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import functools
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,53 +15,67 @@ import numpy as np
 from ckpt_core import _adapters, _processes, _snapshot
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax, states
-from ckpt_core._format.record import (
-    ItemRecord,
-    LeafRecord,
-)
+from ckpt_core._format.record import ItemRecord
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, as_stored, describe, to_host_array, to_text
 from ckpt_core._options import Options
-from ckpt_core._plan import (
-    Region,
-    Shares,
-    chunk_shape,
-    region_shape,
-    shared_chunk_bytes,
-    whole,
-    within,
-)
+from ckpt_core._plan import within
+from ckpt_core._save.codecs import refuse_idle
+from ckpt_core._save.plan import Compression, Outline, PlannedLeaf, TreePlan, plan_tree
+from ckpt_core._staging import Copy
+from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten, format_path
-
-Piece = tuple[Region, np.ndarray[Any, Any]]
-
-
-class ArrayToWrite(NamedTuple):
-    """One array: its name, what is stored, and the pieces that this process writes."""
-
-    name: str
-    spec: LeafSpec
-    chunk: tuple[int, ...]
-    pieces: list[Piece]
-    size_bytes: int
 
 
 @dataclass(frozen=True)
 class PreparedItem:
-    """One item, safe from whatever the caller does next."""
+    """One item, safe from whatever the caller does next.
+
+    Attributes:
+        name: of the item.
+        record: what ckpt.json says of it.
+        plan: how a tree is stored; None for the state of one process.
+        arrays: what this process writes of it.
+        texts: leaves that are stored as text, by array name.
+        state_files: of an item with one state per process.
+        landing: gives the arrays, once what was copied on the device has come to the host; ``arrays``
+            is empty until then.
+    """
 
     name: str
     record: ItemRecord
-    names: tuple[str, ...] = ()
+    plan: TreePlan | None = None
     arrays: tuple[ArrayToWrite, ...] = ()
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    all_shardings: tuple[dict[str, Any] | None, ...] = ()
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, one for each leaf."""
+        return () if self.plan is None else self.plan.names
+
+    def landed(self) -> PreparedItem:
+        """The same item with its arrays on the host; blocks until they are."""
+        if self.landing is None:
+            return self
+        return replace(self, arrays=self.landing(), landing=None)
 
 
 def prepare_item(
-    name: str, value: Any, processes: _processes.Processes, options: Options, copy: bool
+    name: str,
+    value: Any,
+    processes: _processes.Processes,
+    options: Options,
+    copy: Copy | None,
+    own: bool = False,
 ) -> PreparedItem:
-    """One item as it is now: flattened, planned, and snapshot."""
+    """One item as it is now: flattened, planned, and snapshot.
+
+    Args:
+        copy: copies host memory that the caller could change; None where nothing is copied.
+        own: of a checkpoint that this process writes for itself: all that it holds, whoever else
+            holds it too.
+    """
     adapter = _adapters.adapter_for(value)
     if adapter is not None and _adapters.is_per_process(adapter):
         state = adapter.get_state(value)
@@ -73,7 +90,7 @@ def prepare_item(
         return expand_one(obj)
 
     flat = flatten(value, expand=expand)
-    return _prepare_tree(name, flat, processes, options, (copy, copy and writable))
+    return _prepare_tree(name, flat, processes, options, (copy, copy if writable else None), own)
 
 
 def _prepare_tree(
@@ -81,32 +98,155 @@ def _prepare_tree(
     flat: FlatTree,
     processes: _processes.Processes,
     options: Options,
-    copy: tuple[bool, bool],
+    copy: tuple[Copy | None, Copy | None],
+    own: bool,
 ) -> PreparedItem:
     specs = [describe(leaf, path) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     _refuse_abstract(flat)
-    names = tuple(orbax.check_names(flat.paths))
-    _snapshot.start_transfers(flat.leaves)
-    plan = _TreePlan(processes.index, options.chunk_bytes, *copy)
-    for array_name, spec, leaf in zip(names, specs, flat.leaves, strict=True):
-        if spec.kind in TEXT_KINDS:
-            plan.add_text(array_name, spec, leaf)
-        elif spec.kind in ("jax", "key"):
-            plan.add_device_array(array_name, spec, leaf)
-        else:
-            plan.add_host_array(array_name, spec, leaf)
-    if plan.texts:
-        orbax.strings_file(plan.texts, dict(zip(names, flat.paths, strict=True)))
-    record = ItemRecord(
-        "tree",
-        flat.root,
-        tuple(flat.paths),
-        tuple(plan.leaves),
-        tuple(plan.distinct_shardings),
-        options.compression,
+    data = [
+        jax.random.key_data(leaf) if spec.kind == "key" else leaf
+        for leaf, spec in zip(flat.leaves, specs, strict=True)
+    ]
+    plan = plan_tree(
+        _outline(flat, specs, data),
+        processes.index,
         processes.count,
+        options.chunk_bytes,
+        _rules(name, options.compression),
+        own,
     )
-    return PreparedItem(name, record, names, tuple(plan.arrays), plan.texts, tuple(plan.shardings))
+    texts = {
+        planned.name: to_text(leaf, planned.spec)
+        for planned, leaf in zip(plan.leaves, flat.leaves, strict=True)
+        if planned.spec.kind in TEXT_KINDS
+    }
+    if texts:
+        orbax.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
+    prepared = PreparedItem(name, plan.record, plan, texts=texts)
+    copy_numpy, copy_jax = copy
+    parts = _parts(plan, data, copy_numpy)
+    sources = [
+        weakref.ref(leaf) if spec.kind == "jax" else None
+        for leaf, spec in zip(flat.leaves, specs, strict=True)
+    ]
+    # elsewhere than on a CPU the array comes to the host as a copy anyway
+    copy_now = copy_jax if jax.default_backend() == "cpu" else None
+    # what stage() enqueues may run after the caller wrote to memory that the arrays share
+    if options.snapshot != "host" and copy_numpy is not None and copy_now is None:
+        _snapshot.stage(parts, options.snapshot)
+        return replace(prepared, landing=lambda: _landed(plan, sources, parts))
+    _snapshot.start_transfers(parts)
+    to_host: Callable[[Any], Any] = np.asarray
+    if copy_now is not None:
+        to_host = functools.partial(_copied, copy_now)
+    return replace(prepared, arrays=_arrays(plan, sources, parts, to_host))
+
+
+def _copied(copy: Copy, part: Any) -> Any:
+    return copy(np.asarray(part))
+
+
+def _landed(
+    plan: TreePlan, sources: Sequence[Any], parts: list[list[Any]]
+) -> tuple[ArrayToWrite, ...]:
+    """Staged copies on the host; their room on the device is free again."""
+    try:
+        return _arrays(plan, sources, parts, np.asarray)
+    finally:
+        parts.clear()
+
+
+def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Compression:
+    if isinstance(compression, Mapping):
+        return item, tuple(compression.items())
+    return compression
+
+
+def tree_digest(items: Sequence[PreparedItem]) -> str:
+    """The same on all processes that save the same structure."""
+    digest = hashlib.sha256()
+    for item in items:
+        specs = [str(leaf.spec) for leaf in item.record.leaves]
+        digest.update(repr((item.name, item.record.form, item.names, specs)).encode())
+    return digest.hexdigest()
+
+
+def refuse_idle_patterns(items: list[PreparedItem], compression: Mapping[str, Any]) -> None:
+    """Raises ValueError where a pattern of ``Options.compression`` matches no leaf."""
+    refuse_idle(compression, [(item.name, item.record.paths) for item in items])
+
+
+def _outline(flat: FlatTree, specs: Sequence[LeafSpec], data: Sequence[Any]) -> Outline:
+    shardings: list[tuple[Any, bool] | None] = []
+    stored: list[tuple[Any, bool] | None] = []
+    for leaf, spec, values in zip(flat.leaves, specs, data, strict=True):
+        if spec.kind == "jax":
+            bound = leaf.sharding, getattr(leaf, "committed", True)
+            shardings.append(bound)
+            stored.append(bound)
+        elif spec.kind == "key":
+            shardings.append((leaf.sharding, getattr(leaf, "committed", True)))
+            stored.append((values.sharding, getattr(values, "committed", True)))
+        else:
+            shardings.append(None)
+            stored.append(None)
+    return Outline(flat.root, tuple(flat.paths), tuple(specs), tuple(shardings), tuple(stored))
+
+
+def _parts(plan: TreePlan, data: Sequence[Any], copy_numpy: Copy | None) -> list[list[Any]]:
+    """For each leaf what this process writes of it: parts on devices, or arrays on the host."""
+    found: list[list[Any]] = []
+    for leaf, values in zip(plan.leaves, data, strict=True):
+        if leaf.held is not None:
+            parts = _snapshot.held_data(values, leaf.held)
+            found.append([parts[position] for position, _ in leaf.takes])
+        elif leaf.takes:
+            host = to_host_array(values, leaf.spec)
+            if copy_numpy is not None and leaf.spec.kind == "numpy":
+                host = copy_numpy(host)
+            found.append([host])
+        else:
+            found.append([])
+    return found
+
+
+def _arrays(
+    plan: TreePlan,
+    sources: Sequence[Any],
+    parts: Sequence[list[Any]],
+    to_host: Callable[[Any], Any],
+) -> tuple[ArrayToWrite, ...]:
+    """What this process writes, on the host."""
+    arrays: list[ArrayToWrite] = []
+    for leaf, source, values in zip(plan.leaves, sources, parts, strict=True):
+        if leaf.spec.kind in TEXT_KINDS:
+            continue
+        if leaf.held is None:
+            pieces = [
+                (regions[0], host) for (_, regions), host in zip(leaf.takes, values, strict=True)
+            ]
+        else:
+            pieces = _device_pieces(leaf, leaf.held, [to_host(part) for part in values])
+        arrays.append(
+            ArrayToWrite(
+                leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source
+            )
+        )
+    return tuple(arrays)
+
+
+def _device_pieces(
+    leaf: PlannedLeaf, held: _snapshot.Held, parts: list[np.ndarray[Any, Any]]
+) -> list[_snapshot.Piece]:
+    spec = leaf.spec
+    pieces: list[_snapshot.Piece] = []
+    for (position, regions), part in zip(leaf.takes, parts, strict=True):
+        region = held.mine[position][0]
+        carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
+        host = as_stored(part, spec) if carried else part
+        for taken in regions:
+            pieces.append((taken, host if taken == region else host[within(taken, region)]))
+    return pieces
 
 
 def _refuse_abstract(flat: FlatTree) -> None:
@@ -118,103 +258,3 @@ def _refuse_abstract(flat: FlatTree) -> None:
                 leaf=where,
                 type_name="jax.ShapeDtypeStruct",
             )
-
-
-class _TreePlan:
-    """What is stored of every leaf of a tree, collected leaf by leaf.
-
-    Trees of thousands of leaves repeat few shapes and shardings: chunk shapes and descriptions of
-    shardings are computed once for all that are alike.
-    """
-
-    def __init__(self, process: int, chunk_bytes: int, copy_numpy: bool, copy_jax: bool) -> None:
-        self.arrays: list[ArrayToWrite] = []
-        self.leaves: list[LeafRecord] = []
-        self.texts: dict[str, str] = {}
-        self.shardings: list[dict[str, Any] | None] = []
-        self.distinct_shardings: list[dict[str, Any]] = []
-        self._process = process
-        self._chunk_bytes = chunk_bytes
-        self._copy_numpy = copy_numpy
-        # elsewhere the array comes to the host as a copy anyway
-        self._to_host = np.array if copy_jax and jax.default_backend() == "cpu" else np.asarray
-        self._shares = Shares()
-        self._chunks: dict[Any, tuple[int, ...]] = {}
-        self._known: dict[Any, tuple[dict[str, Any] | None, int | None]] = {}
-
-    def add_text(self, name: str, spec: LeafSpec, leaf: Any) -> None:
-        """A leaf that is stored as text."""
-        self.texts[name] = to_text(leaf, spec)
-        self.leaves.append(LeafRecord(spec))
-        self.shardings.append(None)
-
-    def add_host_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
-        """A numpy array, a number or bytes; written by process 0."""
-        host = to_host_array(leaf, spec)
-        if self._copy_numpy and spec.kind == "numpy":
-            host = host.copy()
-        region = whole(spec.stored_shape)
-        pieces = [(region, host)] if self._process == 0 else []
-        self._add(name, spec, self._chunk(spec, (region,), 1), pieces, None)
-        self.shardings.append(None)
-
-    def add_device_array(self, name: str, spec: LeafSpec, leaf: Any) -> None:
-        """A jax array, or an array of keys; each distinct shard is written once."""
-        data = jax.random.key_data(leaf) if spec.kind == "key" else leaf
-        held = _snapshot.held_regions(data, self._process)
-        chunk = self._chunk(spec, held.cuts, held.most_holders)
-        pieces: list[Piece] = []
-        parts = _snapshot.held_data(data, held)
-        for (region, holders, _), part in zip(held.mine, parts, strict=True):
-            itemsize = spec.numpy_dtype.itemsize
-            mine = self._shares.parts(region, holders, chunk, itemsize, self._process)
-            if not mine:
-                continue
-            host = self._to_host(part)
-            if spec.stored_dtype != spec.dtype and spec.kind != "key":
-                host = as_stored(host, spec)
-            for taken in mine:
-                pieces.append((taken, host if taken == region else host[within(taken, region)]))
-        sharding = leaf.sharding
-        known = self._known.get(sharding)
-        if known is None:
-            known = self._describe_sharding(leaf)
-        described, position = known
-        self.shardings.append(described)
-        committed = getattr(leaf, "committed", True)
-        self._add(name, spec, chunk, pieces, position if committed else None)
-
-    def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """How an array is stored: the same on all processes."""
-        key = (id(spec), cuts, holders)  # descriptions that are alike are one object
-        chunk = self._chunks.get(key)
-        if chunk is None:
-            itemsize = spec.numpy_dtype.itemsize
-            size_bytes = itemsize * max(math.prod(region_shape(region)) for region in cuts)
-            limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
-            chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
-            self._chunks[key] = chunk
-        return chunk
-
-    def _add(
-        self,
-        name: str,
-        spec: LeafSpec,
-        chunk: tuple[int, ...],
-        pieces: list[Piece],
-        sharding: int | None,
-    ) -> None:
-        size_bytes = 0
-        for _, values in pieces:
-            size_bytes += values.nbytes
-        self.arrays.append(ArrayToWrite(name, spec, chunk, pieces, size_bytes))
-        self.leaves.append(LeafRecord(spec, chunk, sharding))
-
-    def _describe_sharding(self, leaf: Any) -> tuple[dict[str, Any] | None, int | None]:
-        described = _snapshot.describe_sharding(leaf)
-        position = None
-        if described is not None:
-            position = len(self.distinct_shardings)
-            self.distinct_shardings.append(described)
-        self._known[leaf.sharding] = described, position
-        return described, position

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import crc32c
 
 from ckpt_core import _processes, _snapshot
 from ckpt_core._directory import Attempt, Form
@@ -20,9 +15,7 @@ from ckpt_core._events import Progress
 from ckpt_core._format import orbax
 from ckpt_core._format.checksums import (
     CHECKSUM_DIRECTORY,
-    checksum_chunk,
     dump_checksums,
-    stored_chunks,
 )
 from ckpt_core._format.record import (
     RECORD_FILE,
@@ -32,20 +25,16 @@ from ckpt_core._format.record import (
     dump_record,
     library_versions,
 )
-from ckpt_core._options import MIB, Options
-from ckpt_core._plan import gaps
-from ckpt_core._save.prepare import ArrayToWrite, PreparedItem
+from ckpt_core._options import Options
+from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
+from ckpt_core._save.links import Linked, Links
+from ckpt_core._save.prepare import PreparedItem, tree_digest
 from ckpt_core._storage import (
-    SMALL_LEAF_BYTES,
     ArrayWriter,
     Location,
     merge,
     new_context,
-    read_index,
 )
-
-_WHOLE_DIGEST_BYTES = 32 * MIB
-"""Data files up to this size are digested whole; larger ones only where no checksum covers them."""
 
 
 class Guard(Protocol):
@@ -68,6 +57,7 @@ class Notes:
         single: whether a bare tree was passed.
         metadata, metrics: the user's own.
         guard: asked before anything is written and again before the commit.
+        links: what a Checkpointer remembers of the last step, to share its files.
         step: for events.
         snapshot_secs: how long the caller was blocked.
     """
@@ -76,6 +66,7 @@ class Notes:
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     guard: Guard | None = None
+    links: Links | None = None
     step: int | None = None
     snapshot_secs: float = 0.0
 
@@ -101,11 +92,17 @@ class Write:
         self._items = items
         self._notes = notes
         self._described: list[tuple[str, bytes]] = []
+        self._written_bytes = 0
+        self._digests: list[str] = []  # of the files of each process, on process 0
         self._processes = processes
         self._options = options
         self._token = token
         self._tag = tag
         self._began = time.monotonic()
+        alone = local and processes.count == 1 and options.link_unchanged
+        self._links = notes.links if alone else None
+        self._linked: list[Linked] = []
+        self._checksums: dict[str, dict[str, list[int]]] = {}
 
     def run(self, attempt: Attempt | None, refusal: Exception | None = None) -> int:
         """Writes, agrees, commits; gives the bytes of the arrays that this process wrote.
@@ -116,9 +113,11 @@ class Write:
         """
         try:
             attempt = self._agree_to_start(attempt, refusal)
-            written = self._together("written", lambda: self._write_items(attempt))
+            self._together("written", lambda: self._write_items(attempt), hear=self._digests.extend)
             self._together("committed", lambda: self._commit(attempt), only_first=True)
-            return written
+            if self._links is not None:
+                self._links.committed()
+            return self._written_bytes
         except BaseException:
             if attempt is not None and self._processes.index == 0:
                 attempt.abort()
@@ -136,7 +135,7 @@ class Write:
         mine = {
             "where": where,
             "token": self._token,
-            "tree": self._tree_digest(),
+            "tree": tree_digest(self._items),
             "path": self._target,
             "refusal": "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
         }
@@ -165,18 +164,18 @@ class Write:
         self._together("seen", see)
         return joined
 
-    def _tree_digest(self) -> str:
-        digest = hashlib.sha256()
-        for item in self._items:
-            specs = [str(leaf.spec) for leaf in item.record.leaves]
-            digest.update(repr((item.name, item.record.form, item.names, specs)).encode())
-        return digest.hexdigest()
-
     def _agree(self, what: str, value: str) -> str:
         timeout_secs = self._options.timeout_secs
         return self._processes.agree(f"{self._tag}/{what}", value, _first_or_refusal, timeout_secs)
 
-    def _together(self, what: str, work: Callable[[], Any], *, only_first: bool = False) -> Any:
+    def _together(
+        self,
+        what: str,
+        work: Callable[[], Any],
+        *,
+        only_first: bool = False,
+        hear: Callable[[list[str]], None] | None = None,
+    ) -> Any:
         """Does the work and agrees that all did it; a failure of one is a failure of all."""
         waits = only_first and self._processes.index > 0
         return self._processes.together(
@@ -186,12 +185,14 @@ class Write:
             lambda index, text: CheckpointError(
                 f"{self._target}: process {index} failed to save: {text}"
             ),
+            hear,
         )
 
-    def _write_items(self, attempt: Attempt) -> int:
-        """The arrays, states and checksums of this process."""
+    def _write_items(self, attempt: Attempt) -> str:
+        """The arrays, states and checksums of this process; gives their digests for process 0."""
         # every process's databases are merged in the context that wrote this process's one
         self._context = new_context(durable=self._options.durable)
+        self._items = [item.landed() for item in self._items]
         writers: list[ArrayWriter] = []
         written = 0
         if self._notes.guard is not None and self._processes.index == 0:
@@ -202,8 +203,9 @@ class Write:
                     attempt.write(f"{item.name}/{name}", data)
                     written += len(data)
                 if item.record.form == "tree":
-                    writers.append(self._start_item(attempt, item))
-                    written += sum(array.size_bytes for array in item.arrays)
+                    writer, put_bytes = self._start_item(attempt, item)
+                    writers.append(writer)
+                    written += put_bytes
             if self._processes.index == 0:
                 # the disk is busy with the arrays meanwhile
                 self._described = list(self._metadata_files())
@@ -214,17 +216,31 @@ class Write:
             for writer in writers:
                 writer.abort()
             raise
-        return written
+        self._written_bytes = written
+        if self._processes.count == 1:
+            return ""  # all is digested when it is committed
+        index = self._processes.index
+        return digest_own(attempt, self._items, index, self._local, self._context)
 
     def _progress(self, attempt: Attempt, total_bytes: int) -> Callable[[], None]:
         """What to call now and then while the arrays are being written."""
         notes, listener = self._notes, self._options.on_event
         progress = Progress(self._target, notes.step, total_bytes, listener)
-        # TensorStore tells nothing before all is done, but the files grow
-        return lambda: progress.reached(min(total_bytes, sum(attempt.files().values())))
+        process = self._processes.index
+        linked_bytes = sum(linked.size_bytes for linked in self._linked)
 
-    def _start_item(self, attempt: Attempt, item: PreparedItem) -> ArrayWriter:
-        """Starts writing an item's arrays, and writes their checksums."""
+        def watch() -> None:
+            # TensorStore tells nothing before all is done, but the files grow
+            sizes = own_data(attempt, self._items, process)
+            progress.reached(min(total_bytes, sum(sizes.values()) - linked_bytes))
+
+        return watch
+
+    def _start_item(self, attempt: Attempt, item: PreparedItem) -> tuple[ArrayWriter, int]:
+        """Starts writing an item's arrays, and writes their checksums; gives the arrays' bytes."""
+        arrays, linked = item.arrays, None
+        if self._links is not None:
+            linked = self._links.link(item, attempt.path, self._context)
         options = self._options
         writer = ArrayWriter(
             Location(f"{attempt.path}/{item.name}", self._local),
@@ -233,41 +249,21 @@ class Write:
             self._context,
             target_data_file_bytes=options.target_data_file_bytes,
             max_host_bytes=options.max_host_bytes,
-            zstd_level=options.zstd_level,
         )
         try:
-            checksums = self._put_arrays(writer, item.arrays)
+            if linked is not None:
+                self._linked.append(linked)
+                arrays = linked.to_write(arrays)
+                for child, runs in linked.runs.items():
+                    writer.take_over(child, runs)
+            checksums = writer.put(arrays) | ({} if linked is None else linked.checksums)
+            self._checksums[item.name] = checksums
             name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
             attempt.write(name, dump_checksums(checksums))
         except BaseException:
             writer.abort()
             raise
-        return writer
-
-    def _put_arrays(
-        self, writer: ArrayWriter, arrays: Sequence[ArrayToWrite]
-    ) -> dict[str, list[int]]:
-        """Starts writing the arrays; gives the checksums of their chunks."""
-        checksums: dict[str, list[int]] = {}
-        large: list[ArrayToWrite] = []
-        for array in arrays:
-            stored = (array.name, array.spec.stored_dtype, array.spec.stored_shape, array.chunk)
-            if self._processes.index == 0:
-                writer.put_metadata(*stored)
-            if array.size_bytes > SMALL_LEAF_BYTES or self._options.compression is not None:
-                writer.put_array(*stored, array.pieces)
-                large.append(array)
-                continue
-            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
-                data = values.tobytes()
-                writer.put_value(key, data)
-                checksums[key] = [crc32c.crc32c(data)]
-        writer.start()
-        # checksums of what is large are computed while it is being written
-        for array in large:
-            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
-                checksums[key] = checksum_chunk(values)
-        return checksums
+        return writer, sum(array.size_bytes for array in arrays)
 
     def _commit(self, attempt: Attempt) -> None:
         """Process 0: merges, describes, and makes the checkpoint visible."""
@@ -283,7 +279,7 @@ class Write:
             attempt.write(name, data)
         record = Record(
             items={item.name: item.record for item in self._items},
-            files=self._digests(attempt),
+            files=self._files(attempt),
             token=self._token,
             single=self._notes.single,
             metadata=self._notes.metadata,
@@ -298,7 +294,22 @@ class Write:
         )
         if self._notes.guard is not None:
             self._notes.guard.check()
+        if self._links is not None:
+            self._links.prepare(
+                self._target, attempt.path, self._items, self._checksums, record.files
+            )
         attempt.commit(RECORD_FILE, dump_record(record))
+
+    def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
+        """Size and digest of every file, the other processes' included."""
+        known = {name: entry for linked in self._linked for name, entry in linked.files.items()}
+        if self._processes.count == 1:
+            sizes = attempt.files()
+            if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
+                return {
+                    name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes
+                }
+        return digest_all(attempt, self._items, self._digests, known, self._local, self._context)
 
     def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
         """Everything that Orbax reads besides the arrays."""
@@ -312,17 +323,9 @@ class Write:
                 yield f"{item.name}/metadata", note
                 yield f"{item.name}/data.json", note
                 continue
-            specs = [leaf.spec for leaf in item.record.leaves]
-            chunks = [leaf.chunk for leaf in item.record.leaves]
-            yield f"{item.name}/{orbax.ITEM_METADATA}", orbax.item_metadata(item.record.tree, specs)
-            yield (
-                f"{item.name}/{orbax.SHARDING_FILE}",
-                orbax.sharding_file(item.names, item.all_shardings),
-            )
-            yield (
-                f"{item.name}/{orbax.ARRAY_METADATA}",
-                orbax.array_metadatas(item.names, specs, chunks),
-            )
+            assert item.plan is not None
+            for name, data in item.plan.files:
+                yield f"{item.name}/{name}", data
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
                 yield f"{item.name}/{orbax.STRINGS_FILE}", orbax.strings_file(item.texts, paths)
@@ -332,35 +335,6 @@ class Write:
         yield orbax.STEP_METADATA, orbax.step_metadata(handlers, self._notes.metadata)
         text = f"Checkpoint commit was successful to {self._target}"
         yield orbax.COMMIT_FILE, text.encode(errors="surrogateescape")
-
-    def _digests(self, attempt: Attempt) -> dict[str, FileRecord]:
-        """Size and digest of every file, the other processes' included."""
-        covered = self._covered(attempt)
-        found: dict[str, FileRecord] = {}
-        for name, size in attempt.files().items():
-            if size > _WHOLE_DIGEST_BYTES and name in covered:
-                crc = _crc_of_ranges(attempt.path, name, gaps(size, covered[name]))
-                found[name] = FileRecord(size, crc, data=True)
-            else:
-                found[name] = FileRecord(size, zlib.crc32(attempt.read(name)))
-        return found
-
-    def _covered(self, attempt: Attempt) -> dict[str, list[tuple[int, int]]]:
-        """For the data files that are too large to digest whole: what block checksums cover."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        large = any(size > _WHOLE_DIGEST_BYTES for size in attempt.files().values()) and self._local
-        for item in self._items:
-            # what is compressed is checked when it is decoded, and its stored bytes here
-            if not large or item.record.form != "tree" or item.record.codec is not None:
-                continue
-            if len(item.texts) == len(item.names):
-                continue  # no array, hence no database
-            index = read_index(Location(f"{attempt.path}/{item.name}", True), self._context)
-            for key, extent in index.items():
-                if extent.file and not key.endswith("zarr.json"):
-                    ranges = found.setdefault(f"{item.name}/{extent.file}", [])
-                    ranges.append((extent.offset, extent.size_bytes))
-        return found
 
 
 def _first_or_refusal(texts: list[str]) -> str:
@@ -386,12 +360,3 @@ def _handler(item: PreparedItem) -> str:
     if item.record.form == "process":
         return "json"
     return "text_tree" if item.texts else "tree"
-
-
-def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> int:
-    crc = 0
-    with open(os.path.join(directory, name), "rb") as file:
-        for start, stop in ranges:
-            file.seek(start)
-            crc = zlib.crc32(file.read(stop - start), crc)
-    return crc

@@ -1,29 +1,67 @@
-"""The OCDBT database of an item: where it lies, how it is opened, how arrays are put in and merged."""
+"""The OCDBT database of an item: where it lies, how it is opened, and how arrays are put in."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
-from ckpt_core._plan import Region, region_slices
+from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
+from ckpt_core._leaves import LeafSpec
+from ckpt_core._options import codec_parts
+from ckpt_core._plan import INLINE_BYTES, Region, chunk_count, region_slices, whole
 
 _CACHE_BYTES = 100_000_000
+_NODE_BYTES = 64 * 1024
+"""A node of the index: whoever wants few arrays of many reads few nodes, about 600 keys each."""
+_ALIGNMENT = 64
 _WATCH_SECS = 0.1
+_IO_THREADS = min(16, max(4, os.cpu_count() or 1))
+"""More than there are cores write no faster, and take them from the training step."""
 SMALL_LEAF_BYTES = 256 * 1024
 """Up to this size an array's chunks are cheaper as plain keys than through an opened array."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
+KeyRun = tuple[bytes, bytes]
+"""First and last of a run of keys."""
+
+
+class ArrayToWrite(NamedTuple):
+    """One array: what is stored of it, and the pieces that this process writes.
+
+    Attributes:
+        name: in the database.
+        spec: what is stored.
+        chunk: shape of its chunks.
+        pieces: regions with their values.
+        size_bytes: of the pieces.
+        codec: name of its compression, or None.
+        source: weak reference to the ``jax.Array`` that it was taken from, or None.
+    """
+
+    name: str
+    spec: LeafSpec
+    chunk: tuple[int, ...]
+    pieces: list[Piece]
+    size_bytes: int
+    codec: str | None = None
+    source: Any = None
+
+    @property
+    def stored(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str | None]:
+        """Dtype, shape, chunk shape, codec."""
+        return self.spec.stored_dtype, self.spec.stored_shape, self.chunk, self.codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +106,7 @@ def new_context(*, durable: bool = True) -> Any:
     return ts.Context(
         {
             "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
-            "file_io_concurrency": {"limit": 16},
+            "file_io_concurrency": {"limit": _IO_THREADS},
             "file_io_sync": durable,
         },
         _process_wide(),
@@ -80,16 +118,15 @@ def database_spec(
 ) -> dict[str, Any]:
     """Spec of the OCDBT database that lies at a location.
 
-    Values of up to 100 bytes stand in the index itself; the index stays small, so one read of it
-    finds every array.
+    Values of up to 100 bytes stand in the index itself.
     """
     spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
     if target_data_file_bytes is not None:
         spec |= {
             "target_data_file_size": target_data_file_bytes,
             "config": {
-                "max_inline_value_bytes": 100,
-                "max_decoded_node_bytes": 100_000_000,
+                "max_inline_value_bytes": INLINE_BYTES,
+                "max_decoded_node_bytes": _NODE_BYTES,
                 "manifest_kind": "single",
             },
             "assume_config": True,
@@ -118,14 +155,15 @@ def counters() -> dict[str, float]:
 
 
 def zarr_metadata(
-    dtype: str, shape: Sequence[int], chunk: Sequence[int], zstd_level: int | None
+    dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
 ) -> dict[str, Any]:
     """``zarr.json`` of an array (zarr-specs, core v3)."""
+    itemsize = np.dtype(_numpy_name(dtype)).itemsize
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
-    if np.dtype(_numpy_name(dtype)).itemsize > 1:
+    if itemsize > 1:
         codecs[0]["configuration"] = {"endian": "little"}
-    if zstd_level is not None:
-        codecs.append({"name": "zstd", "configuration": {"level": zstd_level}})
+    if codec is not None:
+        codecs.append(_compressor(codec, itemsize))
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -136,6 +174,21 @@ def zarr_metadata(
         "codecs": codecs,
         "fill_value": _fill_value(dtype),
     }
+
+
+def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
+    name, compressor, level = codec_parts(codec)
+    if name == "zstd":
+        return {"name": "zstd", "configuration": {"level": level}}
+    configuration = {
+        "cname": compressor,
+        "clevel": level,
+        # bytes of one significance together; of single bytes (masks, small ints) the bits
+        "shuffle": "shuffle" if itemsize > 1 else "bitshuffle",
+        "typesize": itemsize,
+        "blocksize": 0,
+    }
+    return {"name": "blosc", "configuration": configuration}
 
 
 def _numpy_name(dtype: str) -> Any:
@@ -175,7 +228,6 @@ class ArrayWriter:
         *,
         target_data_file_bytes: int,
         max_host_bytes: int,
-        zstd_level: int | None = None,
     ) -> None:
         folder = f"ocdbt.process_{process}"
         alone = process_count == 1
@@ -184,9 +236,10 @@ class ArrayWriter:
         )
         if alone:
             self._spec["value_data_prefix"] = f"{folder}/d/"
+        self._location = item
         self._context = context
         self._limit_bytes = max_host_bytes
-        self._zstd_level = zstd_level
+        self._first = process == 0
         self._metadata: dict[Any, bytes] = {}
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
         self._begin()
@@ -198,43 +251,73 @@ class ArrayWriter:
         self._writes: list[Any] = []
         self._committing: Any = None
 
-    def put_metadata(
-        self, name: str, dtype: str, shape: Sequence[int], chunk: Sequence[int]
-    ) -> None:
-        """Queues ``zarr.json`` of an array."""
-        data = self._zarr_json(dtype, tuple(shape), tuple(chunk))
-        self._keys.write(f"{name}/zarr.json" if name else "zarr.json", data)
+    def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
+        """Queues keys of a database in a directory below this one: their index entries, no data.
 
-    def put_value(self, key: str, value: bytes) -> None:
-        """Queues a chunk as a plain key: cheaper than an opened array (11 us against 110)."""
-        self._make_room(len(value))
-        self._keys.write(key, value)
+        Args:
+            child: the directory, relative to this database.
+            runs: first and last key of each run of keys.
+        """
+        try:
+            source: Any = ts.KvStore.open(
+                database_spec(self._location / child), context=self._context
+            ).result()
+            for first, last in runs:
+                taken = ts.KvStore.KeyRange(first, last + b"\0")
+                source.experimental_copy_range_to(self._keys, taken).result()
+        except Exception as error:
+            raise system_error(error, f"taking over {child}") from error
 
-    def put_array(
-        self,
-        name: str,
-        dtype: str,
-        shape: Sequence[int],
-        chunk: Sequence[int],
-        pieces: Sequence[Piece],
-    ) -> None:
-        """Queues regions of an array with their values, which must not change until ``finish``."""
+    def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, list[int]]:
+        """Starts writing arrays, whose values must not change until ``finish``.
+
+        Returns:
+            The checksums of their chunks, by key.
+        """
+        checksums: dict[str, list[int]] = {}
+        large: list[ArrayToWrite] = []
+        for array in arrays:
+            name, chunk = array.name, array.chunk
+            if self._first:
+                # the metadata is the same on all processes
+                metadata = self._zarr_json(*array.stored)
+                self._keys.write(f"{name}/zarr.json" if name else "zarr.json", metadata)
+            if array.size_bytes > SMALL_LEAF_BYTES or array.codec is not None:
+                self._put_large(array)
+                large.append(array)
+                continue
+            for key, values in stored_chunks(name, array.pieces, chunk):
+                data = values.tobytes()
+                # a plain key is cheaper than an opened array (11 us against 110)
+                self._make_room(len(data))
+                self._keys.write(key, data)
+                checksums[key] = [crc_of(data)]
+        self.start()
+        # checksums of what is large are computed while it is being written
+        for array in large:
+            for key, values in stored_chunks(array.name, array.pieces, array.chunk):
+                checksums[key] = checksum_chunk(values)
+        return checksums
+
+    def _put_large(self, array: ArrayToWrite) -> None:
+        """Queues regions of an array with their values, which are referred to and not copied."""
+        name = array.name
         store: Any = ts.open(
             {
                 "driver": "zarr3",
                 "kvstore": {**self._spec, "path": f"{name}/" if name else ""},
-                "metadata": zarr_metadata(dtype, shape, chunk, self._zstd_level),
+                "metadata": zarr_metadata(*array.stored),
                 "store_data_equal_to_fill_value": True,
             },
             open=True,
             assume_metadata=True,
             context=self._context,
         ).result()
-        for region, array in pieces:
-            self._make_room(array.nbytes)
+        for region, values in array.pieces:
+            self._make_room(values.nbytes)
             # the caller keeps the values unchanged until finish(), so no copy is needed
             part = store.with_transaction(self._transaction)[region_slices(region)]
-            self._writes.append(part.write(array, can_reference_source_data_indefinitely=True))
+            self._writes.append(part.write(values, can_reference_source_data_indefinitely=True))
 
     def _make_room(self, size_bytes: int) -> None:
         if self._held_bytes and self._held_bytes + size_bytes > self._limit_bytes:
@@ -243,11 +326,18 @@ class ArrayWriter:
             self._begin()
         self._held_bytes += size_bytes
 
-    def _zarr_json(self, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...]) -> bytes:
-        key = (dtype, shape, chunk)
+    def _zarr_json(
+        self, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
+    ) -> bytes:
+        key = (dtype, shape, chunk, codec)
         found = self._metadata.get(key)
         if found is None:
-            found = json.dumps(zarr_metadata(dtype, shape, chunk, self._zstd_level)).encode()
+            found = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
+            # values lie in a file in the order of their keys, an array's chunks before its
+            # metadata: filled up with blanks, it lets the next array begin where it can be mapped
+            size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
+            count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
+            found += b" " * (-(len(found) + count * size) % _ALIGNMENT)
             self._metadata[key] = found
         return found
 
@@ -282,28 +372,6 @@ class ArrayWriter:
             with contextlib.suppress(Exception):
                 if future is not None:
                     future.result()
-
-
-def merge(item: Location, process_count: int, context: Any, *, target_data_file_bytes: int) -> None:
-    """Makes the item's database out of those of all processes, without copying any data.
-
-    Must use the context in which this process wrote: TensorStore copies index entries between
-    databases only within one context.
-    """
-    try:
-        parent_spec = database_spec(item, target_data_file_bytes=target_data_file_bytes)
-        parent: Any = ts.KvStore.open(parent_spec, context=context).result()
-        transaction: Any = ts.Transaction(atomic=True)
-        target = parent.with_transaction(transaction)
-        for process in range(process_count):
-            spec = database_spec(
-                item / f"ocdbt.process_{process}", target_data_file_bytes=target_data_file_bytes
-            )
-            child: Any = ts.KvStore.open(spec, context=context).result()
-            child.experimental_copy_range_to(target).result()
-        transaction.commit_async().result()
-    except Exception as error:
-        raise system_error(error, "merging the processes' databases") from error
 
 
 _ERRNO = re.compile(r"os_error_code='(\d+)'")

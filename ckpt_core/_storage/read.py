@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import math
+import mmap
 import os
+import resource
+import sys
 import threading
-import urllib.parse
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,79 +22,6 @@ from ckpt_core._plan import Region, region_slices
 from ckpt_core._storage.database import Location, database_spec, system_error
 
 _MAX_FOREIGN_BYTES = 2**46
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Where the value of a key lies.
-
-    Attributes:
-        file: path relative to the item; empty where the value stands in the index itself.
-        offset: first byte.
-        size_bytes: length.
-        value: the value itself, for values in the index.
-    """
-
-    file: str
-    offset: int
-    size_bytes: int
-    value: bytes = b""
-
-
-def read_index(item: Location, context: Any) -> dict[str, Extent]:
-    """Every key of the database at ``item`` with its place.
-
-    Raises:
-        CheckpointCorrupt: the index is missing or damaged.
-    """
-    try:
-        base: Any = ts.KvStore.open(item.spec(), context=context).result()
-        manifest: Any = ts.ocdbt.dump(base).result()
-        newest = max(manifest["versions"], key=lambda version: version["generation_number"])
-        found: dict[str, Extent] = {}
-        if "location" in newest["root"]:
-            _collect(base, newest["root"]["location"], b"", found, set())
-        return found
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        RecursionError,
-        NotImplementedError,
-    ) as error:
-        file = "manifest.ocdbt"
-        raise CheckpointCorrupt(
-            f"{item.path}: the index of the array database cannot be read: {error}", file=file
-        ) from error
-
-
-def _collect(
-    base: Any, where: str, prefix: bytes, found: dict[str, Extent], visited: set[str]
-) -> None:
-    if where in visited:
-        raise ValueError("the index refers to itself")
-    visited.add(where)
-    _extent(where)
-    for entry in ts.ocdbt.dump(base, where).result()["entries"]:
-        key = prefix + entry["key"]
-        if "indirect_value" in entry:
-            found[key.decode(errors="surrogateescape")] = _extent(entry["indirect_value"])
-        elif "inline_value" in entry:
-            value = bytes(entry["inline_value"])
-            found[key.decode(errors="surrogateescape")] = Extent("", 0, len(value), value)
-        else:
-            below = prefix + entry["subtree_common_prefix"]
-            _collect(base, entry["location"], below, found, visited)
-
-
-def _extent(reference: str) -> Extent:
-    """``kind:base:file:offset:length``, as OCDBT prints an indirect reference."""
-    _, base, file, offset, length = reference.split(":")
-    name = base + file if "%" not in reference else urllib.parse.unquote(base + file)
-    if name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"the index refers to {name!r}, outside the item")
-    return Extent(name, int(offset), int(length))
 
 
 def read_value(item: Location, key: str, offset: int, size_bytes: int, context: Any) -> bytes:
@@ -206,12 +136,20 @@ def read_into(array: ForeignArray, region: Region, name: str) -> np.ndarray[Any,
     return out
 
 
+_NOTHING = np.empty(0, np.uint8)
+_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
+"""Whether a mapping holds a file descriptor for as long as it lives."""
+_alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The mappings of this process: what earlier loads gave may still be in use."""
+
+
 class DataFiles:
     """The data files of an item, each opened once."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._open: dict[str, int] = {}
+        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
@@ -225,6 +163,30 @@ class DataFiles:
                 break
             done += count
         return done
+
+    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+        """All bytes of a file in memory of our own, of which only what is changed takes room.
+
+        The array, and every view of it, keeps the file's space on the disk. None where the system
+        allows no (further) mapping.
+        """
+        if file not in self._mapped:
+            self._mapped[file] = self._map(file)
+        return self._mapped[file]
+
+    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
+        if _KEEPS_DESCRIPTORS and len(_alive) >= _most_mappings():
+            return None
+        descriptor = self._descriptor(file)
+        if os.fstat(descriptor).st_size == 0:
+            return _NOTHING
+        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
+        try:
+            memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
+        except OSError:  # no address space, or no descriptor left
+            return None
+        _alive.add(memory)
+        return np.frombuffer(memory, np.uint8)
 
     def _descriptor(self, file: str) -> int:
         with self._lock:
@@ -247,3 +209,10 @@ class DataFiles:
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
+        self._mapped.clear()
+
+
+def _most_mappings() -> int:
+    """How many mappings may each hold a descriptor, so that most are left to the program."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 4

@@ -22,6 +22,10 @@ _EXPLAINED = tuple(
         (r"commit_success\.txt$", "a marker: for Orbax's readers the save was committed"),
         (r"(.*/)?checksums/process_\d+$", "crc32c of every block of every array of this process"),
         (r"(.*/)?array_metadatas/process_\d+$", "shapes of the pieces that this process wrote"),
+        (
+            r"(.*/)?ocdbt\.linked/\d+/",
+            "what did not change since an earlier step, shared with it by hard links",
+        ),
         (r"(.*/)?ocdbt\.process_\d+/manifest\.ocdbt$", "index of what this process wrote"),
         (r"(.*/)?ocdbt\.process_\d+/d/", "data of this process: chunks of arrays, many to a file"),
         (r"(.*/)?manifest\.ocdbt$", "index of the item: finds every chunk of every array (OCDBT)"),

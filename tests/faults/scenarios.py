@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import child
-from states import state, version_of
+from states import FROZEN, state, version_of
 
 import ckpt_core as ckpt
 
@@ -171,6 +171,37 @@ ASYNC_STEP = Scenario(
     close=_close,
 )
 
+# ---- a further step that shares files with the one before ---------------------------------------
+
+
+def _prepare_linked(root: str) -> ckpt.Checkpointer:
+    checkpointer = ckpt.Checkpointer(root, max_to_keep=2, asynchronous=False)
+    for step in (0, 1):
+        checkpointer.save(step, state(step) | {"frozen": FROZEN})
+        _acknowledge(str(step), step)
+    return checkpointer
+
+
+def _linked_step(checkpointer: ckpt.Checkpointer, *, overwrite: bool = False) -> None:
+    checkpointer.save(2, state(2) | {"frozen": FROZEN}, overwrite=overwrite)
+    child.report(shared=_shared_bytes(f"{checkpointer.directory}/2"))
+
+
+def _shared_bytes(path: str) -> int:
+    """Bytes of the files of a checkpoint that stand elsewhere too."""
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
+    return sum(os.stat(file).st_size for file in files if os.stat(file).st_nlink > 1)
+
+
+LINKED = Scenario(
+    name="2",
+    prepare=_prepare_linked,
+    disturbed=_linked_step,
+    again=lambda checkpointer: _linked_step(checkpointer, overwrite=True),
+    later=_later_step,
+    close=_close,
+)
+
 # ---- a process that takes a directory over and saves a step -------------------------------------
 
 
@@ -200,6 +231,7 @@ SCENARIOS = {
     "no_exchange": NO_EXCHANGE,
     "step": STEP,
     "async_step": ASYNC_STEP,
+    "linked": LINKED,
     "open": OPEN,
 }
 PATHS = ("first", "second", "a/b/second")
@@ -212,7 +244,7 @@ def contents(root: str) -> dict[str, int]:
         return {name: version_of(ckpt.load(f"{root}/{name}")) for name in names}
     with ckpt.Checkpointer(root, read_only=True) as reader:
         found = {str(step): version_of(reader.load(step)) for step in reader.all_steps()}
-        restored = reader.restore_latest(state=state(0))
+        restored = reader.restore_latest(state=state(0), unexpected="ignore")
         assert (restored is None) == (not found)
         if restored is not None:
             assert version_of(restored["state"]) == restored.step == max(reader.all_steps())

@@ -9,6 +9,8 @@ import numpy as np
 
 # Above the limit under which a leaf is stored as a small key, so that both ways are used.
 LARGE_SHAPE = (300, 256)
+FROZEN = np.random.default_rng(7).standard_normal((1024, 1024), dtype=np.float32)
+"""A leaf that is the same in every version: steps share its file."""
 
 
 def state(version: int) -> dict[str, Any]:
@@ -48,6 +50,9 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
 
 def version_of(loaded: Any) -> int:
     """Which version `loaded` is; fails where it is none exactly, a mix above all."""
+    if isinstance(loaded, dict) and "frozen" in loaded:
+        loaded = dict(loaded)
+        assert not differences(loaded.pop("frozen"), FROZEN), "the frozen leaf differs"
     version = loaded["step"] if isinstance(loaded, dict) else None
     assert type(version) is int, f"no state of any version: {loaded!r}"
     wrong = differences(loaded, state(version))

@@ -18,7 +18,7 @@ class Ckpt(Library):
     in_background: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
     tuned: ClassVar[frozenset[str]] = frozenset(
-        {"ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"}
+        {"broadcast", "ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"}
     )
 
     @classmethod
@@ -41,7 +41,7 @@ class Ckpt(Library):
         budget = storage.load_bytes if loading else storage.save_bytes
         if budget is not None:
             found["max_host_bytes"] = budget
-        return ckpt.Options(**found)
+        return ckpt.Options(broadcast=loading and storage.broadcast, **found)
 
     def save(self, path: Path, state: Any) -> None:
         ckpt.save(path, state, options=self._options())

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpt_core import _load, _processes
+from ckpt_core import _processes
+from ckpt_core._checkpointer.reading import Reading
 from ckpt_core._decision import SaveDecision
 from ckpt_core._directory import refuse_file, resolve
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fence import Fence
-from ckpt_core._inflight import InFlight
-from ckpt_core._inspect import describe_opened
+from ckpt_core._inflight import InFlight, wait_for_all
 from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 from ckpt_core._policies.names import StepNames, check_step
 from ckpt_core._preemption import Preemption
-from ckpt_core._recovery import restore_newest
-from ckpt_core._results import CheckpointInfo, Restored
 from ckpt_core._retention import Retention
-from ckpt_core._run_metadata import read_run_metadata, write_run_metadata
-from ckpt_core._save import NOTHING, collect_items, form_for, prepare_save
+from ckpt_core._run_metadata import write_run_metadata
+from ckpt_core._save import NOTHING, Links, collect_items, form_for, prepare_save
+from ckpt_core._staging import Copy, Staging
 from ckpt_core._steps import Steps
+from ckpt_core._tiers import LocalTier, StepToSave, Tiers, find_run, next_lineage
 from ckpt_core._unread import UnreadValues
 
 
-class Checkpointer:
+class Checkpointer(Reading):
     """A directory of checkpoints, one per step, for one training run.
 
     Step ``n`` is the state after the 0-based step ``n`` was completed: save after the update, and
@@ -45,6 +45,12 @@ class Checkpointer:
         step_prefix, step_format_fixed_length: names of step directories, as in Orbax.
         asynchronous: write in the background what ``save`` took a snapshot of.
         read_only: never write anything; for evaluators.
+        local_directory: on a fast disk or in the memory of each host, shared or not: takes every
+            save first, each process writing all that it holds, and keeps the newest
+            (``Options.local_max_to_keep``). ``directory`` then takes those that
+            ``Options.persist_policy`` wants, in the background; besides, forced ones, and those of
+            a run that is told to stop. ``restore_latest`` takes the newest step that is whole on
+            all processes, from wherever it is.
         options: see ``Options``.
 
     Example:
@@ -55,6 +61,18 @@ class Checkpointer:
         ...         _ = checkpointer.save(step, {"w": jnp.full(2, step)})
         >>> ckpt.Checkpointer(directory).all_steps()
         [2, 3]
+
+        Every step in memory, every hundredth on the disk:
+
+        >>> run, memory = tempfile.mkdtemp(), tempfile.mkdtemp()  # such as /dev/shm/ckpt
+        >>> options = ckpt.Options(persist_policy=ckpt.when.every_steps(100))
+        >>> with ckpt.Checkpointer(run, local_directory=memory, options=options) as checkpointer:
+        ...     for step in range(98, 103):
+        ...         _ = checkpointer.save(step, {"w": jnp.full(2, step)})
+        >>> with ckpt.Checkpointer(run, local_directory=memory, options=options) as checkpointer:
+        ...     restored = checkpointer.restore_latest(state={"w": jnp.zeros(2, jnp.int32)})
+        ...     checkpointer.all_steps(), restored.step
+        ([100, 102], 102)
     """
 
     def __init__(
@@ -75,14 +93,11 @@ class Checkpointer:
         local_directory: str | os.PathLike[str] | None = None,
         options: Options | None = None,
     ) -> None:
-        if local_directory is not None:
-            raise NotImplementedError("local_directory= (a local tier) is not there yet")
         self._directory, local = resolve(directory)
         refuse_file(self._directory)
         self._form = form_for(self._directory, local)
-        self._steps = Steps(
-            self._directory, self._form, StepNames(step_prefix, step_format_fixed_length)
-        )
+        names = StepNames(step_prefix, step_format_fixed_length)
+        self._steps = Steps(self._directory, self._form, names)
         self._options = checked_options(options)
         policy = choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode)
         self._damaged: set[int] = set()
@@ -93,21 +108,35 @@ class Checkpointer:
         self._in_flight = InFlight(self._directory)
         self._mine: set[int] = set()
         self._unread = UnreadValues()
-        self._fence = Fence(self._directory, self._form)
+        self._fence, self._links = Fence(self._directory, self._form), Links()
+        kept_bytes = self._options.max_host_bytes
+        self._staging, self._local_staging = Staging(kept_bytes), Staging(kept_bytes)
         self._processes = _processes.this_run()
         when_to = choose_save_policy(save_policy, save_interval_steps)
-        self._preemption = Preemption(self._processes, when_to, self._options)
-        self._decision = SaveDecision(
-            when_to, self._processes, self._preemption, self.latest_step, self._options.timeout_secs
-        )
-        self._closed = False
+        persist = self._options.persist_policy
+        listening = when_to if persist is None else when.any_of(when_to, persist)
+        self._preemption = Preemption(self._processes, listening, self._options)
+        self._decision = self._deciding(when_to, self.latest_step)
+        self._persist = None if persist is None else self._deciding(persist, self._steps.latest)
+        self._closed = self._lineage_began = False
+        self._local: LocalTier | None = None
+        if local_directory is not None:
+            run = find_run(
+                self._form, self._directory, self._processes, self._options, not read_only
+            )
+            self._local = LocalTier(
+                local_directory, run, names, self._processes, self._options, read_only
+            )
+        self._tiers = Tiers(self._steps, self._local)
+        self._saves = [self._in_flight]
+        if self._local is not None:
+            self._saves.insert(0, self._local.in_flight)
         if not read_only and self._processes.index == 0:
             self._retention.clean()
 
-    @property
-    def directory(self) -> str:
-        """Absolute path, or URL, of the directory."""
-        return self._directory
+    def _deciding(self, policy: when.Decision, newest: Callable[[], int | None]) -> SaveDecision:
+        timeout_secs = self._options.timeout_secs
+        return SaveDecision(policy, self._processes, self._preemption, newest, timeout_secs)
 
     def save(
         self,
@@ -125,14 +154,15 @@ class Checkpointer:
         """Whether a save of this step was started (asynchronous) or done (synchronous).
 
         False where the policy says no, and for a step that this Checkpointer wrote already, so the
-        usual last save of a loop is harmless. While an earlier save is running, waits for it.
+        usual last save of a loop is harmless. While an earlier save is running, waits for it; with
+        ``local_directory`` for that of the tiers which this step goes to.
 
         Args:
             step: number of the step that was just completed.
             state: one pytree or object; or name items instead.
             metrics: numbers of this step, for ``best_metric`` and ``keep.best``.
             metadata: JSON of your own.
-            force: save now, whatever the policy says.
+            force: save now, whatever the policies say, and in the persistent directory too.
             overwrite: replace a step that is on disk.
             items: named items whose names are arguments.
             **named: named items.
@@ -143,50 +173,119 @@ class Checkpointer:
             Exception: what made the previous asynchronous save fail, with its own type.
         """
         self._refuse_if_read_only("save")
-        self._in_flight.raise_failure()
+        for running in self._saves:
+            running.raise_failure()
         self._preemption.is_at(step := check_step(step))
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
-        if not overwrite and (step in self._mine or step == self._in_flight.step):
+        begun = {running.step for running in self._saves}
+        if not overwrite and (step in self._mine or step in begun):
             return False
         if not force and not self.should_save(step):
             return False
         self._unread.check(chosen)
-        if self._options.on_pending == "fail":
-            self._in_flight.refuse_if_running()
-        self._in_flight.wait()
+        persists = self._local is None or force or self._persists(step)
+        self._make_way(persists)
         if step in self._damaged and not overwrite:
             self._damaged.remove(step)
             self._decision.done_by_first(lambda: self._retention.set_aside(step))
-        self._steps.refuse_taken(step, overwrite, self._damaged)
+        if persists or not self._mine:
+            elsewhere = set[int]() if self._local is None else self._local.foreign
+            self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere)
+        what = StepToSave(step, chosen, state is not NOTHING, metadata, numbers)
+        local = None if self._local is None else self._prepare_local(what, self._local, persists)
+        persistent = self._prepare_persistent(what, overwrite) if persists else None
+        self._decision.save_began(step)
+        if persists and self._persist is not None:
+            self._persist.save_began(step)
+        if self._local is not None and local is not None:
+            self._local.in_flight.start(step, local)
+        if persistent is not None and (self._asynchronous or self._local is not None):
+            first = None if self._local is None else self._local.in_flight
+            self._in_flight.start(step, persistent, after=first)
+        elif persistent is not None:
+            persistent()
+        if not self._asynchronous:
+            wait_for_all(self._saves)
+        return True
+
+    def _persists(self, step: int) -> bool:
+        """Whether a step that is saved goes to the persistent directory too; all must ask."""
+        # of a run that is told to stop, the host may be gone before the next one starts
+        last = self._preemption.wants(step) or self._preemption.known
+        return self._persist is None or self._persist.wants(step, self._in_flight.running) or last
+
+    def _make_way(self, persists: bool) -> None:
+        """Waits for the saves that a new one must not overtake, or refuses to."""
+        before = self._saves if persists else self._saves[:1]
+        if self._options.on_pending == "fail":
+            for running in before:
+                running.refuse_if_running()
+        wait_for_all(before)
+
+    def _prepare_local(
+        self, what: StepToSave, local: LocalTier, persists: bool
+    ) -> Callable[[], None]:
+        if not self._lineage_began:
+            newest = self._steps.latest
+            self._begin_lineage(local, lambda: local.goes_on_from(newest()), keep=False)
+            self._lineage_began = True
+        work = local.prepare(what, self._copying(self._local_staging))
+
+        def save_and_note() -> None:
+            try:
+                work()
+            finally:
+                self._local_staging.release()
+            self._damaged.discard(what.step)
+            if not persists:
+                self._mine.add(what.step)
+
+        return save_and_note
+
+    def _begin_lineage(self, local: LocalTier, goes_on: Callable[[], bool], *, keep: bool) -> None:
+        """Local steps that training does not go on from count no more, on whatever host they lie."""
+        run = next_lineage(self._form, self._directory, self._processes, self._options, goes_on)
+        local.begin_lineage(run, keep=keep)
+
+    def _prepare_persistent(self, what: StepToSave, overwrite: bool) -> Callable[[], None]:
+        step = what.step
         work = prepare_save(
             self._steps.path(step) if overwrite else self._steps.new_path(step),
-            chosen,
-            single=state is not NOTHING,
+            what.items,
+            single=what.single,
             overwrite=overwrite,
-            metadata=metadata,
+            metadata=what.metadata,
             options=self._options,
-            copy=self._asynchronous,
-            metrics=numbers,
+            copy=self._copying(self._staging),
+            metrics=what.metrics,
             guard=self._fence,
+            links=self._links,
             step=step,
         )
-        self._decision.save_began(step)
 
         def save_and_retain() -> None:
-            work()
+            try:
+                work()
+            finally:
+                self._staging.release()
             self._mine.add(step)
             self._damaged.discard(step)
             if self._processes.index == 0:
                 self._retention.apply(step)
 
-        self._in_flight.start(step, save_and_retain) if self._asynchronous else save_and_retain()
-        return True
+        return save_and_retain
+
+    def _copying(self, staging: Staging) -> Copy | None:
+        """How the next save copies host memory; the one before, which had the same buffers, has ended."""
+        if staging.lent:
+            staging.release()
+        return staging.copy if self._asynchronous else None
 
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; where several processes run, all must ask."""
         return not self._read_only and self._decision.wants(
-            check_step(step), self._in_flight.running
+            check_step(step), self._saves[0].running
         )
 
     @property
@@ -202,63 +301,40 @@ class Checkpointer:
         """Whether to save this step and stop; all processes agree, where several run."""
         return self._preemption.reached(step)
 
-    def explain(self) -> dict[int, str]:
-        """For every step on disk whether it stays at the next clean-up, and why."""
-        return self._retention.explain()
-
-    def all_steps(self) -> list[int]:
-        """Every committed step, ascending; reads the directory."""
-        return self._steps.all()
-
-    def latest_step(self) -> int | None:
-        """The newest committed step, or None."""
-        return self._steps.latest()
-
-    def best_step(self) -> int | None:
-        """The step with the best metric, or None; needs ``best_metric``."""
-        metric, mode = self._best
-        if metric is None or mode is None:
-            raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.best(metric, mode=mode)(self._steps.all_facts())), None)
-
-    def metadata(self, step: int) -> Any:
-        """What was saved as ``metadata=`` with a step."""
-        return self._steps.open(step).metadata
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """The metrics that were saved with a step."""
-        return dict(self._steps.open(step).metrics)
-
-    @property
-    def run_metadata(self) -> Any:
-        """JSON of the run that ``write_run_metadata`` wrote; None where there is none."""
-        return read_run_metadata(self._form, self._directory)
-
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Keeps JSON that belongs to the whole run beside its steps, where Orbax keeps it too."""
         self._refuse_if_read_only("write_run_metadata")
         if self._processes.index == 0:
             write_run_metadata(self._form, self._directory, metadata)
 
-    def inspect(self, step: int) -> CheckpointInfo:
-        """A step without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._steps.open(step))
-
     def delete(self, step: int) -> None:
         """Removes a step."""
         self._refuse_if_read_only("delete")
         step = check_step(step)
-        self._in_flight.wait()
-        self._decision.done_by_first(lambda: self._retention.delete(step))
+        wait_for_all(self._saves)
+        in_local = self._local is not None and step in self._local.complete
+
+        def delete() -> None:
+            if not in_local or step in self._steps.all():
+                self._retention.delete(step)
+
+        self._decision.done_by_first(delete)
+        if self._local is not None:
+            self._local.delete_where(lambda other: other == step)
         self._forget([step])
 
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
         self._refuse_if_read_only("rollback_to")
         step = check_step(step)
-        self._in_flight.wait()
+        wait_for_all(self._saves)
         steps = self._decision.steps_of_first(self.all_steps())
+        if self._local is not None:
+            # first of all: hosts that are away have steps of the past that is left here
+            self._begin_lineage(self._local, lambda: False, keep=True)
         self._decision.done_by_first(lambda: self._retention.delete_newer(step))
+        if self._local is not None:
+            self._local.delete_where(lambda other: other > step)
         return self._forget([other for other in steps if other > step])
 
     def _forget(self, deleted: list[int]) -> list[int]:
@@ -267,101 +343,14 @@ class Checkpointer:
         self._decision.forget()
         return deleted
 
-    def restore_latest(
-        self,
-        *,
-        items: Mapping[str, Any] | None = None,
-        only: Any = None,
-        rename: Any = None,
-        cast: bool = False,
-        missing: str = "error",
-        unexpected: str = "error",
-        strict_latest: bool = False,
-        options: Options | None = None,
-        **targets: Any,
-    ) -> Restored | None:
-        """The newest step that is whole, restored; None where the directory has no step.
-
-        A damaged step is skipped with a warning that names the damage, and never deleted: when
-        training saves a step of that number again, it is moved to the directory ``damaged``. A
-        mismatch between code and checkpoint is raised: the code is wrong, not the disk.
-
-        Args:
-            strict_latest: raise instead of going back past a damaged step.
-            (others: see ``ckpt_core.restore``)
-
-        Raises:
-            CheckpointCorrupt: there are steps, and none can be loaded.
-            StructureMismatch: the targets do not fit.
-        """
-        self._in_flight.wait()
-        request = _load.make_request(
-            only, rename, cast, missing, unexpected, options or self._options
-        )
-        chosen = {**(items or {}), **targets}
-        restored = restore_newest(
-            self._steps,
-            lambda step: _load.restore_checkpoint(self._steps.opening(step), chosen, request, step),
-            strict_latest,
-            lambda steps: self._decision.steps_of_first(steps),
-            self._damaged,
-        )
-        if restored is not None:
-            self._unread.watch(restored, chosen)
-        return restored
-
-    def restore(
-        self,
-        step: int,
-        /,
-        *,
-        items: Mapping[str, Any] | None = None,
-        only: Any = None,
-        rename: Any = None,
-        cast: bool = False,
-        missing: str = "error",
-        unexpected: str = "error",
-        options: Options | None = None,
-        **targets: Any,
-    ) -> Restored:
-        """One step restored into live objects; see ``ckpt_core.restore``."""
-        self._in_flight.wait()
-        request = _load.make_request(
-            only, rename, cast, missing, unexpected, options or self._options
-        )
-        chosen = {**(items or {}), **targets}
-        restored = _load.restore_checkpoint(
-            self._steps.opening(step), chosen, request, check_step(step)
-        )
-        self._unread.watch(restored, chosen)
-        return restored
-
-    def load(
-        self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
-    ) -> Any:
-        """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
-        self._in_flight.wait()
-        arguments.setdefault("options", self._options)
-        request = _load.request_from("load", like, arguments)
-        return _load.load_checkpoint(self._steps.opening(step), like, item, request, step)
-
-    def wait_for_new_step(
-        self, after: int | None = None, timeout_secs: float | None = None
-    ) -> int | None:
-        """The newest step once it is newer than ``after``; None where none came in time.
-
-        For an evaluator that follows a trainer; looks at the directory about once a second.
-        """
-        return self._steps.wait_for_newer(after, timeout_secs)
-
     def wait_until_finished(self) -> None:
-        """Returns when no save is running; what was started before is then durable.
+        """Returns when no save is running; what was started before is then durable, in each tier.
 
         Raises:
             GraceExceeded: the run was told to stop, and ``Options.grace_secs`` are over.
             Exception: what made the save fail, with its own type.
         """
-        self._in_flight.wait(self._preemption.secs_left)
+        wait_for_all(self._saves, self._preemption.secs_left)
 
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""
@@ -372,8 +361,10 @@ class Checkpointer:
             self.wait_until_finished()
         finally:
             self._preemption.close()
-            if not self._in_flight.running:
+            if not any(running.running for running in self._saves):
                 self._fence.close()
+                if self._local is not None:
+                    self._local.close()
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -1,0 +1,169 @@
+"""What an asynchronous save costs a training step on an accelerator, and what the copy could cost.
+
+::
+
+    python benchmarks/gpu_snapshot.py                  # a state of 4 GiB
+    python benchmarks/gpu_snapshot.py --mib 256 --rounds 3
+
+Prints, for each place that ``Options(snapshot=)`` knows and in turn: how long ``save_async`` blocks,
+how much longer the next steps take while the save runs, and how long until it is committed; beside them
+the bandwidth of a bare copy to the host, of one that many arrays share, and of one into page-locked
+memory. Runs on a CPU too, where it shows nothing but that it runs. The state is saved to a RAM disk where
+there is one: it is the copy that is measured, not the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+import ckpt_core as ckpt
+
+PLACES = ("host", "device", "pinned_host")
+
+
+def make_state(mib: int, leaves: int) -> dict[str, jax.Array]:
+    """Float32 leaves of equal size on the first device."""
+    size = mib * 2**20 // leaves // 4
+    keys = jax.random.split(jax.random.key(0), leaves)
+    return {f"w{n}": jax.random.normal(key, (size // 1024, 1024)) for n, key in enumerate(keys)}
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def train_step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Matrix products that keep the device busy, and an update of the whole donated state."""
+    for _ in range(8):
+        x = jnp.tanh(x @ x)
+    return jax.tree.map(lambda leaf: leaf * 0.999, state), x
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - began
+
+
+def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
+    """GB/s of copies from the device to the host, medians."""
+    size_bytes = sum(leaf.nbytes for leaf in state.values())
+    one = jnp.concatenate([leaf.ravel() for leaf in state.values()])
+    device = one.devices().pop()
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        # jax keeps the host copy of an array, so each round copies new ones
+        fresh, many = one + 0, [leaf + 0 for leaf in state.values()]
+        jax.block_until_ready((fresh, many))
+        found.setdefault("one array", []).append(seconds(functools.partial(np.asarray, fresh)))
+
+        def all_at_once(many: list[jax.Array] = many) -> list[Any]:
+            for leaf in many:
+                leaf.copy_to_host_async()
+            return [np.asarray(leaf) for leaf in many]
+
+        found.setdefault("all leaves at once", []).append(seconds(all_at_once))
+        if "pinned_host" in kinds:
+            pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
+            fresh = jax.block_until_ready(one + 0)
+            put = functools.partial(jax.device_put, fresh, pinned)
+            found.setdefault("page-locked", []).append(seconds(put))
+    return {name: size_bytes / statistics.median(secs) / 1e9 for name, secs in found.items()}
+
+
+def save_during_training(
+    state: dict[str, jax.Array], x: jax.Array, place: Any, folder: Path, steps: int
+) -> tuple[dict[str, jax.Array], jax.Array, dict[str, float]]:
+    """One save between steps, which go on while it runs."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(2):
+        state, x = train_step(state, x)
+    jax.block_until_ready(state)
+    alone: list[float] = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        state, x = jax.block_until_ready(train_step(state, x))
+        alone.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    pending = ckpt.save_async(folder, state, options=ckpt.Options(snapshot=place))
+    blocked_secs = time.perf_counter() - began
+    beside: list[float] = []
+    while not pending.done or not beside:
+        step_began = time.perf_counter()
+        state, x = jax.block_until_ready(train_step(state, x))
+        beside.append(time.perf_counter() - step_began)
+    pending.result()
+    total_secs = time.perf_counter() - began
+    return (
+        state,
+        x,
+        {
+            "blocked_secs": blocked_secs,
+            "committed_secs": total_secs,
+            "step_secs": statistics.median(alone),
+            "first_step_beside_secs": beside[0],
+            "step_beside_secs": statistics.median(beside),
+            "steps_beside": len(beside),
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mib", type=int, default=4096, help="size of the state")
+    parser.add_argument("--leaves", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--width", type=int, default=4096, help="of the matrices of a step")
+    parser.add_argument("--directory", type=Path, default=None, help="where to save")
+    given = parser.parse_args()
+    shared = Path("/dev/shm")
+    parent = given.directory or (shared if shared.is_dir() else None)
+    device = jax.devices()[0]
+    state = make_state(given.mib, given.leaves)
+    x = jax.random.normal(jax.random.key(1), (given.width, given.width), jnp.bfloat16)
+    size_bytes = sum(leaf.nbytes for leaf in state.values())
+    print(f"{device.device_kind}, jax {jax.__version__}, {size_bytes / 1e9:.2f} GB of state")
+    copies = bandwidths(state, given.rounds)
+    for name, gigabytes in copies.items():
+        print(f"copy to the host, {name:20} {gigabytes:8.2f} GB/s")
+    rows: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory(dir=parent) as name:
+        for turn in range(given.rounds + 1):
+            for place in PLACES:
+                state, x, row = save_during_training(
+                    state, x, place, Path(name) / place, given.steps
+                )
+                if turn:  # the first round warms up
+                    rows.setdefault(place, []).append(row)
+    medians = {
+        place: {key: statistics.median(row[key] for row in found) for key in found[0]}
+        for place, found in rows.items()
+    }
+    best = max(copies.values())
+    for place, row in medians.items():
+        rate = size_bytes / row["blocked_secs"] / 1e9
+        print(
+            f"{place:12} blocks {row['blocked_secs'] * 1e3:8.1f} ms ({rate / best:6.2f} of the best copy), "
+            f"step {row['step_secs'] * 1e3:.1f} -> first {row['first_step_beside_secs'] * 1e3:.1f}, "
+            f"then {row['step_beside_secs'] * 1e3:.1f} ms, committed after {row['committed_secs']:.2f} s"
+        )
+    print(json.dumps({"copies": copies, "saves": medians}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""How much a save slows the training beside it, and how much of that any writing would.
+
+    python benchmarks/step_disturbance.py
+
+One loop of jitted steps runs alone, beside saves of a state, and beside plain threads that write,
+fsync and checksum the same bytes; in turn. A step is slower beside a save because two things share the
+cores and memory: what plain threads cost is what no library could avoid. Also printed: for how long a
+save can hold Python's interpreter lock, and how much memory the first step after a save takes, as it
+must leave alone what is being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ckpt_core as ckpt
+
+_BLOCK_BYTES = 4 * 2**20
+
+
+@jax.jit
+def step(x: jax.Array) -> jax.Array:
+    """About ten milliseconds of matrix products."""
+    for _ in range(4):
+        x = jnp.tanh(x @ x)
+    return x
+
+
+def steps_while(x: jax.Array, work: Callable[[], Any], least: int) -> tuple[list[float], float]:
+    """Seconds of the steps that run while ``work`` does in another thread, and those of the work."""
+    done = threading.Event()
+    took: list[float] = []
+
+    def run() -> None:
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    found: list[float] = []
+    while not done.is_set() or len(found) < least:
+        began = time.perf_counter()
+        x = step(x).block_until_ready()
+        if not done.is_set() or not found:
+            found.append(time.perf_counter() - began)
+        elif done.is_set():
+            break
+    thread.join()
+    return found, took[0]
+
+
+def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
+    """The same bytes written, made durable and checksummed by two threads, and nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+    def one(number: int) -> None:
+        data = arrays[number].reshape(-1).view(np.uint8)
+        with open(folder / str(number), "wb", buffering=0) as file:
+            for start in range(0, data.size, _BLOCK_BYTES):
+                block = data[start : start + _BLOCK_BYTES]
+                file.write(block.data)
+                crc32c.crc32c(block)
+            os.fsync(file.fileno())
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(len(arrays))))
+
+
+def python_share(work: Callable[[], Any]) -> tuple[float, float]:
+    """CPU seconds of the thread that does the work, and all its seconds.
+
+    The first is the most for which the interpreter lock can have been held: checksums, which release
+    it, are in it too.
+    """
+    began, cpu_began = time.perf_counter(), time.thread_time()
+    work()
+    return time.thread_time() - cpu_began, time.perf_counter() - began
+
+
+def new_memory(donate: Any, state: dict[str, jax.Array]) -> tuple[int, dict[str, jax.Array]]:
+    """For how many bytes a donating step could not use the memory that was donated to it."""
+    before = {leaf.unsafe_buffer_pointer() for leaf in state.values()}
+    state = jax.block_until_ready(donate(state))
+    fresh = [leaf for leaf in state.values() if leaf.unsafe_buffer_pointer() not in before]
+    return sum(leaf.nbytes for leaf in fresh), state
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How much a save slows the training beside it.")
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--leaves", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--directory", type=Path, default=None)
+    given = parser.parse_args()
+    size = given.mib * 2**20 // given.leaves // 4
+    state = {f"w{n}": jnp.full((size // 1024, 1024), n, jnp.float32) for n in range(given.leaves)}
+    hosts = [np.asarray(leaf) for leaf in state.values()]
+    x = jnp.eye(given.width)
+    step(x).block_until_ready()
+    rows: dict[str, list[float]] = {}
+    works: dict[str, list[float]] = {}
+    shares: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory(dir=given.directory) as name:
+        folder = Path(name)
+
+        def save() -> None:
+            ckpt.save_async(folder / "ckpt", state, overwrite=True).result()
+
+        choices: dict[str, Callable[[], Any]] = {
+            "alone": lambda: time.sleep(0.3),
+            "plain threads": lambda: write_plainly(hosts, folder / "plain"),
+            "ckpt": save,
+        }
+        for turn in range(given.rounds + 1):
+            for what, work in choices.items():
+                os.sync()
+                found, secs = steps_while(x, work, 1)
+                if turn:
+                    rows.setdefault(what, []).append(statistics.mean(found))
+                    works.setdefault(what, []).append(secs)
+        many = {f"w{n}": np.full((16, 16), n, np.float32) for n in range(5000)}
+        for turn in range(given.rounds):
+            for what, tree in (("these leaves", state), ("5,000 leaves of 1 KiB", many)):
+                target = folder / f"{what} {turn}"
+                shares.setdefault(what, []).append(
+                    python_share(functools.partial(ckpt.save, target, tree))
+                )
+                shutil.rmtree(target)
+        hosts.clear()  # views, which would keep the arrays from being donated
+        donate = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+        state = jax.block_until_ready(donate(state))
+        undisturbed_bytes, state = new_memory(donate, state)
+        pending = ckpt.save_async(folder / "donated", state)
+        extra_bytes, state = new_memory(donate, state)
+        pending.result()
+    alone = statistics.median(rows["alone"])
+    for what, values in rows.items():
+        ratios = [value / bare for value, bare in zip(values, rows["alone"], strict=True)]
+        print(
+            f"{what:14} step {statistics.median(values) * 1e3:7.2f} ms "
+            f"({min(values) * 1e3:.2f} - {max(values) * 1e3:.2f}), "
+            f"{(statistics.median(values) / alone - 1) * 100:6.1f} % slower "
+            f"({(min(ratios) - 1) * 100:.0f} - {(max(ratios) - 1) * 100:.0f}), "
+            f"work {statistics.median(works[what]):.3f} s"
+        )
+    for what, pairs in shares.items():
+        cpu_secs = statistics.median(pair[0] for pair in pairs)
+        secs = statistics.median(pair[1] for pair in pairs)
+        print(
+            f"a save of {what}: the interpreter lock for {cpu_secs * 1e3:.0f} ms at most, of {secs * 1e3:.0f}"
+        )
+    print(
+        f"a step that donates {given.mib} MiB takes new memory for {undisturbed_bytes >> 20} MiB, "
+        f"the first one after a save for {extra_bytes >> 20}"
+    )
+    print(json.dumps({"step_secs": rows, "work_secs": works, "shares": shares}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What a directory of steps can be asked, and how its steps are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from ckpt_core import _load
+from ckpt_core._decision import SaveDecision
+from ckpt_core._directory import Form
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._inflight import InFlight, wait_for_all
+from ckpt_core._inspect import describe_opened
+from ckpt_core._options import Options
+from ckpt_core._policies import keep
+from ckpt_core._policies.names import check_step
+from ckpt_core._recovery import restore_newest
+from ckpt_core._results import CheckpointInfo, Restored
+from ckpt_core._retention import Retention
+from ckpt_core._run_metadata import read_run_metadata
+from ckpt_core._save import Links
+from ckpt_core._steps import Steps
+from ckpt_core._tiers import Tiers
+from ckpt_core._unread import UnreadValues
+
+
+class Reading:
+    """The half of a Checkpointer that changes nothing on disk."""
+
+    _directory: str
+    _form: Form
+    _steps: Steps
+    _tiers: Tiers
+    _options: Options
+    _best: tuple[str | None, str | None]
+    _retention: Retention
+    _decision: SaveDecision
+    _saves: Sequence[InFlight]
+    _damaged: set[int]
+    _links: Links
+    _unread: UnreadValues
+
+    @property
+    def directory(self) -> str:
+        """Absolute path, or URL, of the directory."""
+        return self._directory
+
+    def explain(self) -> dict[int, str]:
+        """For every step on disk whether it stays at the next clean-up, and why."""
+        known = self._retention.explain()
+        local = "kept: one of the newest in local directories"
+        return {step: known.get(step, local) for step in self.all_steps()}
+
+    def all_steps(self) -> list[int]:
+        """Every committed step, ascending; reads the directory.
+
+        With ``local_directory`` also those that are complete on all processes there, as they
+        agreed last: at the start, at each save and at ``restore_latest``.
+        """
+        return self._tiers.all()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step, or None."""
+        return self._tiers.latest()
+
+    def best_step(self) -> int | None:
+        """The step with the best metric, or None; needs ``best_metric``."""
+        metric, mode = self._best
+        if metric is None or mode is None:
+            raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
+        return next(iter(keep.best(metric, mode=mode)(self._steps.all_facts())), None)
+
+    def metadata(self, step: int) -> Any:
+        """What was saved as ``metadata=`` with a step."""
+        return self._tiers.open(step).metadata
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that were saved with a step."""
+        return dict(self._tiers.open(step).metrics)
+
+    @property
+    def run_metadata(self) -> Any:
+        """JSON of the run that ``write_run_metadata`` wrote; None where there is none."""
+        return read_run_metadata(self._form, self._directory)
+
+    def inspect(self, step: int) -> CheckpointInfo:
+        """A step without its arrays; see ``ckpt_core.inspect``."""
+        return describe_opened(self._tiers.open(step))
+
+    def restore_latest(
+        self,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        strict_latest: bool = False,
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored | None:
+        """The newest step that is whole, restored; None where the directory has no step.
+
+        A damaged step is skipped with a warning that names the damage, and never deleted: when
+        training saves a step of that number again, it is moved to the directory ``damaged``. A
+        mismatch between code and checkpoint is raised: the code is wrong, not the disk.
+
+        Args:
+            strict_latest: raise instead of going back past a damaged step.
+            (others: see ``ckpt_core.restore``)
+
+        Raises:
+            CheckpointCorrupt: there are steps, and none can be loaded.
+            StructureMismatch: the targets do not fit.
+        """
+        wait_for_all(self._saves)
+        request = _load.make_request(
+            only, rename, cast, missing, unexpected, options or self._options
+        )
+        chosen = {**(items or {}), **targets}
+        self._tiers.look()
+        restored = restore_newest(
+            self._tiers,
+            lambda step: self._restore(step, chosen, request),
+            strict_latest,
+            lambda steps: self._decision.steps_of_first(steps),
+            self._damaged,
+        )
+        if restored is not None:
+            self._unread.watch(restored, chosen)
+        return restored
+
+    def restore(
+        self,
+        step: int,
+        /,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored:
+        """One step restored into live objects; see ``ckpt_core.restore``."""
+        wait_for_all(self._saves)
+        request = _load.make_request(
+            only, rename, cast, missing, unexpected, options or self._options
+        )
+        chosen = {**(items or {}), **targets}
+        restored = self._restore(check_step(step), chosen, request)
+        self._unread.watch(restored, chosen)
+        return restored
+
+    def load(
+        self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
+    ) -> Any:
+        """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
+        wait_for_all(self._saves)
+        arguments.setdefault("options", self._options)
+        request = _load.request_from("load", like, arguments)
+        with self._handing_no_damage_on():
+            return _load.load_checkpoint(self._tiers.opening(step), like, item, request, step)
+
+    def _restore(self, step: int, targets: Mapping[str, Any], request: Any) -> Restored:
+        with self._handing_no_damage_on():
+            return self._tiers.restore(step, targets, request)
+
+    @contextlib.contextmanager
+    def _handing_no_damage_on(self) -> Generator[None]:
+        """The next save writes all anew where damage was met: a damaged file may be shared."""
+        try:
+            yield
+        except CheckpointCorrupt:
+            self._links.forget()
+            raise
+
+    def wait_for_new_step(
+        self, after: int | None = None, timeout_secs: float | None = None
+    ) -> int | None:
+        """The newest step once it is newer than ``after``; None where none came in time.
+
+        For an evaluator that follows a trainer; looks at the directory about once a second.
+        """
+        return self._steps.wait_for_newer(after, timeout_secs)

@@ -1,0 +1,73 @@
+"""The memory that regions of arrays are read into, and what of a chunk goes where in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._load.wants import Array
+from ckpt_core._plan import Block, ChunkPart, region_slices
+
+_ALIGNMENT = 64
+"""jax on CPU takes over host memory that begins at such an address, and copies any other."""
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array that jax can take over; numpy alone gives addresses of 16."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -memory.ctypes.data % _ALIGNMENT
+    return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of a chunk goes into the buffer of a region.
+
+    Attributes:
+        part: the overlap of the two.
+        out: the buffer.
+    """
+
+    part: ChunkPart
+    out: Array
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows of the chunk."""
+        return self.part.in_chunk[0] if self.part.in_chunk else (0, 1)
+
+    def memory(self, block: Block, chunk: tuple[int, ...]) -> Array | None:
+        """The bytes of the buffer into which a block can be read as it is; None where it cannot."""
+        part, out = self.part, self.out
+        if not part.in_region:
+            return out.reshape(-1).view(np.uint8)
+        first, last = self.rows
+        whole_rows = region_slices(part.in_chunk[1:]) == tuple(slice(0, size) for size in chunk[1:])
+        if not (whole_rows and out.shape[1:] == chunk[1:]):
+            return None
+        if block.start < first or block.stop > last:
+            return None
+        base = part.in_region[0][0] - first
+        return out[base + block.start : base + block.stop].reshape(-1).view(np.uint8)
+
+    def take(self, block: Block, values: Array) -> None:
+        """Copies its share of a block's values."""
+        part, out = self.part, self.out
+        if not part.in_region:
+            out[...] = values[0]
+            return
+        first, last = self.rows
+        start, stop = max(block.start, first), min(block.stop, last)
+        base = part.in_region[0][0] - first
+        taken = values[
+            (slice(start - block.start, stop - block.start), *region_slices(part.in_chunk[1:]))
+        ]
+        out[(slice(base + start, base + stop), *region_slices(part.in_region[1:]))] = taken
+
+    def take_chunk(self, values: Array) -> None:
+        """Copies its share of a whole chunk's values."""
+        self.out[region_slices(self.part.in_region)] = values[region_slices(self.part.in_chunk)]

@@ -1,0 +1,342 @@
+"""Arrays of a checkpoint that ckpt wrote: by the index of its database, verified block by block."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.checksums import crc_of
+from ckpt_core._load.buffers import Share, aligned
+from ckpt_core._load.checksums import ItemChecksums
+from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._load.wants import Array, Reads, Want
+from ckpt_core._options import KIB, MIB, Options
+from ckpt_core._plan import (
+    Block,
+    Region,
+    chunk_count,
+    chunk_key,
+    coalesce,
+    covered_blocks,
+    keyed_parts,
+    region_shape,
+    whole,
+)
+from ckpt_core._storage import (
+    DataFiles,
+    Extent,
+    open_array,
+    read_index,
+    read_into,
+    read_value,
+)
+from ckpt_core._tree import format_path
+
+_SMALL_BYTES = 64 * KIB
+_FEW_OF = 8
+"""Who wants less than one leaf in so many has index and checksums read in parts."""
+_JOIN_GAP_BYTES = 16 * KIB
+_JOIN_LIMIT_BYTES = 8 * MIB
+
+
+class Reader:
+    """Reads an item that ckpt wrote: by the index where files are local and not compressed."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        item: SavedItem,
+        wants: Sequence[Want],
+        options: Options,
+        context: Any,
+    ) -> None:
+        self._opened = opened
+        self._item = item
+        self._context = context
+        self._verify = options.checksums
+        self._location = opened.location / item.directory
+        self._files = DataFiles(self._location)
+        opened.read_file(f"{item.directory}/manifest.ocdbt")
+        few = len(wants) * _FEW_OF < len(item.paths)
+        wanted = [item.name_of(want.leaf) for want in wants] if few else None
+        self._index = read_index(self._location, context, wanted)
+        self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
+        self._crcs = ItemChecksums(opened, item, few=few)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        small: dict[str, list[tuple[Extent, Array, int | None, int]]] = {}
+        planned: Reads = []
+        for want in batch:
+            jobs: list[Callable[[], None]] = []
+            parts: dict[Region, Array] = {}
+            if len(want.regions) == 1:
+                (region,) = want.regions
+                buffer = self._plan_small(want.leaf, region, small)
+                if buffer is None and want.mapped:
+                    buffer = self._plan_mapped(want.leaf, region, jobs)
+                if buffer is not None:
+                    parts[region] = buffer
+            if not parts:
+                parts = self._plan_regions(want.leaf, want.regions, jobs)
+            planned.append((want, parts, jobs))
+        shared = [job for file, reads in small.items() for job in self._joined(file, reads)]
+        if shared:
+            planned[0][2].extend(shared)
+        return planned
+
+    def _plan_small(
+        self,
+        leaf: int,
+        region: Region,
+        small: dict[str, list[tuple[Extent, Array, int | None, int]]],
+    ) -> Array | None:
+        """The buffer of a leaf that is one small chunk, which is read together with others."""
+        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        if spec.stored_bytes > _SMALL_BYTES or not self._is_one_chunk(leaf, region):
+            return None
+        key, extent = self._find_only(leaf)
+        if not extent.file:
+            return None
+        crcs = self._checksums(leaf, key, extent)
+        out = np.empty(chunk, spec.numpy_dtype)
+        small.setdefault(extent.file, []).append((extent, out, crcs[0] if crcs else None, leaf))
+        return out
+
+    def _plan_mapped(
+        self, leaf: int, region: Region, jobs: list[Callable[[], None]]
+    ) -> Array | None:
+        """A leaf that is one chunk as a view of its file, and the jobs that verify it there."""
+        if not self._is_one_chunk(leaf, region):
+            return None
+        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        key, extent = self._find_only(leaf)
+        place = (extent.file, extent.offset)
+        if not extent.file or extent.offset % spec.numpy_dtype.itemsize or place in self._views:
+            return None
+        crcs = self._checksums(leaf, key, extent)
+        file = self._files.mapped(extent.file)
+        if file is None:
+            return None
+        data = file[extent.offset : extent.offset + extent.size_bytes]
+        if data.size != extent.size_bytes:  # to touch what the file lacks would kill the process
+            raise self._corrupt(leaf, "the file is truncated", extent.file)
+        self._views.add(place)
+        if crcs is not None:
+            dtype = spec.numpy_dtype
+            for block, crc in self._blocks(leaf, key, crcs, dtype.itemsize):
+                jobs.append(functools.partial(self._check, leaf, extent.file, data[block], crc))
+        return data.view(spec.numpy_dtype).reshape(chunk)
+
+    def _blocks(
+        self, leaf: int, key: str, crcs: list[int], itemsize: int
+    ) -> Iterator[tuple[slice, int]]:
+        """The bytes of every block of a chunk, and what their checksum must be."""
+        chunk = self._item.chunks[leaf]
+        rows = (0, chunk[0] if chunk else 1)
+        _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=self._crcs.block_bytes)
+        if len(blocks) != len(crcs):
+            raise self._corrupt(leaf, f"{len(crcs)} checksums for chunk {key}, not {len(blocks)}")
+        for block, crc in zip(blocks, crcs, strict=True):
+            yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
+
+    def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
+        if crc_of(data) != crc:
+            raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
+
+    def _checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
+        """The checksums of a chunk's blocks; None where nothing is verified."""
+        if not self._verify:
+            return None
+        crcs = self._crcs.of(key, extent)
+        if not crcs or not isinstance(crcs, list):
+            raise self._corrupt(leaf, f"no checksum for chunk {key}")
+        return crcs
+
+    def _find_only(self, leaf: int) -> tuple[str, Extent]:
+        """Key and place of the one chunk that an array has."""
+        name, spec = self._item.name_of(leaf), self._item.specs[leaf]
+        key = chunk_key((0,) * len(spec.stored_shape))
+        return self._find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
+
+    def _is_one_chunk(self, leaf: int, region: Region) -> bool:
+        """Whether a region is a whole array, stored in one piece that can be read directly."""
+        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        one = chunk == spec.stored_shape and region == whole(chunk)
+        return one and self._direct(leaf) and spec.stored_bytes > 0
+
+    def _plan_regions(
+        self, leaf: int, regions: Sequence[Region], jobs: list[Callable[[], None]]
+    ) -> dict[Region, Array]:
+        """Buffers for regions, and the jobs that read every block once, whoever needs it."""
+        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        name = self._item.name_of(leaf)
+        prefix = f"{name}/" if name else ""
+        chunk_size = math.prod(chunk) * spec.numpy_dtype.itemsize
+        if any(chunk_count(region, chunk) > len(self._index) for region in regions):
+            raise self._corrupt(leaf, "chunks are missing from the index")
+        parts = {region: keyed_parts(region, chunk) for region in regions}
+        keys = dict.fromkeys(key for keyed in parts.values() for key, _ in keyed)
+        found = {key: self._find(leaf, prefix + key, chunk_size) for key in keys}
+        try:
+            buffers = {
+                region: aligned(region_shape(region), spec.numpy_dtype) for region in regions
+            }
+        except (MemoryError, ValueError) as error:
+            raise self._corrupt(leaf, f"no memory for its shape {spec.stored_shape}") from error
+        shares: dict[str, list[Share]] = {key: [] for key in keys}
+        for region, keyed in parts.items():
+            for key, part in keyed:
+                shares[key].append(Share(part, buffers[region]))
+        for key, of_chunk in shares.items():
+            full_key, extent = found[key]
+            jobs += self._chunk_jobs(leaf, full_key, extent, of_chunk)
+        return buffers
+
+    def _direct(self, leaf: int) -> bool:
+        return self._location.local and self._item.codecs[leaf] is None
+
+    def _find(self, leaf: int, key: str, chunk_size: int) -> tuple[str, Extent]:
+        extent = self._index.get(key)
+        if extent is None:
+            raise self._corrupt(leaf, f"chunk {key} is missing")
+        if self._item.codecs[leaf] is None and extent.size_bytes != chunk_size:
+            raise self._corrupt(
+                leaf, f"chunk {key} has {extent.size_bytes} bytes, not {chunk_size}"
+            )
+        if extent.file and self._opened.record is not None:
+            file = f"{self._item.directory}/{extent.file}"
+            if file not in self._opened.record.files:
+                raise self._corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
+        return key, extent
+
+    def _corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
+        where = format_path(self._item.paths[leaf])
+        full = f"{self._item.directory}/{file}" if file else None
+        place = f", file {full}" if full else ""
+        return CheckpointCorrupt(
+            f"{self._opened.path}: item {self._item.name!r}, leaf {where}{place}: {what}",
+            file=full,
+            leaf=where,
+        )
+
+    def _joined(
+        self, file: str, reads: list[tuple[Extent, Array, int | None, int]]
+    ) -> Iterator[Callable[[], None]]:
+        """Jobs that read many small chunks of one file at once."""
+        ranges = [(extent.offset, extent.size_bytes) for extent, _, _, _ in reads]
+        for offset, size, members in coalesce(
+            ranges, gap_bytes=_JOIN_GAP_BYTES, limit_bytes=_JOIN_LIMIT_BYTES
+        ):
+
+            def job(offset: int = offset, size: int = size, members: list[int] = members) -> None:
+                buffer = np.empty(size, np.uint8)
+                got = self._files.read(file, offset, buffer)
+                for member in members:
+                    extent, out, crc, leaf = reads[member]
+                    start = extent.offset - offset
+                    if start + extent.size_bytes > got:
+                        raise self._corrupt(leaf, "the file is truncated", file)
+                    data = buffer[start : start + extent.size_bytes]
+                    if crc is not None:
+                        self._check(leaf, file, data, crc)
+                    out.reshape(-1).view(np.uint8)[:] = data
+
+            yield job
+
+    def _chunk_jobs(
+        self, leaf: int, key: str, extent: Extent, shares: list[Share]
+    ) -> Iterator[Callable[[], None]]:
+        """Jobs for all that is wanted of one chunk: one a block."""
+        chunk = self._item.chunks[leaf]
+        crcs = self._checksums(leaf, key, extent)
+        if self._item.codecs[leaf] is not None:
+            yield functools.partial(self._decode, leaf, key, shares, crcs)
+            return
+        itemsize = shares[0].out.itemsize
+        block_bytes = self._crcs.block_bytes if self._verify else 4 * MIB
+        touched: dict[int, tuple[Block, list[Share]]] = {}
+        for share in shares:
+            first, blocks = covered_blocks(
+                chunk, itemsize, rows=share.rows, block_bytes=block_bytes
+            )
+            for number, block in enumerate(blocks, first):
+                touched.setdefault(number, (block, []))[1].append(share)
+        if crcs is not None and max(touched) >= len(crcs):
+            raise self._corrupt(leaf, f"too few checksums for chunk {key}")
+        for number, (block, takers) in touched.items():
+            crc = None if crcs is None else crcs[number]
+            yield functools.partial(self._read_block, leaf, key, extent, block, takers, crc)
+
+    def _read_block(
+        self,
+        leaf: int,
+        key: str,
+        extent: Extent,
+        block: Block,
+        takers: list[Share],
+        crc: int | None,
+    ) -> None:
+        """Straight into its place where one region takes all of it, else copied from there."""
+        chunk = self._item.chunks[leaf]
+        memory = takers[0].memory(block, chunk) if len(takers) == 1 else None
+        if memory is not None:
+            self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
+            return
+        values = np.empty((block.stop - block.start, *chunk[1:]), takers[0].out.dtype)
+        memory = values.reshape(-1).view(np.uint8)
+        self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
+        for share in takers:
+            share.take(block, values)
+
+    def _fill(
+        self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None
+    ) -> None:
+        """Reads ``target.size`` bytes of a chunk and verifies them."""
+        file = extent.file or "manifest.ocdbt"
+        if not extent.file:
+            target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
+        elif self._location.local:
+            if self._files.read(extent.file, extent.offset + offset, target) != target.size:
+                raise self._corrupt(leaf, "the file is truncated", file)
+        else:
+            data = read_value(self._location, key, offset, target.size, self._context)
+            if len(data) != target.size:
+                raise self._corrupt(leaf, f"chunk {key} is truncated", file)
+            target[:] = np.frombuffer(data, np.uint8)
+        if crc is not None:
+            self._check(leaf, file, target, crc)
+
+    def _decode(self, leaf: int, key: str, shares: list[Share], crcs: list[int] | None) -> None:
+        """A compressed chunk: decoded whole by TensorStore, then verified."""
+        name, chunk = self._item.name_of(leaf), self._item.chunks[leaf]
+        self._index.get(f"{name}/zarr.json" if name else "zarr.json")  # refused where it is outside
+        array = open_array(self._location, name, self._context)
+        shape = self._item.specs[leaf].stored_shape
+        if array.shape != shape:
+            raise self._corrupt(leaf, f"zarr.json says shape {array.shape}, the record {shape}")
+        region = tuple(
+            (position * step, min((position + 1) * step, size))
+            for position, step, size in zip(shares[0].part.index, chunk, shape, strict=True)
+        )
+        values = np.zeros(chunk, shares[0].out.dtype)
+        values[tuple(slice(0, stop - start) for start, stop in region)] = read_into(
+            array, region, name
+        )
+        if crcs is not None:
+            data = values.reshape(-1).view(np.uint8)
+            for block, crc in self._blocks(leaf, key, crcs, values.itemsize):
+                self._check(leaf, None, data[block], crc)
+        for share in shares:
+            share.take_chunk(values)

@@ -1,0 +1,150 @@
+"""Size and digest of every file of a save; each process digests what it wrote itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckpt_core._directory import Attempt
+from ckpt_core._errors import CheckpointError
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY
+from ckpt_core._format.record import FileRecord
+from ckpt_core._options import MIB
+from ckpt_core._plan import gaps
+from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._storage import Location, read_index
+
+WHOLE_DIGEST_BYTES = 32 * MIB
+"""Data files up to this size are digested whole; larger ones only where no checksum covers them."""
+
+
+def own_data(attempt: Attempt, items: Iterable[PreparedItem], process: int) -> dict[str, int]:
+    """The files of one process's databases, with their sizes so far."""
+    return {
+        name: size
+        for item in items
+        if item.record.form == "tree"
+        for name, size in attempt.files(_database(item, process)).items()
+    }
+
+
+def digest_own(
+    attempt: Attempt, items: list[PreparedItem], process: int, local: bool, context: Any
+) -> str:
+    """What one process has written, for ``digest_all``: a line of text, about 60 bytes a file."""
+    sizes = own_data(attempt, items, process)
+    for item in items:
+        names = [f"{item.name}/{name}" for name in item.state_files]
+        if item.record.form == "tree":
+            names.append(f"{item.name}/{CHECKSUM_DIRECTORY}/process_{process}")
+        sizes |= {name: len(attempt.read(name)) for name in names}
+    databases = {_database(item, process): item for item in items}
+    found = _digests(attempt, sizes, databases, local, context)
+    return json.dumps(
+        [[name, *_numbers(entry)] for name, entry in found.items()], separators=(",", ":")
+    )
+
+
+def digest_all(
+    attempt: Attempt,
+    items: list[PreparedItem],
+    told: list[str],
+    linked: Mapping[str, FileRecord],
+    local: bool,
+    context: Any,
+) -> dict[str, FileRecord]:
+    """Every file of the save: what the processes told of theirs, and digests of the others.
+
+    Args:
+        attempt: of the save.
+        items: of the save.
+        told: by each process what ``digest_own`` gave; empty where one runs alone.
+        linked: what is known of files that an earlier step wrote.
+        local: whether files can be opened.
+        context: of the save.
+
+    Raises:
+        CheckpointError: this process does not see what another one wrote.
+    """
+    known = dict(linked)
+    for text in told:
+        for name, size, crc, data in json.loads(text):
+            known[name] = FileRecord(size, crc, data=bool(data))
+    present = attempt.files(told={name: entry.size_bytes for name, entry in known.items()})
+    _require_all(attempt, known, present)
+    rest = {name: size for name, size in present.items() if name not in known}
+    databases = {} if told else {item.name: item for item in items}
+    return known | _digests(attempt, rest, databases, local, context)
+
+
+def _require_all(
+    attempt: Attempt, known: Mapping[str, FileRecord], present: Mapping[str, int]
+) -> None:
+    for name, entry in known.items():
+        seen = present.get(name)
+        if seen != entry.size_bytes:
+            what = "does not see it" if seen is None else f"sees {seen} bytes"
+            raise CheckpointError(
+                f"{attempt.path}: the process that wrote {name} left {entry.size_bytes} bytes there, and "
+                f"process 0 {what}: do all processes see the same files at once?"
+            )
+
+
+def _database(item: PreparedItem, process: int) -> str:
+    return f"{item.name}/ocdbt.process_{process}"
+
+
+def _numbers(entry: FileRecord) -> tuple[int, int, int]:
+    return entry.size_bytes, entry.crc32, int(entry.data)
+
+
+def _digests(
+    attempt: Attempt,
+    sizes: Mapping[str, int],
+    databases: Mapping[str, PreparedItem],
+    local: bool,
+    context: Any,
+) -> dict[str, FileRecord]:
+    """Digests of files; ``databases`` are the folders whose indexes tell what checksums cover."""
+    covered: dict[str, list[tuple[int, int]]] = {}
+    if local and any(size > WHOLE_DIGEST_BYTES for size in sizes.values()):
+        covered = _covered(attempt, databases, context)
+    found: dict[str, FileRecord] = {}
+    for name, size in sizes.items():
+        if size > WHOLE_DIGEST_BYTES and name in covered:
+            crc = _crc_of_ranges(attempt.path, name, gaps(size, covered[name]))
+            found[name] = FileRecord(size, crc, data=True)
+        else:
+            found[name] = FileRecord.of(attempt.read(name))
+    return found
+
+
+def _covered(
+    attempt: Attempt, databases: Mapping[str, PreparedItem], context: Any
+) -> dict[str, list[tuple[int, int]]]:
+    """For the data files of these databases: what block checksums cover."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for folder, item in databases.items():
+        # what is compressed is checked when it is decoded, and its stored bytes here
+        if item.record.form != "tree" or item.record.compressed:
+            continue
+        if len(item.texts) == len(item.record.paths):
+            continue  # no array, hence no database
+        index = read_index(Location(f"{attempt.path}/{folder}", True), context)
+        for key, extent in index.items():
+            if extent.file and not key.endswith("zarr.json"):
+                ranges = found.setdefault(f"{folder}/{extent.file}", [])
+                ranges.append((extent.offset, extent.size_bytes))
+    return found
+
+
+def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> int:
+    crc = 0
+    with open(os.path.join(directory, name), "rb") as file:
+        for start, stop in ranges:
+            file.seek(start)
+            crc = zlib.crc32(file.read(stop - start), crc)
+    return crc

@@ -1,0 +1,247 @@
+"""Where the data of the last step came from, and which of its files a new step can share.
+
+What one step wrote is an *origin*: data files, and the index (OCDBT's manifest and nodes) that
+says what lies where in them. A later step that needs most of it links it whole into a child
+database, ``<item>/ocdbt.linked/<n>``, and its own index takes over the keys that are still valid.
+From then on the origin is carried from step to step, always at the same depth, until less than
+four fifths of it are needed: then what is left is written anew. So dead bytes do not accumulate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.record import FileRecord
+from ckpt_core._options import MIB
+from ckpt_core._storage import Extent, KeyRun, Location, read_index
+
+LINKED_DIRECTORY = "ocdbt.linked"
+_OWN = ""
+"""Stands for what the last step wrote itself."""
+
+LEAST_FILE_BYTES = 1 * MIB
+"""Smaller files are written anew: it costs no more, and a damaged one then damages one step."""
+
+_MOST_ORIGINS = 8
+"""Each costs a database to open and a few files; the least of more is written anew."""
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """What to link, and what the new database takes over.
+
+    Attributes:
+        links: new name by old name, relative to the item.
+        runs: the keys to take over, by child database.
+        bare: arrays whose ``zarr.json`` lies in no file that is linked: it is written anew.
+        files: what the record says of linked files, by new name, where it still holds.
+        size_bytes: of what is linked.
+    """
+
+    links: dict[str, str]
+    runs: dict[str, list[KeyRun]]
+    bare: frozenset[str]
+    files: dict[str, FileRecord]
+    size_bytes: int
+
+
+class Origins:
+    """The origins in one item of the last step.
+
+    Args:
+        item: where it lies.
+        files: what its record says of its files, by name relative to the item.
+        context: of the save.
+
+    Raises:
+        CheckpointCorrupt: its index is missing or damaged.
+    """
+
+    def __init__(self, item: Location, files: Mapping[str, FileRecord], context: Any) -> None:
+        self._item = item
+        self._files = files
+        self._context = context
+        self._index = read_index(item, context)
+        nodes = sorted(self._index.files)
+        self._sizes = {name: record.size_bytes for name, record in files.items()}
+        self._indices: dict[str, list[str]] = {}
+        for name in files:
+            origin = origin_of(name)
+            inside = _inside(origin, name)
+            if origin and (inside == "manifest.ocdbt" or inside.startswith("d/")):
+                self._indices.setdefault(origin, []).append(name)
+        if not any(map(origin_of, nodes)):  # an index in parts of an older one is not moved
+            self._indices[_OWN] = ["manifest.ocdbt", *nodes]
+
+    def worth_linking(self, keys: Mapping[str, list[str]]) -> list[str]:
+        """The arrays that are better linked than written.
+
+        Args:
+            keys: of the chunks, by array.
+        """
+        extents = {
+            name: [self._index[key] for key in its_keys]
+            for name, its_keys in keys.items()
+            if all(key in self._index for key in its_keys)
+        }
+        metadata = {name: self._index.get(metadata_key(name)) for name in extents}
+        overheads = {
+            origin: sum(self._sizes.get(name, 0) for name in names)
+            for origin, names in self._indices.items()
+        }
+        return worth_linking(extents, metadata, self._sizes, overheads)
+
+    def extent(self, key: str) -> Extent:
+        """Where the value of a key lies."""
+        return self._index[key]
+
+    def plan(self, keys: Mapping[str, list[str]]) -> LinkPlan:
+        """How the files that hold the chunks of arrays get into a new item.
+
+        Args:
+            keys: of the chunks, by array.
+        """
+        kept = {key for its_keys in keys.values() for key in its_keys}
+        files = {self._index[key].file for key in kept}
+        described = {
+            name: key
+            for name in keys
+            if (key := metadata_key(name)) in self._index and self._index[key].file in files
+        }
+        kept.update(described.values())
+        by_origin: dict[str, set[str]] = {}
+        for key in kept:
+            by_origin.setdefault(origin_of(self._index[key].file), set()).add(key)
+        names = (f"{LINKED_DIRECTORY}/{number}" for number in range(len(by_origin) + 1))
+        free = next(name for name in names if name not in by_origin)
+        links: dict[str, str] = {}
+        runs: dict[str, list[KeyRun]] = {}
+        for origin, its_keys in by_origin.items():
+            new = origin or free
+            runs[new] = self._runs(origin, its_keys)
+            for name in {*self._indices[origin], *(self._index[key].file for key in its_keys)}:
+                links[name] = f"{new}/{_inside(origin, name)}"
+        size_bytes = sum(self._sizes[name] for name in links)
+        bare = frozenset(keys.keys() - described.keys())
+        return LinkPlan(links, runs, bare, self._digests(links, kept), size_bytes)
+
+    def _runs(self, origin: str, keys: Collection[str]) -> list[KeyRun]:
+        """Keys as runs of neighbours in the index of their origin.
+
+        That may hold more keys, of arrays that were replaced or left out since: a run ends there.
+        """
+        index = read_index(self._item / origin, self._context) if origin else self._index
+        ordered = sorted((key.encode(errors="surrogateescape"), key) for key in index)
+        runs: list[KeyRun] = []
+        open_run, found = False, 0
+        for encoded, key in ordered:
+            if key not in keys:
+                open_run = False
+                continue
+            place, there = self._index[key], index[key]
+            if (_inside(origin, place.file), place.offset) != (there.file, there.offset):
+                raise CheckpointCorrupt(
+                    f"{self._item.path}: {origin} does not hold {key}", leaf=key
+                )
+            runs[-1:] = [(runs[-1][0], encoded)] if open_run else [*runs[-1:], (encoded, encoded)]
+            open_run, found = True, found + 1
+        if found < len(keys):
+            raise CheckpointCorrupt(f"{self._item.path}: {origin} lacks {len(keys) - found} keys")
+        return runs
+
+    def _digests(self, links: Mapping[str, str], kept: Collection[str]) -> dict[str, FileRecord]:
+        """Digests that still hold: of whole files, and where checksums cover the same as before."""
+        lost = {extent.file for key, extent in self._index.items() if key not in kept}
+        return {
+            new: self._files[name]
+            for name, new in links.items()
+            if name in self._files and not (self._files[name].data and name in lost)
+        }
+
+
+def origin_of(file: str) -> str:
+    """The directory of the origin that a file of an item belongs to; empty for the item's own."""
+    parts = file.split("/", 2)
+    return "/".join(parts[:2]) if parts[0] == LINKED_DIRECTORY else _OWN
+
+
+def _inside(origin: str, file: str) -> str:
+    return file[len(origin) + 1 :] if origin else file
+
+
+def metadata_key(array: str) -> str:
+    """The key of an array's ``zarr.json``."""
+    return f"{array}/zarr.json" if array else "zarr.json"
+
+
+def worth_linking(
+    extents: Mapping[str, list[Extent]],
+    metadata: Mapping[str, Extent | None],
+    sizes: Mapping[str, int],
+    overheads: Mapping[str, int],
+) -> list[str]:
+    """The arrays whose files are large, and of which four fifths or more are needed.
+
+    Args:
+        extents: where the chunks of each array lie.
+        metadata: where its ``zarr.json`` lies.
+        sizes: of the files.
+        overheads: bytes of the index of each origin that can be linked.
+    """
+    chosen: dict[str, set[str]] = {}
+    for name, its_extents in extents.items():
+        files = {extent.file for extent in its_extents}
+        origins = set(map(origin_of, files))
+        # what stands in the index itself (tiny values) is written anew
+        if "" not in files and len(origins) == 1 and origins <= overheads.keys():
+            chosen[name] = files
+    while True:
+        live = _live_bytes(chosen, extents, metadata)
+        poor = {
+            file
+            for file, live_bytes in live.items()
+            if sizes.get(file, 0) < LEAST_FILE_BYTES or _mostly_dead(live_bytes, sizes[file])
+        }
+        poor = poor or _of_poor_origins(live, sizes, overheads)
+        if not poor:
+            return list(chosen)
+        chosen = {name: files for name, files in chosen.items() if not files & poor}
+
+
+def _live_bytes(
+    chosen: Mapping[str, set[str]],
+    extents: Mapping[str, list[Extent]],
+    metadata: Mapping[str, Extent | None],
+) -> Counter[str]:
+    """How much of each file that holds chunks is needed."""
+    live: Counter[str] = Counter()
+    for name in chosen:
+        for extent in extents[name]:
+            live[extent.file] += extent.size_bytes
+    for name in chosen:
+        described = metadata[name]
+        if described is not None and described.file in live:
+            live[described.file] += described.size_bytes
+    return live
+
+
+def _of_poor_origins(
+    live: Mapping[str, int], sizes: Mapping[str, int], overheads: Mapping[str, int]
+) -> set[str]:
+    """The files of origins whose index weighs too much, and of the least of too many."""
+    used: Counter[str] = Counter()
+    size: Counter[str] = Counter(overheads)
+    for file, live_bytes in live.items():
+        used[origin_of(file)] += live_bytes
+        size[origin_of(file)] += sizes[file]
+    poor = {origin for origin in used if _mostly_dead(used[origin], size[origin])}
+    poor.update(origin for origin, _ in used.most_common()[_MOST_ORIGINS:])
+    return {file for file in live if origin_of(file) in poor}
+
+
+def _mostly_dead(live_bytes: int, size_bytes: int) -> bool:
+    return 5 * live_bytes < 4 * size_bytes

@@ -1,0 +1,209 @@
+"""What is stored of every leaf of a tree, and who writes it: planned once for all trees that are alike.
+
+A training run saves the same tree again and again with other values in it. What does not depend on
+the values is a function of structure, shapes and shardings; it is remembered, with the files that
+describe it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ckpt_core import _snapshot
+from ckpt_core._format import orbax
+from ckpt_core._format.record import ItemRecord, LeafRecord
+from ckpt_core._leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._plan import (
+    Region,
+    Shares,
+    chunk_shape,
+    region_size,
+    shared_chunk_bytes,
+    whole,
+)
+from ckpt_core._save.codecs import codecs_of
+from ckpt_core._tree import Node, Path
+
+_REMEMBERED = 8
+
+Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
+"""A codec for all leaves; or the name of the item, and patterns of paths with their codecs."""
+
+
+class Outline(NamedTuple):
+    """A tree without its values; equal ones are stored in the same way.
+
+    Attributes:
+        root, paths, specs: the structure, and what each leaf is.
+        shardings: of each leaf that is a jax array or an array of keys, or None; with whether the
+            array is bound to its devices.
+        stored: the sharding of what is stored: that of an array of keys is the one of its data.
+    """
+
+    root: Node
+    paths: tuple[Path, ...]
+    specs: tuple[LeafSpec, ...]
+    shardings: tuple[tuple[Any, bool] | None, ...]
+    stored: tuple[Any, ...]
+
+
+class PlannedLeaf(NamedTuple):
+    """How one leaf is stored.
+
+    Attributes:
+        name: of the array.
+        spec: what the leaf is.
+        chunk: shape of the stored chunks.
+        held: for device arrays, what this process holds.
+        takes: what this process writes: for each part that it holds, by position, the regions.
+        size_bytes: of what this process writes.
+        codec: name of its compression, or None.
+    """
+
+    name: str
+    spec: LeafSpec
+    chunk: tuple[int, ...]
+    held: _snapshot.Held | None
+    takes: tuple[tuple[int, tuple[Region, ...]], ...]
+    size_bytes: int
+    codec: str | None
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """How a tree is stored: everything but its values.
+
+    Attributes:
+        names: of the arrays, one for each leaf.
+        leaves: how each of them is stored.
+        record: of the item.
+        shardings: of each leaf as Orbax writes it, or None.
+    """
+
+    names: tuple[str, ...]
+    leaves: tuple[PlannedLeaf, ...]
+    record: ItemRecord
+    shardings: tuple[dict[str, Any] | None, ...]
+
+    @functools.cached_property
+    def files(self) -> tuple[tuple[str, bytes], ...]:
+        """Name and content of the files in which Orbax looks for what the arrays are."""
+        specs = [leaf.spec for leaf in self.leaves]
+        chunks = [leaf.chunk for leaf in self.leaves]
+        return (
+            (orbax.ITEM_METADATA, orbax.item_metadata(self.record.tree, specs)),
+            (orbax.SHARDING_FILE, orbax.sharding_file(self.names, self.shardings)),
+            (orbax.ARRAY_METADATA, orbax.array_metadatas(self.names, specs, chunks)),
+        )
+
+
+@functools.lru_cache(_REMEMBERED)
+def plan_tree(
+    outline: Outline,
+    process: int,
+    process_count: int,
+    chunk_bytes: int,
+    compression: Compression,
+    own: bool = False,
+) -> TreePlan:
+    """The plan of one process for saving trees of this outline.
+
+    Args:
+        outline: of the tree.
+        process: index of this process.
+        process_count: of all that save together.
+        chunk_bytes: the largest chunk.
+        compression: of the leaves.
+        own: whether this process writes all that it holds, into a checkpoint of its own.
+
+    Raises:
+        UnsupportedLeaf: two leaves come to one array name.
+    """
+    names = tuple(orbax.check_names(outline.paths))
+    if isinstance(compression, tuple):
+        common, codecs = None, codecs_of(compression[0], outline.paths, dict(compression[1]))
+    else:
+        common, codecs = compression, [compression] * len(names)
+    planner = LeafPlanner(process, chunk_bytes, own)
+    planned = [
+        planner.leaf(name, spec, stored, codec)
+        for name, spec, stored, codec in zip(
+            names, outline.specs, outline.stored, codecs, strict=True
+        )
+    ]
+    shardings: list[dict[str, Any] | None] = []
+    distinct: dict[Any, tuple[int | None, dict[str, Any] | None]] = {}
+    saved: list[dict[str, Any]] = []
+    records: list[LeafRecord] = []
+    for leaf, sharding in zip(planned, outline.shardings, strict=True):
+        position = described = None
+        if sharding is not None:
+            if sharding[0] not in distinct:
+                description = _snapshot.describe_sharding(sharding[0])
+                distinct[sharding[0]] = None if description is None else len(saved), description
+                saved += [] if description is None else [description]
+            position, described = distinct[sharding[0]]
+        shardings.append(described)
+        bound = sharding is not None and sharding[1]
+        own_codec = None if leaf.codec == common else leaf.codec
+        records.append(LeafRecord(leaf.spec, leaf.chunk, position if bound else None, own_codec))
+    record = ItemRecord(
+        "tree",
+        outline.root,
+        outline.paths,
+        tuple(records),
+        tuple(saved),
+        common,
+        1 if own else process_count,
+    )
+    return TreePlan(names, tuple(planned), record, tuple(shardings))
+
+
+class LeafPlanner:
+    """Plans leaf after leaf; few shapes and shardings repeat in trees of thousands of leaves."""
+
+    def __init__(self, process: int, chunk_bytes: int, own: bool) -> None:
+        self._own = own
+        self._process = process
+        self._chunk_bytes = chunk_bytes
+        self._shares = Shares()
+        self._chunks: dict[Any, tuple[int, ...]] = {}
+
+    def leaf(self, name: str, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
+        """How a leaf is stored; ``stored`` is what ``Outline.stored`` holds of it."""
+        if spec.kind in TEXT_KINDS:
+            return PlannedLeaf(name, spec, (), None, (), 0, codec)
+        if stored is None:  # a numpy array, a number or bytes: written by process 0
+            region = whole(spec.stored_shape)
+            chunk = self._chunk(spec, (region,), 1)
+            if self._process > 0 and not self._own:
+                return PlannedLeaf(name, spec, chunk, None, (), 0, codec)
+            return PlannedLeaf(name, spec, chunk, None, ((0, (region,)),), spec.stored_bytes, codec)
+        sharding, committed = stored
+        held = _snapshot.held_regions(sharding, committed, spec.stored_shape, self._process)
+        chunk = self._chunk(spec, held.cuts, 1 if self._own else held.most_holders)
+        itemsize = spec.numpy_dtype.itemsize
+        takes: list[tuple[int, tuple[Region, ...]]] = []
+        elements = 0
+        for position, (region, holders, _) in enumerate(held.mine):
+            writers = (self._process,) if self._own else holders
+            mine = self._shares.parts(region, writers, chunk, itemsize, self._process)
+            if mine:
+                takes.append((position, tuple(mine)))
+                for taken in mine:
+                    elements += region_size(taken)
+        return PlannedLeaf(name, spec, chunk, held, tuple(takes), elements * itemsize, codec)
+
+    def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
+        """How an array is cut: the same on all processes."""
+        key = (spec.dtype, cuts, holders, spec.stored_shape)
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            itemsize = spec.numpy_dtype.itemsize
+            size_bytes = itemsize * max(map(region_size, cuts))
+            limit = shared_chunk_bytes(size_bytes, holders, self._chunk_bytes)
+            chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
+            self._chunks[key] = chunk
+        return chunk

@@ -1,0 +1,190 @@
+"""The index of an OCDBT database: a B+tree, of which only the wanted part is read."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorstore as ts
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._storage.database import Location
+
+_NODES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the value of a key lies.
+
+    Attributes:
+        file: path relative to the item; empty where the value stands in the index itself.
+        offset: first byte.
+        size_bytes: length.
+        value: the value itself, for values in the index.
+    """
+
+    file: str
+    offset: int
+    size_bytes: int
+    value: bytes = b""
+
+
+class Index(Mapping[str, Extent]):
+    """Keys of a database with their places, each of which is made out when it is asked for.
+
+    Attributes:
+        files: those in which the index stands, besides the manifest.
+    """
+
+    def __init__(self, item: Location) -> None:
+        self.files: set[str] = set()
+        self._item = item
+        self._entries: dict[bytes, Any] = {}
+        self._made_out: dict[str, Extent] = {}
+
+    def add(self, prefix: bytes, entries: list[dict[str, Any]]) -> None:
+        """Takes in the entries of a leaf node, as ``ts.ocdbt.dump`` gives them."""
+        self._entries |= {prefix + entry["key"]: entry for entry in entries}
+
+    def __getitem__(self, key: str) -> Extent:
+        found = self._made_out.get(key)
+        if found is None:
+            found = self._made_out[key] = self._make_out(key)
+        return found
+
+    def _make_out(self, key: str) -> Extent:
+        entry = self._entries[key.encode(errors="surrogateescape")]
+        if "inline_value" in entry:
+            value = bytes(entry["inline_value"])
+            return Extent("", 0, len(value), value)
+        try:
+            return _extent(entry["indirect_value"])
+        except _UNREADABLE as error:
+            raise _unreadable(self._item, error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.decode(errors="surrogateescape") for key in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def read_index(item: Location, context: Any, names: Iterable[str] | None = None) -> Index:
+    """The keys of the database at ``item`` with their places.
+
+    Args:
+        item: where the database lies.
+        context: of the load or save.
+        names: of the arrays that are wanted: what is certainly of others is not read.
+
+    Raises:
+        CheckpointCorrupt: the index is missing or damaged.
+    """
+    try:
+        base: Any = ts.KvStore.open(item.spec(), context=context).result()
+        manifest: Any = ts.ocdbt.dump(base).result()
+        newest = max(manifest["versions"], key=lambda version: version["generation_number"])
+        found = Index(item)
+        if "location" in newest["root"]:
+            _collect(base, newest["root"]["location"], found, _key_ranges(names))
+        return found
+    except _UNREADABLE as error:
+        raise _unreadable(item, error) from error
+
+
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    RecursionError,
+    NotImplementedError,
+)
+
+
+def _unreadable(item: Location, error: Exception) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"{item.path}: the index of the array database cannot be read: {error}",
+        file="manifest.ocdbt",
+    )
+
+
+KeyRange = tuple[bytes, bytes | None]
+"""First key, and first key after; None for no end."""
+
+
+def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
+    """Disjoint ranges, in order, that hold all keys of these arrays."""
+    if names is None:
+        return [(b"", None)]
+    encoded = sorted(name.encode(errors="surrogateescape") for name in names)
+    if b"" in encoded:  # a bare array has no name: its keys may be anywhere
+        return [(b"", None)]
+    ranges: list[KeyRange] = []
+    for name in encoded:
+        start, stop = name + b"/", name + b"0"  # "0" comes right after "/"
+        if not ranges or ranges[-1][1] is None or start >= ranges[-1][1]:
+            ranges.append((start, stop))
+    return ranges
+
+
+def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
+    """Whether any of the ranges has keys in ``[start, stop)``."""
+    after = bisect.bisect_right(ranges, start, key=lambda entry: entry[0])
+    if after and (ranges[after - 1][1] is None or ranges[after - 1][1] > start):  # pyright: ignore
+        return True
+    return after < len(ranges) and (stop is None or ranges[after][0] < stop)
+
+
+def _collect(base: Any, root: str, found: Index, ranges: list[KeyRange]) -> None:
+    """Walks the B+tree level by level, the nodes of a level at once, where wanted keys may be."""
+    level: list[tuple[str, bytes, bytes | None]] = [(root, b"", None)]
+    visited: set[str] = set()
+    while level:
+        below: list[tuple[str, bytes, bytes | None]] = []
+        for some in range(0, len(level), _NODES_AT_ONCE):
+            nodes = level[some : some + _NODES_AT_ONCE]
+            for where, _, _ in nodes:
+                if where in visited:
+                    raise ValueError("the index refers to itself")
+                visited.add(where)
+                found.files.add(_extent(where).file)
+            dumped = [ts.ocdbt.dump(base, where) for where, _, _ in nodes]
+            for (_, prefix, stop), node in zip(nodes, dumped, strict=True):
+                content: Any = node.result()
+                if content["height"] == 0:
+                    found.add(prefix, content["entries"])
+                else:
+                    below += _children(content["entries"], prefix, stop, ranges)
+        level = below
+
+
+def _children(
+    entries: list[dict[str, Any]], prefix: bytes, stop: bytes | None, ranges: list[KeyRange]
+) -> Iterator[tuple[str, bytes, bytes | None]]:
+    """The nodes below one that may hold wanted keys: place, prefix of their keys, their end."""
+    starts = [prefix + entry["key"] for entry in entries]
+    for entry, start, end in zip(entries, starts, [*starts[1:], stop], strict=True):
+        if _touches(ranges, start, end):
+            yield entry["location"], prefix + entry["subtree_common_prefix"], end
+
+
+def _extent(reference: str) -> Extent:
+    """``kind:base:file:offset:length``, as OCDBT prints an indirect reference."""
+    file, offset, length = reference.rsplit(":", 2)
+    return Extent(_file_of(file), int(offset), int(length))
+
+
+@functools.lru_cache(1024)
+def _file_of(reference: str) -> str:
+    """The file that ``kind:base:file`` names, relative to the item."""
+    _, base, file = reference.split(":")
+    name = base + file if "%" not in reference else urllib.parse.unquote(base + file)
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"the index refers to {name!r}, outside the item")
+    return name

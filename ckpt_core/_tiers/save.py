@@ -1,0 +1,177 @@
+"""Saving into local directories: every process writes what it holds, and all commit or none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._directory import Form
+from ckpt_core._errors import CheckpointError
+from ckpt_core._fence import Fence
+from ckpt_core._options import Options
+from ckpt_core._processes import Processes, next_round
+from ckpt_core._save import Story, check_metadata, prepare_named
+from ckpt_core._save.prepare import PreparedItem, refuse_idle_patterns, tree_digest
+from ckpt_core._save.write import Notes, Write
+from ckpt_core._staging import Copy
+from ckpt_core._tiers.agreement import Start, judge_start
+
+_ALONE = Processes(0, 1)
+"""Each writes a checkpoint of its own: nothing to merge, nobody to wait for meanwhile."""
+
+
+@dataclass(frozen=True)
+class StepToSave:
+    """What is saved, and what is noted of it; see ``Checkpointer.save``."""
+
+    step: int
+    items: Mapping[str, Any]
+    single: bool
+    metadata: Any
+    metrics: Mapping[str, float]
+
+
+def prepare_local(
+    form: Form,
+    path: str,
+    what: StepToSave,
+    processes: Processes,
+    options: Options,
+    fence: Fence,
+    copy: Copy | None,
+    tidy: Callable[[], None],
+) -> Callable[[], str]:
+    """Takes the snapshot now, and gives the function that writes it on all processes.
+
+    That function returns the token of the attempt when all processes have committed. Where one of
+    them fails before, it raises on all, and nothing is left of the step.
+
+    Args:
+        path: of the step in this process's own directory; what is there is replaced.
+        fence: says whether this run may still write there.
+        copy: copies host memory that the caller could change; None where nothing is copied.
+        tidy: called when this process has committed and none has gone on: all hold their fences.
+    """
+    story = Story(path, what.step, options)
+    tag = f"{next_round()}/local"
+    items: list[PreparedItem] = []
+    refusal: Exception | None = None
+    story.happened("save_started")
+    try:
+        check_metadata(what.metadata)
+        for name, value in what.items.items():
+            items.append(
+                prepare_named(name, value, processes, options, copy, what.single, own=True)
+            )
+        if isinstance(options.compression, Mapping):
+            refuse_idle_patterns(items, options.compression)
+    except Exception as error:
+        if processes.count == 1:
+            story.happened("save_failed", error=error)
+            raise
+        refusal = error  # the others wait for this process: it is told to them, and raised then
+    blocking_secs = story.happened("snapshot_taken")
+
+    def write_and_commit() -> str:
+        agreement = _Agreement(processes, tag, options.timeout_secs, path, fence)
+        try:
+            token = agreement.start(what.step, items, refusal)
+            notes = Notes(
+                what.single,
+                what.metadata,
+                dict(what.metrics),
+                guard=agreement,
+                step=what.step,
+                snapshot_secs=blocking_secs,
+            )
+            write = Write(form, path, True, items, notes, _ALONE, options, token, tag)
+
+            def write_alone() -> int:
+                attempt = form.begin(path, overwrite=True, durable=options.durable, token=token)
+                written = write.run(attempt)
+                tidy()
+                return written
+
+            written = agreement.committed(write_alone)
+        except BaseException as error:
+            story.happened("save_failed", error=error)
+            raise
+        story.committed(written, blocking_secs)
+        return token
+
+    return write_and_commit
+
+
+class _Agreement:
+    """The three agreements of one local save; the second is asked for by ``Write``, as its guard."""
+
+    def __init__(
+        self, processes: Processes, tag: str, timeout_secs: float, path: str, fence: Fence
+    ) -> None:
+        self._processes = processes
+        self._tag = tag
+        self._timeout_secs = timeout_secs
+        self._path = path
+        self._fence = fence
+        self._all_wrote = False
+
+    def start(self, step: int, items: list[PreparedItem], refusal: Exception | None) -> str:
+        """All are about to save the same; gives the token of process 0."""
+        said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
+        mine = Start(step, "" if refusal else tree_digest(items), secrets.token_hex(16), said)
+        answer = self._processes.agree(
+            f"{self._tag}/start", mine.dump(), judge_start, self._timeout_secs
+        )
+        if refusal is not None:
+            raise refusal
+        token, error = json.loads(answer)
+        if error:
+            raise CheckpointError(
+                f"{self._path}: {error}: all processes must save the same tree as the same step"
+            )
+        return token
+
+    def committed(self, work: Callable[[], int]) -> int:
+        """Does the work, of which ``check`` is a part, and agrees that all did it."""
+
+        def tell_before_the_commit() -> int:
+            try:
+                return work()
+            except BaseException as error:
+                if not self._all_wrote:
+                    self._tell(error)
+                raise
+
+        return self._together("committed", tell_before_the_commit)
+
+    def take(self) -> None:
+        """Before anything is written; see ``Guard``."""
+        self._fence.take()
+
+    def check(self) -> None:
+        """Last before the commit: what all have written may become visible."""
+        self._all_wrote = True
+        self._together("written", self._fence.check)
+
+    def _tell(self, error: BaseException) -> None:
+        """The others wait to hear that this process has written."""
+
+        def failed() -> None:
+            raise error
+
+        with contextlib.suppress(BaseException):  # it is raised by whoever calls this
+            self._together("written", failed)
+
+    def _together(self, what: str, work: Callable[[], Any]) -> Any:
+        return self._processes.together(
+            f"{self._tag}/{what}",
+            work,
+            self._timeout_secs,
+            lambda index, text: CheckpointError(
+                f"{self._path}: process {index} failed to save into its local directory: {text}"
+            ),
+        )

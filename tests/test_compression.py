@@ -1,0 +1,139 @@
+"""Compression by pattern of paths: what is stored, what loads it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+
+CODECS = ["zstd", "zstd:3", "blosc", "blosc:zstd", "blosc:blosclz:9", "blosc:lz4hc:1"]
+
+
+def tree() -> dict[str, Any]:
+    """Leaves that shrink well, large and small, of several widths."""
+    return {
+        "params": {
+            "w": jnp.arange(200_000, dtype=jnp.float32) % 7,
+            "bf": (jnp.arange(3_000) % 5).astype(jnp.bfloat16),
+        },
+        "opt": [{"mu": jnp.zeros((300, 400)), "mask": np.arange(90_001) % 3 == 0}, 7],
+        "complex": np.ones(500, np.complex64),
+        "none": jnp.zeros((0, 3)),
+        "name": "text",
+        "small_float": np.arange(600).astype(ml_dtypes.float8_e5m2),
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two trees hold the same bits."""
+    import jax
+
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def record(path: Path) -> dict[str, Any]:
+    return json.loads((path / "ckpt.json").read_bytes())["record"]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes of the data files."""
+    return sum(file.stat().st_size for file in path.rglob("*/ocdbt.process_0/d/*"))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_brings_back_the_same_bits(tmp_path, codec):
+    ckpt.save(tmp_path / "plain", tree())
+    for name, compression in (("all", codec), ("some", {"**": codec})):
+        ckpt.save(tmp_path / name, tree(), options=ckpt.Options(compression=compression))
+        assert equal(ckpt.load(tmp_path / name), tree())
+        assert equal(ckpt.load(tmp_path / name, as_numpy=True), tree())
+        assert ckpt.verify(tmp_path / name).ok
+        assert stored_bytes(tmp_path / name) < stored_bytes(tmp_path / "plain") / 3
+
+
+def test_the_first_pattern_that_matches_counts(tmp_path):
+    rules = {"opt/**/mask": "blosc:zstd:5", "params/bf": None, "state/params/**": "zstd:2"}
+    ckpt.save(tmp_path / "x", tree(), options=ckpt.Options(compression=rules))
+    item = record(tmp_path / "x")["items"]["state"]
+    assert item["codec"] is None
+    codecs = [leaf[6] for leaf in item["leaves"] if len(leaf) > 6]
+    assert codecs == ["zstd:2", "blosc:zstd:5"]
+    assert equal(ckpt.load(tmp_path / "x"), tree())
+    assert ckpt.verify(tmp_path / "x").ok
+    # a slice and a leaf on their own take the same way
+    assert equal(
+        ckpt.load(tmp_path / "x", only="params/w"), {"params": {"w": tree()["params"]["w"]}}
+    )
+
+
+def test_patterns_are_tried_on_every_item(tmp_path):
+    rules = {"model/**": "zstd", "**/mu": "blosc"}
+    items = {"model": {"w": jnp.zeros(5000)}, "optimizer": {"mu": jnp.zeros(5000), "n": 1}}
+    ckpt.save(tmp_path / "x", **items, options=ckpt.Options(compression=rules))
+    found = record(tmp_path / "x")["items"]
+    assert [leaf[6:] for leaf in found["model"]["leaves"]] == [["zstd"]]
+    assert [leaf[6:] for leaf in found["optimizer"]["leaves"]] == [["blosc"], []]
+    assert equal(ckpt.load(tmp_path / "x"), items)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path):
+    options = ckpt.Options(compression={"params/**": "zstd", "optt/**": "zstd"})
+    with pytest.raises(ValueError, match=r"'optt/\*\*' matches no leaf; leaves are .*params/w"):
+        ckpt.save(tmp_path / "x", tree(), options=options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["gzip", "zstd:x", "zstd:23", "zstd:1:2", "blosc:nope", "blosc:lz4:10", "blosc:lz4:",
+     "blosc:lz4:5:1", "", "zstd:-1", "zstd:²", 3],
+)  # fmt: skip
+def test_unknown_codecs_are_refused(codec):
+    for compression in (codec, {"**": codec}):
+        with pytest.raises(ValueError, match=r"Options\.compression must be None, 'zstd'"):
+            ckpt.Options(compression=compression)
+
+
+def test_the_options_keep_their_own_copy():
+    rules = {"**": "zstd"}
+    options = ckpt.Options(compression=rules)
+    rules["**"] = "nonsense"
+    assert options.compression == {"**": "zstd"}
+
+
+def test_damage_in_a_compressed_leaf_is_found(tmp_path):
+    ckpt.save(tmp_path / "x", tree(), options=ckpt.Options(compression={"params/w": "blosc"}))
+    (file,) = (tmp_path / "x").rglob("ocdbt.process_0/d/*")
+    whole = file.read_bytes()
+    for position in range(0, len(whole), len(whole) // 40):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        file.write_bytes(damaged)
+        assert not ckpt.verify(tmp_path / "x").ok
+    file.write_bytes(whole)
+    assert ckpt.verify(tmp_path / "x").ok
+
+
+def test_a_leaf_of_an_unknown_codec_is_damage(tmp_path):
+    from ckpt_core._format.record import dump_record, load_record
+
+    ckpt.save(tmp_path / "x", tree(), options=ckpt.Options(compression={"params/w": "zstd:4"}))
+    file = tmp_path / "x" / "ckpt.json"
+    assert dump_record(load_record(file.read_bytes())) == file.read_bytes()
+    import crc32c
+
+    body = file.read_bytes()[len(b'{"crc32c":"00000000","record":') : -2].replace(
+        b'"zstd:4"', b'"lzma:4"'
+    )
+    assert b"lzma" in body
+    file.write_bytes(b'{"crc32c":"%08x","record":' % crc32c.crc32c(body) + body + b"}\n")
+    with pytest.raises(ckpt.CheckpointCorrupt, match="lzma:4"):
+        ckpt.load(tmp_path / "x")

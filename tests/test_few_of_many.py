@@ -1,0 +1,193 @@
+"""Who loads one leaf of thousands reads little: counted in bytes and calls, not in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import ckpt_core as ckpt
+from ckpt_core._directory import LocalForm
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.checksums import Checksums, dump_checksums
+from ckpt_core._match import selector
+from ckpt_core._options import KIB, MIB
+from ckpt_core._storage import Location, counters, index, new_context, read, read_index
+from ckpt_core.testing import assert_same
+
+LEAVES = 5000
+LEAF_BYTES = 1 * KIB
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("many") / "step"
+    groups = {
+        f"group{i:02}": {
+            f"leaf{j:02}": np.full(LEAF_BYTES // 4, 100 * i + j, np.float32) for j in range(100)
+        }
+        for i in range(LEAVES // 100)
+    }
+    ckpt.save(path, groups)
+    return path
+
+
+class Counted:
+    """Bytes that were read: of small files, of data files, and by TensorStore."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: list[int] = []
+        self.data: list[int] = []
+        self._before = self._tensorstore()
+        plain_file, plain_data = LocalForm.read, read.DataFiles.read
+
+        def read_file(form: LocalForm, path: str, name: str) -> bytes | None:
+            found = plain_file(form, path, name)
+            self.files.append(len(found or b""))
+            return found
+
+        def read_data(files: Any, name: str, offset: int, target: Any) -> int:
+            self.data.append(plain_data(files, name, offset, target))
+            return self.data[-1]
+
+        monkeypatch.setattr(LocalForm, "read", read_file)
+        monkeypatch.setattr(read.DataFiles, "read", read_data)
+
+    def _tensorstore(self) -> float:
+        return counters().get("kvstore/file/bytes_read", 0)
+
+    @property
+    def index_bytes(self) -> float:
+        return self._tensorstore() - self._before
+
+    @property
+    def all_bytes(self) -> float:
+        return sum(self.files) + sum(self.data) + self.index_bytes
+
+
+def test_one_leaf_of_thousands_takes_one_read_of_it(many: Path, monkeypatch: pytest.MonkeyPatch):
+    counted = Counted(monkeypatch)
+    loaded = ckpt.load(many, only="group31/leaf41")
+    assert_same(loaded, {"group31": {"leaf41": np.full(LEAF_BYTES // 4, 3141, np.float32)}})
+    assert counted.data == [LEAF_BYTES]
+    assert counted.all_bytes < MIB
+    assert 0 < counted.index_bytes < 16 * KIB  # of 30: some of its nodes
+
+
+def test_all_leaves_are_read_in_few_pieces(many: Path, monkeypatch: pytest.MonkeyPatch):
+    counted = Counted(monkeypatch)
+    loaded = ckpt.load(many)
+    assert len(loaded) == 50 and loaded["group49"]["leaf99"][0] == 4999
+    assert len(counted.data) < 10
+    assert sum(counted.data) < 1.5 * LEAVES * LEAF_BYTES
+
+
+def test_the_index_of_some_arrays_holds_all_their_keys(many: Path):
+    item = Location(str(many / "state"), True)
+    every = dict(read_index(item, new_context()))
+    assert len(every) == 2 * LEAVES
+    names = ["group00.leaf00", "group17.leaf42", "group49.leaf99"]
+    some = dict(read_index(item, new_context(), names))
+    assert {key for key in every if key.startswith(tuple(f"{n}/" for n in names))} <= some.keys()
+    assert some.items() <= every.items()
+    assert len(some) < len(every) / 2
+    assert dict(read_index(item, new_context(), [""])) == every
+
+
+def test_an_index_of_one_node_is_read_as_well(tmp_path: Path):
+    """As checkpoints before 0.2 have it, and small ones."""
+    ckpt.save(tmp_path / "few", {"a": jnp.ones(30), "b": jnp.ones(40)})
+    found = read_index(Location(str(tmp_path / "few" / "state"), True), new_context(), ["b"])
+    assert found["b/c/0"].size_bytes == 160
+
+
+_texts = st.text(st.characters(codec="utf-8", categories=["L", "P", "S", "N"]), max_size=5)
+_keys = _texts | st.lists(st.sampled_from(list('a":,[]{}\\12/')), max_size=8).map("".join)
+
+
+@given(
+    st.dictionaries(_keys, st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3)),
+    st.lists(_keys),
+)
+@settings(max_examples=300)
+def test_checksums_found_in_the_text_are_those_parsed(chunks: dict[str, list[int]], others: Any):
+    data = dump_checksums(chunks)
+    few, every = Checksums(data, "file", few=True), Checksums(data, "file")
+    assert few.block_bytes == every.block_bytes
+    for key in [*chunks, *others]:
+        assert few.get(key) == every.get(key) == chunks.get(key)
+
+
+def test_who_asks_for_more_than_a_few_has_all_of_the_text_parsed():
+    chunks = {f"{number}/c/0": [number] for number in range(500)}
+    few = Checksums(dump_checksums(chunks), "file", few=True)
+    assert [few.get(key) for key in chunks] == list(chunks.values())
+    assert few.get("500/c/0") is None
+    assert not few._text  # each search costs a share of what parsing costs
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b'{"block_bytes":0,"chunks":{}}', b'{"chunks":{}}', b'{"block_bytes":4}', b"{"],
+)
+def test_what_is_no_checksum_file_is_refused(data: bytes, few: bool):
+    with pytest.raises(CheckpointCorrupt, match=r"not a checksum file|not valid JSON"):
+        Checksums(data, "file", few=few)
+
+
+def test_checksums_of_other_writing_are_found_too():
+    spaced = b'{ "block_bytes": 7, "chunks": {"a/c/0": [1, 2]} }'
+    assert Checksums(spaced, "file", few=True).get("a/c/0") == [1, 2]
+
+
+_names = st.lists(st.text("ab/.0", min_size=1, max_size=4), max_size=5)
+_key = st.text("ab/.0c", max_size=6).map(str.encode)
+
+
+@given(_names, _key, _key | st.none(), st.lists(_key, max_size=20))
+def test_ranges_leave_out_no_wanted_key(
+    names: list[str], start: bytes, stop: bytes | None, keys: list[bytes]
+):
+    ranges = index._key_ranges(names)
+    assert ranges == sorted(ranges)
+    prefixes = tuple(f"{name}/".encode() for name in names)
+    for key in keys:
+        wanted = key.startswith(prefixes)
+        assert wanted == any(first <= key < after for first, after in ranges if after is not None)
+        if wanted and start <= key and (stop is None or key < stop):
+            assert index._touches(ranges, start, stop)
+
+
+@pytest.mark.parametrize(
+    ("only", "found"),
+    [
+        ("a/b", ["a/b"]),
+        ("state/a/b", ["a/b"]),
+        (["a/b", "state/c"], ["a/b", "c"]),
+        ("a/~1x", ["a/~1x"]),
+        ("a/7", ["a/7"]),
+        ("a/7/", []),
+        ("", []),
+        ("state", []),
+        ("a", []),
+    ],
+)
+def test_patterns_without_stars_name_leaves(only: Any, found: list[str]):
+    paths = {"a/b": ("a", "b"), "c": ("c",), "a/~1x": ("a", "/x"), "a/7": ("a", 7)}
+    select = selector(only, item="state")
+    assert select is not None
+    spec: Any = None
+    assert [text for text, path in paths.items() if select(path, spec)] == found
+
+
+@pytest.mark.parametrize(("only", "found"), [("state", True), ("(root)", True), ("other", False)])
+def test_a_bare_leaf_is_named_by_its_item(only: str, found: bool):
+    select = selector(only, item="state")
+    spec: Any = None
+    assert select is not None and select((), spec) == found

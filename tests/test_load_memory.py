@@ -1,0 +1,78 @@
+"""The most memory that a load takes, in a child of its own: the arrays, and little beyond them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._options import MIB
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by /proc")
+
+LOADED_BYTES = 256 * MIB
+
+CHILD = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import ckpt_core as ckpt
+
+def told(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key + ":"))
+
+path, warm, spec, limit = *sys.argv[1:4], int(sys.argv[4])
+mesh = Mesh(np.array(jax.devices()), ("x",))
+specs = {"none": None, "rows": PartitionSpec("x"), "columns": PartitionSpec(None, "x")}
+sharding = None if specs[spec] is None else NamedSharding(mesh, specs[spec])
+options = ckpt.Options(max_host_bytes=limit)
+ckpt.load(warm, sharding=sharding, options=options)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak begins anew
+before = told("VmRSS")
+loaded = jax.block_until_ready(ckpt.load(path, sharding=sharding, options=options))
+print(json.dumps([sum(leaf.nbytes for leaf in jax.tree.leaves(loaded)), told("VmHWM") - before]))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    numbers = np.random.default_rng(0).standard_normal((LOADED_BYTES // 8192, 2048), np.float32)
+    few = {f"leaf{n}": part for n, part in enumerate(np.split(numbers, 8))}
+    options = ckpt.Options(durable=False)
+    ckpt.save(folder / "one", {"a": jnp.asarray(numbers)}, options=options)
+    ckpt.save(folder / "few", few | {"b": jnp.ones((8, 8))}, options=options)
+    ckpt.save(folder / "warm", {"a": jnp.ones((1024, 1024))}, options=options)
+    return folder
+
+
+QUICK = [("one", "none", 16 * MIB), ("few", "columns", 4096 * MIB)]
+REST = [
+    (name, spec, limit_bytes)
+    for name in ("one", "few")
+    for spec in ("none", "rows", "columns")
+    for limit_bytes in (4096 * MIB, 16 * MIB)
+    if (name, spec, limit_bytes) not in QUICK
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "limit_bytes"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],
+)
+def test_the_peak_is_what_is_loaded(
+    run_python: Any, saved: Path, name: str, spec: str, limit_bytes: int
+):
+    """With a limit smaller than one array, too: on the CPU its buffer is the array."""
+    loaded_bytes, peak_bytes = run_python(
+        CHILD, str(saved / name), str(saved / "warm"), spec, str(limit_bytes)
+    )
+    assert loaded_bytes >= LOADED_BYTES
+    assert 0.8 * loaded_bytes < peak_bytes < 1.1 * loaded_bytes

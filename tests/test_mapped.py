@@ -1,0 +1,289 @@
+"""What `load(as_numpy=True)` maps is what reading gives, is the caller's own, and is verified."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import ckpt_core as ckpt
+from ckpt_core._directory import is_local_disk
+from ckpt_core._load import finish, ours
+from ckpt_core._storage import Location, new_context, read, read_index
+from ckpt_core.testing import assert_same, strategies
+
+UNVERIFIED = ckpt.Options(checksums=False)
+SIDE = 256
+"""An array of this many float32 to each side is too large to be read together with others."""
+
+
+def is_mapped(array: Any) -> bool:
+    """Whether an array is a view of a file."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, memoryview) and isinstance(array.obj, mmap.mmap)
+
+
+def data_files(path: Path) -> list[Path]:
+    return sorted(path.glob("state/ocdbt.process_0/d/*"))
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    if not is_local_disk(str(tmp_path)):
+        pytest.skip("the temporary directory is on no local file system: nothing is mapped there")
+    return tmp_path
+
+
+@pytest.fixture
+def saved(local: Path) -> tuple[Path, dict[str, Any]]:
+    numbers = np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)
+    tree = {
+        "numpy": numbers,
+        "jax": jnp.asarray(numbers + 1, jnp.bfloat16),
+        "big_endian": numbers.astype(">f4"),
+        "key": jax.random.split(jax.random.key(7), 5000),
+        "bytes": b"x" * 100_000,
+        "small": np.arange(3),
+        "scalar": 3,
+    }
+    ckpt.save(local / "step", tree)
+    return local / "step", tree
+
+
+def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the bytes of every read from a data file."""
+    found: list[int] = []
+    plain = read.DataFiles.read
+
+    def counting(self: Any, file: str, offset: int, target: Any) -> int:
+        found.append(plain(self, file, offset, target))
+        return found[-1]
+
+    monkeypatch.setattr(read.DataFiles, "read", counting)
+    return found
+
+
+def test_large_arrays_are_mapped_and_nothing_else(saved: Any, monkeypatch: Any):
+    path, tree = saved
+    counted = preads(monkeypatch)
+    loaded = ckpt.load(path, as_numpy=True)
+    assert {name for name, leaf in loaded.items() if is_mapped(leaf)} == {"numpy", "jax"}
+    assert loaded["jax"].dtype == jnp.bfloat16
+    assert loaded["big_endian"].dtype == np.dtype(">f4")
+    assert_same(loaded["key"], np.asarray(jax.random.key_data(tree["key"])))
+    for name in ("numpy", "big_endian", "bytes", "small", "scalar"):
+        assert_same(loaded[name], tree[name])
+    assert_same(loaded["jax"], np.asarray(tree["jax"]))
+    read_bytes = tree["big_endian"].nbytes + 5000 * 8 + 100_000
+    assert read_bytes <= sum(counted) < read_bytes + 4096
+
+
+def test_no_jax_array_is_mapped(saved: Any, monkeypatch: Any):
+    path, tree = saved
+    monkeypatch.setattr(read.DataFiles, "mapped", None)
+    assert_same(ckpt.load(path)["jax"], tree["jax"])
+    assert not is_mapped(ckpt.load(path)["numpy"])
+
+
+def test_one_mapping_serves_all_arrays_of_a_file(local: Path, monkeypatch: pytest.MonkeyPatch):
+    tree = {f"leaf{i}": np.full((SIDE, SIDE), i, np.float32) for i in range(9)}
+    ckpt.save(local / "step", tree)
+    made: list[int] = []
+    plain = mmap.mmap
+
+    def counting(*arguments: Any, **keywords: Any) -> Any:
+        made.append(1)
+        return plain(*arguments, **keywords)
+
+    monkeypatch.setattr(read.mmap, "mmap", counting)
+    loaded = ckpt.load(local / "step", as_numpy=True)
+    monkeypatch.undo()
+    assert all(map(is_mapped, loaded.values()))
+    assert len(made) == len(data_files(local / "step")) == 1
+    assert_same(loaded, tree)
+
+
+def test_what_is_written_into_an_array_stays_there(saved: Any):
+    path, _ = saved
+    before = {file: file.read_bytes() for file in data_files(path)}
+    first, second = (ckpt.load(path, as_numpy=True)["numpy"] for _ in range(2))
+    first[:] = -1
+    assert (first == -1).all()
+    assert (second != -1).all()
+    assert {file: file.read_bytes() for file in data_files(path)} == before
+    assert ckpt.verify(path).ok
+
+
+def test_arrays_outlive_the_checkpoint(saved: Any):
+    path, tree = saved
+    loaded = ckpt.load(path, as_numpy=True, options=UNVERIFIED)
+    shutil.rmtree(path)
+    assert_same(loaded["numpy"], tree["numpy"])
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax"])
+def test_damage_is_found_by_default(saved: Any, name: str):
+    path, _ = saved
+    index = read_index(Location(str(path / "state"), True), new_context())
+    extent = index[f"{name}/c/0/0"]
+    with open(path / "state" / extent.file, "r+b") as file:
+        file.seek(extent.offset + 1234)
+        byte = file.read(1)[0]
+        file.seek(extent.offset + 1234)
+        file.write(bytes([byte ^ 8]))
+    with pytest.raises(ckpt.CheckpointCorrupt, match="checksum differs") as caught:
+        ckpt.load(path, as_numpy=True)
+    assert caught.value.leaf == name
+    assert is_mapped(ckpt.load(path, as_numpy=True, options=UNVERIFIED)[name])
+
+
+CUT = """
+import json, os, sys
+import numpy as np
+import ckpt_core as ckpt
+path, kept, checksums = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+ckpt.save(path, {"a": np.ones((256, 256)), "b": np.ones((256, 256))})
+folder = os.path.join(path, "state/ocdbt.process_0/d")
+(name,) = os.listdir(folder)
+os.truncate(os.path.join(folder, name), kept)
+try:
+    loaded = ckpt.load(path, as_numpy=True, options=ckpt.Options(checksums=checksums))
+    print(json.dumps(float(loaded["b"].sum())))
+except ckpt.CheckpointCorrupt as error:
+    print(json.dumps([error.leaf, error.file, str(error)]))
+"""
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize(("kept", "leaf"), [(0, "a"), (4096, "a"), (256 * 256 * 8 + 5000, "b")])
+def test_a_file_cut_short_is_found_before_it_is_touched(
+    run_python: Any, local: Path, kept: int, leaf: str, checksums: bool
+):
+    """In a child: whoever touches what a mapped file lacks is killed."""
+    found = run_python(CUT, str(local / "step"), str(kept), str(checksums))
+    assert found[0] == leaf
+    assert found[1].startswith("state/ocdbt.process_0/d/")
+    assert "truncated" in found[2]
+
+
+def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.MonkeyPatch):
+    path, tree = saved
+    monkeypatch.setattr(finish, "is_local_disk", lambda _: False)
+    loaded = ckpt.load(path, as_numpy=True)
+    assert not any(map(is_mapped, loaded.values()))
+    assert_same(loaded["numpy"], tree["numpy"])
+
+
+def test_what_is_known_of_file_systems(tmp_path: Path):
+    assert not is_local_disk("/proc/self")
+    assert not is_local_disk(str(tmp_path / "missing"))
+    if os.path.isdir("/dev/shm"):
+        assert is_local_disk("/dev/shm")
+
+
+def test_mappings_leave_most_descriptors_to_the_program(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tree = {f"leaf{i}": np.full((SIDE, SIDE), i, np.float32) for i in range(4)}
+    options = ckpt.Options(target_data_file_bytes=1024)
+    ckpt.save(local / "step", tree, options=options)
+    assert len(data_files(local / "step")) >= 4
+    monkeypatch.setattr(read, "_KEEPS_DESCRIPTORS", True)
+    monkeypatch.setattr(read, "_most_mappings", lambda: 2)
+    monkeypatch.setattr(read, "_alive", weakref.WeakSet())
+    loaded = ckpt.load(local / "step", as_numpy=True)
+    assert sum(map(is_mapped, loaded.values())) == 2
+    assert_same(loaded, tree)
+    again = ckpt.load(local / "step", as_numpy=True)
+    assert not any(map(is_mapped, again.values()))  # those of the first load are still in use
+    assert_same(again, tree)
+    del loaded
+    assert sum(map(is_mapped, ckpt.load(local / "step", as_numpy=True).values())) == 2
+
+
+def test_a_system_that_maps_nothing_is_read_from(saved: Any, monkeypatch: pytest.MonkeyPatch):
+    path, tree = saved
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(read.mmap, "mmap", refuse)
+    loaded = ckpt.load(path, as_numpy=True)
+    assert not is_mapped(loaded["numpy"])
+    assert_same(loaded["numpy"], tree["numpy"])
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd"}, {"chunk_bytes": 64 * 1024}])
+def test_what_is_not_in_one_piece_is_read(local: Path, options: dict[str, Any]):
+    tree = {"a": np.arange(SIDE * SIDE, dtype=np.float32).reshape(SIDE, SIDE)}
+    ckpt.save(local / "step", tree, options=ckpt.Options(**options))
+    loaded = ckpt.load(local / "step", as_numpy=True)
+    assert not is_mapped(loaded["a"])
+    assert_same(loaded, tree)
+
+
+def test_arrays_that_share_their_place_share_no_memory(local: Path, monkeypatch: Any):
+    """An index may name one place twice; whoever writes into one array does not change the other."""
+    tree = {name: np.full((SIDE, SIDE), i, np.float32) for i, name in enumerate("ab")}
+    ckpt.save(local / "step", tree)
+    plain = ours.read_index
+
+    def twice(*arguments: Any) -> Any:
+        found = dict(plain(*arguments))
+        found["b/c/0/0"] = found["a/c/0/0"]
+        return found
+
+    monkeypatch.setattr(ours, "read_index", twice)
+    loaded = ckpt.load(local / "step", as_numpy=True, options=UNVERIFIED)
+    loaded["a"][:] = -1
+    assert_same(loaded["b"], tree["a"])
+
+
+@settings(max_examples=60)
+@given(
+    tree=strategies.pytrees(st.one_of(strategies.numpy_arrays(), strategies.jax_arrays())),
+    verified=st.booleans(),
+)
+def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified: bool):
+    path = tmp_path_factory.mktemp("same") / "step"
+    options = ckpt.Options(checksums=verified)
+    ckpt.save(path, tree)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "is_local_disk", lambda _: False)
+        plain = ckpt.load(path, as_numpy=True, options=options)
+        patch.setattr(finish, "is_local_disk", lambda _: True)
+        patch.setattr(ours, "_SMALL_BYTES", 0)  # every array is a large one
+        mapped = ckpt.load(path, as_numpy=True, options=options)
+    assert_same(mapped, plain)
+    for leaf in jax.tree.leaves(mapped):
+        assert leaf.flags.writeable
+        assert leaf.flags.aligned
+        # up to 100 bytes stand in the index itself
+        assert is_mapped(leaf) == (leaf.nbytes > 100)
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float64", "complex128"])
+def test_arrays_after_odd_ones_begin_where_they_can_be_mapped(local: Path, dtype: str):
+    sizes = [1, 13, 99, 101, 333, 4097, 70_001, 300_001]
+    tree = {f"{i}{size}": np.ones(size, dtype) for i, size in enumerate(sizes)}
+    tree |= {f"{i}between{size}": np.ones(size, np.uint8) for i, size in enumerate(sizes)}
+    ckpt.save(local / "step", tree)
+    index = read_index(Location(str(local / "step" / "state"), True), new_context())
+    offsets = [
+        extent.offset for key, extent in index.items() if extent.file and not key.endswith(".json")
+    ]
+    assert len(offsets) >= 10
+    assert {offset % 64 for offset in offsets} == {0}
+    assert_same(ckpt.load(local / "step", as_numpy=True), tree)
