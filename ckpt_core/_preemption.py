@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -21,7 +22,8 @@ class StopSignal:
 
     Handlers are installed by ``listen``, from the main thread only (Python allows no other). Where
     nobody listened before, the first signal is only noted, so that the run can save and end; a
-    second one ends the process as ever. In forked children, and once closed, it only passes on.
+    second one ends the process as ever. Several that listen are one: the first signal is that which
+    any of them has not noticed yet. In forked children, and once closed, it only passes on.
 
     Attributes:
         noticed_at: time.monotonic() of the first signal; None while there was none.
@@ -58,30 +60,39 @@ class StopSignal:
                 self._native[number] = native
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # a forked child (a data worker) ends when it is told to: nothing in it will ask us
-        mine = not self._closed and os.getpid() == self._pid
-        again = self.noticed_at is not None
-        if mine and not again:
-            self.noticed_at = time.monotonic()
-        previous = self._before(number)
-        if number in self._native:  # of jax's preemption service, which Python does not know
-            _call_native(self._native[number], number)
+        chain = self._chain(number)
+        listening = [listener for listener in chain if listener._hears()]
+        # one that was left open by something long over must not end a run that asks only now
+        again = all(listener.noticed_at is not None for listener in listening)
+        for listener in listening:
+            if listener.noticed_at is None:
+                listener.noticed_at = time.monotonic()
+        first = chain[-1]
+        previous = first._previous.get(number, signal.SIG_DFL)
+        if number in first._native:  # of jax's preemption service, which Python does not know
+            _call_native(first._native[number], number)
         elif callable(previous):
             previous(number, frame)
-        elif previous == signal.SIG_DFL and (again if mine else self._is_installed(number)):
+        elif previous == signal.SIG_DFL and again and (listening or self._is_installed(number)):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        elif mine:
+        elif listening:
             name = signal.Signals(number).name
             logger.warning("%s: the run is told to stop after the next save", name)
 
-    def _before(self, number: int) -> Any:
-        """Who listened before, those left out that are closed: they could not be taken out."""
-        previous = self._previous.get(number, signal.SIG_DFL)
-        owner = getattr(previous, "__self__", None)
-        if isinstance(owner, StopSignal) and owner._closed and number not in owner._native:
-            return owner._before(number)
-        return previous
+    def _chain(self, number: int) -> list[StopSignal]:
+        """This one and those whose place was taken, newest first; closed ones may be among them."""
+        chain: list[StopSignal] = [self]
+        while number not in chain[-1]._native:
+            owner = getattr(chain[-1]._previous.get(number), "__self__", None)
+            if not isinstance(owner, StopSignal):
+                break
+            chain.append(owner)
+        return chain
+
+    def _hears(self) -> bool:
+        # a forked child (a data worker) ends when it is told to: nothing in it will ask us
+        return not self._closed and os.getpid() == self._pid
 
     def _is_installed(self, number: int) -> bool:
         """Whether the system calls this one, and nobody who came later and calls it in turn.
@@ -138,6 +149,8 @@ class Preemption:
         self._step = 0
         self._asked_at_step: int | None = None
         self._grace_secs = options.grace_secs
+        # a Checkpointer that was dropped without close() asks no more: it must swallow no signal
+        weakref.finalize(self, self._signal.close).atexit = False
         if self._asked and self._alone:
             self._signal.listen()
 

@@ -113,6 +113,62 @@ def test_one_that_was_closed_out_of_turn_does_not_end_the_run(tmp_path: Path, wh
     assert done.returncode == -signal.SIGTERM  # the second one ends the process as ever
 
 
+LEFT_OPEN = """
+import gc, signal, sys
+import numpy as np
+import ckpt_core as ckpt
+
+policy = ckpt.when.every_steps(100) | ckpt.when.preempted()
+def opened(name):
+    return ckpt.Checkpointer(f"{sys.argv[1]}/{name}", save_policy=policy, asynchronous=False)
+left = opened("a")
+signal.raise_signal(signal.SIGTERM)
+assert left.should_stop
+if sys.argv[2] == "dropped":
+    del left
+    gc.collect()
+with opened("b") as second:
+    signal.raise_signal(signal.SIGTERM)
+    assert second.save(2, {"w": np.ones(2)})
+    print("alive", flush=True)
+signal.raise_signal(signal.SIGTERM)
+print("deaf", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["kept", "dropped"])
+def test_one_that_was_left_open_does_not_end_the_run(tmp_path: Path, how: str) -> None:
+    """It heard an earlier signal, so that this one is its second; not so for who asks now."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(tmp_path), how],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "alive\n", done.stderr
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_one_that_was_dropped_swallows_no_signal(tmp_path: Path) -> None:
+    code = """
+import gc, signal, sys, time
+import ckpt_core as ckpt
+assert not ckpt.Checkpointer(sys.argv[1]).should_stop
+gc.collect()
+signal.raise_signal(signal.SIGTERM)
+print("deaf", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("", -signal.SIGTERM)
+
+
 LOOP = """
 import sys, time
 import numpy as np
