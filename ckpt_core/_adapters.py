@@ -8,13 +8,14 @@ core imports no framework: an object exists only if its framework is imported al
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._tree import Path
 
 GROUP = "ckpt_core.adapters"
 
@@ -43,6 +44,9 @@ class Adapter(Protocol):
       target of an item, for objects that make their state as they go: ``saved`` is the saved tree,
       each leaf described by its ``kind``, ``shape`` and ``dtype``, and such a leaf in what is
       returned asks for it as it was saved.
+    * ``set_leaves(obj, leaves)``: sets some leaves of ``get_state(obj)``, given by path, and leaves
+      the others. With it a restore sets arrays as they are read, and the old state and the new one
+      are never both in memory; at the end ``set_state`` gets all of it as ever.
     * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
       so that an asynchronous save copies them.
     """
@@ -139,6 +143,14 @@ def is_lenient(adapter: Any) -> bool:
 def has_writable_arrays(adapter: Any) -> bool:
     """Whether jax arrays in the object's state may change under a save that does not copy them."""
     return bool(getattr(adapter, "arrays_are_writable", False))
+
+
+def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], None] | None:
+    """Sets leaves of a live object by their paths; None where it can be set as a whole only."""
+    adapter: Any = adapter_for(obj)
+    if not hasattr(adapter, "set_leaves"):
+        return None
+    return lambda leaves: adapter.set_leaves(obj, leaves)
 
 
 def is_filter(adapter: Any, only: Any) -> bool:

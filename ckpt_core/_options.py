@@ -62,7 +62,9 @@ class Options:
             takes too: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
-        atomic_restore: load everything before anything is changed. So far every restore does.
+        atomic_restore: read and verify everything before anything is changed, which takes memory
+            for the old state and the new one. Else objects that can be set in parts (those of NNX
+            and Keras) are set as arrays come, and are unusable where damage is met midway.
 
     Example:
         >>> import ckpt_core as ckpt

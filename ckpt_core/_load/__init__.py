@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._load.broadcast import Broadcast, Lockstep
 from ckpt_core._load.finish import read_planned
+from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._load.plan import (
     NOT_SAVED,
@@ -209,8 +211,11 @@ def restore(
 
     Models, optimizers, data iterators and objects with ``set_state`` are set in place. Pytrees
     (parameters, Optax states) cannot be: take them from the result. Nothing is changed before all
-    items were matched, read and verified; data pipelines, which begin to prefetch meanwhile, are set
-    back if that fails.
+    items were matched. Then NNX and Keras objects are set while the arrays are read and verified, so
+    that their old and new state need not fit into memory together; where that fails midway, through
+    damage, such an object can be used no more until a restore succeeds (jax says "Array has been
+    deleted"). With ``Options(atomic_restore=True)`` all is read and verified before anything is
+    changed. Data pipelines, which begin to prefetch meanwhile, are set back if it fails.
 
     Args:
         path: of the checkpoint.
@@ -241,15 +246,18 @@ def restore_checkpoint(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
     begun: list[Callable[[], None]] = []
+    options = request.options
+    in_place = None if options.atomic_restore else InPlace(options.max_host_bytes)
 
     def read(reading: Reading) -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
         opened = opening()
         with watched(opened, request.options, step) as tally:
-            read = _read_items(opened, targets, request, step, tally, begun, reading)
+            read = _read_items(opened, targets, request, step, tally, begun, reading, in_place)
             return opened, tally, *read
 
     try:
-        opened, tally, prepared, leaves = _together(read, request)
+        with contextlib.nullcontext() if in_place is None else in_place.giving_up():
+            opened, tally, prepared, leaves = _together(read, request)
     except BaseException:
         for undo in reversed(begun):
             undo()
@@ -272,10 +280,12 @@ def _read_items(
     tally: Tally,
     begun: list[Callable[[], None]],
     reading: Reading,
+    in_place: InPlace | None,
 ) -> tuple[list[Planned], list[list[Any]]]:
-    """Everything that the targets need, read and verified before the first of them is touched.
+    """Everything that the targets need, read and verified.
 
-    But for data pipelines: those are set first, and ``begun`` gets what sets them back.
+    Data pipelines are set first, and ``begun`` gets what sets them back; objects that can be set in
+    parts are set meanwhile, where ``in_place`` is given.
     """
     context = new_context()
     prepared = [
@@ -290,5 +300,6 @@ def _read_items(
         if planned.begin is not None:
             begun.append(planned.begin())
     return prepared, [
-        read_planned(opened, planned, request, context, tally, reading) for planned in prepared
+        read_planned(opened, planned, request, context, tally, reading, in_place)
+        for planned in prepared
     ]

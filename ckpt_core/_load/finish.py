@@ -13,6 +13,7 @@ from ckpt_core._errors import (
 from ckpt_core._format import orbax
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec, from_text
 from ckpt_core._load import place, read
+from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.wants import Planned, Reading, Want
@@ -26,8 +27,12 @@ def read_planned(
     context: Any,
     tally: Tally,
     reading: Reading = read.read_leaves,
+    in_place: InPlace | None = None,
 ) -> list[Any]:
-    """The leaves of the result: those that were saved read and placed, the others kept."""
+    """The leaves of the result: those that were saved read and placed, the others kept.
+
+    With ``in_place`` arrays are set on live objects as they come, too.
+    """
     item = planned.item
     leaves = list(planned.kept)
     text = _texts(opened, item)
@@ -51,10 +56,16 @@ def read_planned(
             results, reading(opened, item, wants, request.options, context), strict=True
         ):
             target = planned.targets[result]
-            tally.count(sum(part.nbytes for part in parts.values()))
-            leaves[result] = place.value_of(
+            size_bytes = sum(part.nbytes for part in parts.values())
+            tally.count(size_bytes)
+            leaves[result] = None  # the old array, which the object may give up
+            leaves[result] = value = place.value_of(
                 item.specs[want.leaf], target, parts, item.paths[want.leaf]
             )
+            if in_place is not None:
+                in_place.take(planned, result, value, size_bytes)
+    if in_place is not None:
+        in_place.end_of_item()
     _count(planned, tally, item)
     return leaves
 

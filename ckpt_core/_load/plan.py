@@ -117,7 +117,14 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         targets = {result: target for (result, _), target in zip(chosen, made, strict=True)}
         place.check_room(item, made, request.sharding is not None)
     return Planned(
-        item, found.source, flat.leaves, targets, lambda leaves: unflatten(flat.root, leaves), found
+        item,
+        found.source,
+        flat.leaves,
+        targets,
+        lambda leaves: unflatten(flat.root, leaves),
+        found,
+        set_leaves=_adapters.setter_of_parts(like),
+        paths=flat.paths,
     )
 
 
@@ -138,7 +145,18 @@ def _with_sharding(
 
 
 def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
-    return None if isinstance(leaf, SavedLeaf) else describe(leaf, path)
+    if isinstance(leaf, SavedLeaf):
+        return None
+    if _is_deleted(
+        leaf
+    ):  # donated, or of a restore that failed: where a value goes, none is needed
+        weak: bool = getattr(leaf, "weak_type", False)
+        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    return describe(leaf, path)
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _refuse_abstract_kept(
@@ -148,14 +166,15 @@ def _refuse_abstract_kept(
     item: SavedItem,
     everything: bool,
 ) -> None:
-    """An abstract leaf has no value to keep: what is missing for it stays an error.
+    """An abstract leaf, or a deleted one, has no value to keep: what is missing stays an error.
 
     Where a part is selected, the rest of an abstract tree stays abstract; but of what an adapter
     wants as it was saved, the object has nothing at all.
     """
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
     for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
-        if source is None and isinstance(leaf, without_value):
+        valueless = isinstance(leaf, without_value) or (everything and _is_deleted(leaf))
+        if source is None and valueless:
             text = format_path(path)
             if not any(entry.path == text for entry in found.mismatches):
                 found.mismatches.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ckpt_core._load.opened import SavedItem
 from ckpt_core._load.place import Target
 from ckpt_core._match import Match
 from ckpt_core._plan import Region
+from ckpt_core._tree import Path
 
 Array = np.ndarray[Any, Any]
 
@@ -58,12 +59,16 @@ class Planned:
         finish: from the leaves of the result to the item's value.
         match: for the report; None without a target.
         begin: of an item that is set before the others are read: sets it, and gives what undoes that.
+        set_leaves: of a live object that can be set in parts: sets values, by path; None elsewhere.
+        paths: in the result, where ``set_leaves`` is given.
     """
 
     item: SavedItem
     positions: Sequence[int | None]
-    kept: Sequence[Any]
+    kept: list[Any]
     targets: dict[int, Target]
     finish: Callable[[list[Any]], Any]
     match: Match | None = None
     begin: Callable[[], Callable[[], None]] | None = None
+    set_leaves: Callable[[Mapping[Path, Any]], None] | None = None
+    paths: Sequence[Path] = ()

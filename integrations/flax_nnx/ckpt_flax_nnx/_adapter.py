@@ -64,6 +64,20 @@ class NNXAdapter:
         if bare:
             _set_bare(obj, bare)
 
+    def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> None:
+        """Puts values on some Variables of ``obj``, by path; those that are no use alone are left.
+
+        That are bare arrays, and mutable references, whose memory is written to.
+        """
+        live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
+        for path, value in leaves.items():
+            found: Any = live
+            for key in path:
+                found = found[key]
+            is_variable = isinstance(found, nnx.Variable)
+            if is_variable and not variablelib.is_array_ref(found.get_raw_value()):
+                found.set_raw_value(value)
+
     def is_filter(self, only: Any, /) -> bool:
         """Whether it is a filter object of NNX, such as ``nnx.Not(nnx.Param)``."""
         return callable(only) and type(only).__module__.startswith("flax.nnx.")

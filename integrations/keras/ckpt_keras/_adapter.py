@@ -53,6 +53,15 @@ class KerasAdapter:
         if _is_layer(obj):
             _refresh_normalization(obj)
 
+    def set_leaves(self, obj: Any, leaves: Mapping[tuple[str, ...], Any], /) -> None:
+        """Assigns some variables, by their paths in ``get_state(obj)``."""
+        if _is_variable(obj):
+            obj.assign(leaves[()])
+            return
+        for slot in slots_of(obj):
+            if slot.path in leaves:
+                slot.variable.assign(leaves[slot.path])
+
     def align(
         self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
     ) -> tuple[dict[str, str], set[str]]:
