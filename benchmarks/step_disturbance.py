@@ -69,8 +69,14 @@ def steps_while(x: jax.Array, work: Callable[[], Any], least: int) -> tuple[list
 
 
 def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
-    """The same bytes written, made durable and checksummed by two threads, and nothing else."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """The same bytes written, made durable and checksummed by two threads, and nothing else.
+
+    As a save does that replaces another, they are written beside the old ones, which are deleted
+    then: a disk may be slower where blocks were not written to lately.
+    """
+    old = folder.with_name(f"{folder.name}.old")
+    if folder.exists():
+        folder.rename(old)
     folder.mkdir()
 
     def one(number: int) -> None:
@@ -84,6 +90,7 @@ def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, range(len(arrays))))
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def python_share(work: Callable[[], Any]) -> tuple[float, float]:

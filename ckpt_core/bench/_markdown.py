@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_core.bench._jsonl import read_cases
 from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, number
 from ckpt_core.bench._yaml import ConfigError
 
@@ -14,19 +15,21 @@ from ckpt_core.bench._yaml import ConfigError
 def markdown(path: Path) -> str:
     """Tables of every group and operation, ratios to the first case of each; and where it was.
 
+    Of a run that was cut short: the runs that had ended.
+
     Raises:
-        ConfigError: no results, or a run that did not end.
+        ConfigError: no results.
     """
     try:
         records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        environment, cases = records[0], [r for r in records if r["record"] == "case"]
+        environment, cases = records[0], read_cases(records)
     except FileNotFoundError as error:
         raise ConfigError(str(path), [(0, "there is no such file")]) from error
     except (json.JSONDecodeError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [(0, f"is no results.jsonl: {error!r}")]) from error
-    if records[-1]["record"] != "end":
-        raise ConfigError(str(path), [(0, "is of a run that did not end")])
     parts = [f"## {environment['suite_name']}", "", _where(environment), ""]
+    if records[-1].get("interrupted", True):
+        parts += ["The run was cut short: these are the runs that had ended.", ""]
     for group in dict.fromkeys(case["group"] for case in cases):
         together = [case for case in cases if case["group"] == group and case["statistics"]]
         for operation in dict.fromkeys(name for case in together for name in case["statistics"]):
