@@ -91,9 +91,9 @@ _SEARCHES = 64
 _HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
 
 
-def crc_of(data: Any) -> int:
-    """CRC-32C (Castagnoli, as in RFC 3720) of a contiguous buffer."""
-    return crc32c.crc32c(data)
+def crc_of(data: Any, before: int = 0) -> int:
+    """CRC-32C (Castagnoli, as in RFC 3720) of a contiguous buffer, or of what came before and it."""
+    return crc32c.crc32c(data, before)
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -40,6 +40,8 @@ from ckpt_core._tree import format_path
 _SMALL_BYTES = 64 * KIB
 _FEW_OF = 8
 """Who wants less than one leaf in so many has index and checksums read in parts."""
+_PIECE_BYTES = 256 * KIB
+"""So much is read before it is verified: a fraction of a core's second-level cache."""
 _JOIN_GAP_BYTES = 16 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
 
@@ -308,8 +310,8 @@ class Reader:
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
         elif self._location.local:
-            if self._files.read(extent.file, extent.offset + offset, target) != target.size:
-                raise self._corrupt(leaf, "the file is truncated", file)
+            self._read(leaf, extent.file, extent.offset + offset, target, crc)
+            return
         else:
             data = read_value(self._location, key, offset, target.size, self._context)
             if len(data) != target.size:
@@ -317,6 +319,19 @@ class Reader:
             target[:] = np.frombuffer(data, np.uint8)
         if crc is not None:
             self._check(leaf, file, target, crc)
+
+    def _read(self, leaf: int, file: str, offset: int, target: Array, crc: int | None) -> None:
+        """Reads and verifies by turns: what was just read is still in the core's cache."""
+        found = 0
+        step = target.size if crc is None else _PIECE_BYTES
+        for start in range(0, target.size, step or 1):
+            piece = target[start : start + step]
+            if self._files.read(file, offset + start, piece) != piece.size:
+                raise self._corrupt(leaf, "the file is truncated", file)
+            if crc is not None:
+                found = crc_of(piece, found)
+        if crc is not None and found != crc:
+            raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
 
     def _decode(self, leaf: int, key: str, shares: list[Share], crcs: list[int] | None) -> None:
         """A compressed chunk: decoded whole by TensorStore, then verified."""
