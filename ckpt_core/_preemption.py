@@ -148,6 +148,7 @@ class Preemption:
         self._agreed_at: float | None = None
         self._step = 0
         self._asked_at_step: int | None = None
+        self._told_of_no_service = False
         self._grace_secs = options.grace_secs
         # a Checkpointer that was dropped without close() asks no more: it must swallow no signal
         weakref.finalize(self, self._signal.close).atexit = False
@@ -185,8 +186,16 @@ class Preemption:
         # the sync point is one step, asked about once; what was agreed stays
         if self._agreed_at is None and step != self._asked_at_step:
             self._asked_at_step = step
-            if preemption_sync_point(step):
+            agreed = preemption_sync_point(step)
+            if agreed:
                 self._agreed_at = time.monotonic()
+            elif agreed is None and not self._told_of_no_service:
+                self._told_of_no_service = True
+                logger.warning(
+                    "SIGTERM will not be noticed: several processes agree when to stop through "
+                    "jax's preemption service, and it is off. Set jax_enable_preemption_service "
+                    "before jax.distributed.initialize"
+                )
         return self._agreed_at is not None
 
     def secs_left(self) -> float | None:

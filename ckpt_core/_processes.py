@@ -267,16 +267,19 @@ def this_run() -> Processes:
     return Processes(jax.process_index(), jax.process_count())
 
 
-def preemption_sync_point(step: int) -> bool:
-    """Whether all processes agreed, through jax's preemption service, to stop at this step."""
+def preemption_sync_point(step: int) -> bool | None:
+    """Whether all processes agreed, through jax's preemption service, to stop at this step.
+
+    None where the service is off, so that they cannot agree.
+    """
     if _client() is None:
-        return False
+        return None
     from jax.experimental import multihost_utils
 
     try:
         return bool(multihost_utils.reached_preemption_sync_point(step))
     except RuntimeError:  # the service is not on
-        return False
+        return None
 
 
 def next_round() -> str:

@@ -353,6 +353,24 @@ report(stopped=stopped, steps=checkpointer.all_steps())
     assert told[0]["steps"] == [told[0]["stopped"]]
 
 
+def test_a_service_that_is_off_is_told_once(together, monkeypatch):
+    """Nothing would make the processes stop together, and nobody would know."""
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
+    told = together("""
+import logging
+heard = []
+handler = logging.Handler()
+handler.emit = lambda record: heard.append(record.getMessage())
+logging.getLogger("ckpt_core").addHandler(handler)
+with ckpt.Checkpointer(directory, options=options) as checkpointer:
+    for step in range(3):
+        checkpointer.save(step, state(step))
+        assert not checkpointer.should_stop
+report(warnings=sum("jax_enable_preemption_service" in text for text in heard))
+""")
+    assert [process["warnings"] for process in told] == [1, 1]
+
+
 def test_all_stop_at_one_step_when_one_is_told_to(together, monkeypatch):
     """jax's preemption service hears the signal though we listen too, and all agree on a step."""
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "1")
