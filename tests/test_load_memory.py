@@ -49,6 +49,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ckpt.Options(durable=False)
     ckpt.save(folder / "one", {"a": jnp.asarray(numbers)}, options=options)
     ckpt.save(folder / "few", few | {"b": jnp.ones((8, 8))}, options=options)
+    packed = ckpt.Options(durable=False, compression="zstd", chunk_bytes=4 * MIB)
+    ckpt.save(folder / "packed", {"a": jnp.asarray(numbers)}, options=packed)
     ckpt.save(folder / "warm", {"a": jnp.ones((1024, 1024))}, options=options)
     return folder
 
@@ -76,3 +78,12 @@ def test_the_peak_is_what_is_loaded(
     )
     assert loaded_bytes >= LOADED_BYTES
     assert 0.8 * loaded_bytes < peak_bytes < 1.1 * loaded_bytes
+
+
+def test_compressed_chunks_are_decoded_into_their_place(run_python: Any, saved: Path):
+    """Not kept decoded, nor copied: a few chunks on their way are all that is there besides."""
+    loaded_bytes, peak_bytes = run_python(
+        CHILD, str(saved / "packed"), str(saved / "warm"), "none", str(16 * MIB)
+    )
+    assert loaded_bytes >= LOADED_BYTES
+    assert 0.8 * loaded_bytes < peak_bytes < 1.3 * loaded_bytes

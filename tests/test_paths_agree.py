@@ -27,7 +27,7 @@ from ckpt_core._load.wants import Want
 from ckpt_core._options import Options
 from ckpt_core._plan import Region, region_shape
 from ckpt_core._snapshot import local_regions
-from ckpt_core._storage import Location, database, new_context, open_array, read_into
+from ckpt_core._storage import Location, database, new_context, open_array, read_region
 from ckpt_core.testing import assert_same, strategies
 
 ARRAYS = st.one_of(
@@ -80,7 +80,7 @@ def by_driver(opened: Opened, item: SavedItem, wants: list[Want]) -> Iterator[Re
             yield (
                 want.leaf,
                 region,
-                np.empty(shape, dtype) if empty else read_into(array, region, name),
+                np.empty(shape, dtype) if empty else read_region(array, region, name),
             )
 
 

@@ -130,13 +130,13 @@ def test_a_compressed_chunk_is_decoded_once(
     from ckpt_core._load import ours
 
     decoded: list[Region] = []
-    plain = ours.read_into
+    plain = ours.read_region
 
-    def counting(array: Any, region: Region, name: str) -> Any:
+    def counting(array: Any, region: Region, name: str, out: Any) -> Any:
         decoded.append(region)
-        return plain(array, region, name)
+        return plain(array, region, name, out)
 
-    monkeypatch.setattr(ours, "read_into", counting)
+    monkeypatch.setattr(ours, "read_region", counting)
     ckpt.save(tmp_path / "a", values, options=Options(compression="zstd", chunk_bytes=4 * MIB))
     mesh = Mesh(np.array(devices), ("x",))
     like = jax.ShapeDtypeStruct(

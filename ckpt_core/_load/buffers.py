@@ -54,6 +54,12 @@ class Share:
         base = part.in_region[0][0] - first
         return out[base + block.start : base + block.stop].reshape(-1).view(np.uint8)
 
+    def whole_chunk(self, chunk: tuple[int, ...]) -> Array | None:
+        """The part of the buffer that is a chunk as it is stored; None where there is none."""
+        # with the ellipsis, what a scalar gives is a view as well
+        place = self.out[(*region_slices(self.part.in_region), ...)]
+        return place if place.shape == chunk and place.flags.c_contiguous else None
+
     def take(self, block: Block, values: Array) -> None:
         """Copies its share of a block's values."""
         part, out = self.part, self.out

@@ -23,7 +23,7 @@ from ckpt_core._plan import (
 from ckpt_core._storage import (
     ForeignArray,
     open_array,
-    read_into,
+    read_region,
 )
 from ckpt_core._tree import format_path
 
@@ -58,7 +58,7 @@ class OrbaxReader:
 
         def job() -> None:
             with naming(self._opened, self._item.paths[leaf]):
-                parts[region] = read_into(self._arrays[name], region, name)
+                parts[region] = read_region(self._arrays[name], region, name)
 
         return job
 
@@ -141,4 +141,4 @@ def read_special(opened: Opened, item: SavedItem, context: Any) -> Array:
     location = opened.location / item.directory
     zarr3 = opened.form.read(opened.path, item.file("checkpoint/zarr.json")) is not None
     array = open_array(location, "checkpoint", context, zarr3=zarr3, ocdbt=ocdbt)
-    return read_into(array, whole(array.shape), "checkpoint")
+    return read_region(array, whole(array.shape), "checkpoint")

@@ -32,7 +32,7 @@ from ckpt_core._storage import (
     Extent,
     open_array,
     read_index,
-    read_into,
+    read_region,
     read_value,
 )
 from ckpt_core._tree import format_path
@@ -337,7 +337,7 @@ class Reader:
         """A compressed chunk: decoded whole by TensorStore, then verified."""
         name, chunk = self._item.name_of(leaf), self._item.chunks[leaf]
         self._index.get(f"{name}/zarr.json" if name else "zarr.json")  # refused where it is outside
-        array = open_array(self._location, name, self._context)
+        array = open_array(self._location, name, self._context, cached=False)
         shape = self._item.specs[leaf].stored_shape
         if array.shape != shape:
             raise self._corrupt(leaf, f"zarr.json says shape {array.shape}, the record {shape}")
@@ -345,13 +345,14 @@ class Reader:
             (position * step, min((position + 1) * step, size))
             for position, step, size in zip(shares[0].part.index, chunk, shape, strict=True)
         )
-        values = np.zeros(chunk, shares[0].out.dtype)
-        values[tuple(slice(0, stop - start) for start, stop in region)] = read_into(
-            array, region, name
-        )
+        # straight into its place where one region takes all of it
+        place = shares[0].whole_chunk(chunk) if len(shares) == 1 else None
+        values = np.zeros(chunk, shares[0].out.dtype) if place is None else place
+        part = values[(*(slice(0, stop - start) for start, stop in region), ...)]
+        read_region(array, region, name, part)
         if crcs is not None:
             data = values.reshape(-1).view(np.uint8)
             for block, crc in self._blocks(leaf, key, crcs, values.itemsize):
                 self._check(leaf, None, data[block], crc)
-        for share in shares:
+        for share in shares if place is None else ():
             share.take_chunk(values)

@@ -19,5 +19,5 @@ from ckpt_core._storage.merge import merge as merge
 from ckpt_core._storage.read import DataFiles as DataFiles
 from ckpt_core._storage.read import ForeignArray as ForeignArray
 from ckpt_core._storage.read import open_array as open_array
-from ckpt_core._storage.read import read_into as read_into
+from ckpt_core._storage.read import read_region as read_region
 from ckpt_core._storage.read import read_value as read_value

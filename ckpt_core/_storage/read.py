@@ -57,6 +57,7 @@ def open_array(
     zarr3: bool = True,
     ocdbt: bool = True,
     limit_bytes: int = _MAX_FOREIGN_BYTES,
+    cached: bool = True,
 ) -> ForeignArray:
     """An array of any layout that Orbax writes.
 
@@ -67,6 +68,7 @@ def open_array(
         zarr3: whether the layout is zarr v3, or v2.
         ocdbt: whether arrays lie in a database, or in directories of their own.
         limit_bytes: no chunk may claim to be larger.
+        cached: keep decoded chunks, for who reads a chunk more than once.
 
     Raises:
         CheckpointCorrupt: it is not there, or its metadata is damaged or impossible.
@@ -78,18 +80,17 @@ def open_array(
         else {**item.spec(), "path": item.spec()["path"] + prefix}
     )
     _check_nesting(kvstore, "zarr.json" if zarr3 else ".zarray", name, context)
+    spec = {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": kvstore,
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "fill_missing_data_reads": False,
+    }
+    if not cached:
+        spec["cache_pool"] = {"total_bytes_limit": 0}
     try:
-        store: Any = ts.open(
-            {
-                "driver": "zarr3" if zarr3 else "zarr",
-                "kvstore": kvstore,
-                "recheck_cached_data": False,
-                "recheck_cached_metadata": False,
-                "fill_missing_data_reads": False,
-            },
-            open=True,
-            context=context,
-        ).result()
+        store: Any = ts.open(spec, open=True, context=context).result()
     except (ValueError, NotImplementedError) as error:
         raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
     shape = tuple(store.shape)
@@ -117,8 +118,10 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) 
     parse_json(bytes(found.value), f"{name}/{file}")
 
 
-def read_into(array: ForeignArray, region: Region, name: str) -> np.ndarray[Any, Any]:
-    """The values of a region.
+def read_region(
+    array: ForeignArray, region: Region, name: str, out: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """The values of a region, in memory of their own or in ``out``.
 
     Raises:
         CheckpointCorrupt: a chunk is missing or cannot be decoded.
@@ -127,7 +130,8 @@ def read_into(array: ForeignArray, region: Region, name: str) -> np.ndarray[Any,
     # TensorStore's domain keeps the region's own origin; the copy starts at zero
     part = part.translate_to[(0,) * part.rank] if part.rank else part
     try:
-        out = np.empty(part.shape, array.store.dtype.numpy_dtype)
+        if out is None:
+            out = np.empty(part.shape, array.store.dtype.numpy_dtype)
         if out.size:
             ts.array(out).write(part).result()
     except Exception as error:
