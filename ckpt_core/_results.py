@@ -177,6 +177,10 @@ class VerifyReport:
     checked_bytes: int
 
 
+_HEAD_START_SECS = 0.1
+"""How long a thread waits for its starter to go on; an interrupt may have kept it from saying so."""
+
+
 class Pending:
     """Work in a thread of its own that ends before the interpreter does.
 
@@ -190,11 +194,15 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
         self._told = False
+        self._caller_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
         _register(self)
         self._thread.start()
+        self._caller_left.set()
 
     def _run(self) -> None:
+        # the caller gets the interpreter back at once: otherwise it waits for a switch of threads
+        self._caller_left.wait(_HEAD_START_SECS)
         try:
             self._value = self._work()
         except BaseException as error:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory.local import LocalAttempt
+from ckpt_core._results import PendingSave
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -129,6 +131,26 @@ def test_generators_that_go_on(path, gate, save):
     gate.open()
     wait()
     assert (ckpt.load(f"{path}/0")["generator"].random(5) == drawn).all()
+
+
+def test_the_caller_goes_on_before_the_thread_works() -> None:
+    """A thread that computes gives the interpreter back only after the switch interval."""
+    before = sys.getswitchinterval()
+    stop = time.monotonic() + 2.0
+
+    def compute() -> None:
+        while time.monotonic() < stop:
+            pass
+
+    sys.setswitchinterval(1.0)
+    try:
+        began = time.monotonic()
+        pending = PendingSave("somewhere", compute, "ckpt-test")
+        secs = time.monotonic() - began
+    finally:
+        sys.setswitchinterval(before)
+    pending.result()
+    assert secs < 0.5, secs
 
 
 def test_a_relative_path_is_resolved_at_the_call(tmp_path, gate, monkeypatch):

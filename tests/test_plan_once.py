@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core._save.plan import plan_tree
+from ckpt_core._save.plan import outline_of, plan_tree
+from ckpt_core._tree import flatten
 
 
 def planned() -> int:
@@ -77,6 +78,35 @@ def test_another_tree_is_planned_anew(tmp_path: Path, change: Any) -> None:
     assert shardings == [
         leaf.sharding for leaf in jax.tree.leaves(loaded) if isinstance(leaf, jax.Array)
     ]
+
+
+def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
+    """Comparing the outlines of two steps is then a comparison of pointers."""
+    one, other = ({f"w{n}": jnp.full((4, 4), n + add) for n in range(9)} for add in (0, 1))
+    (first, _), (second, _) = outline_of(flatten(one)), outline_of(flatten(other))
+    assert first == second and hash(first) == hash(second)
+    for outline in (first, second):
+        assert {*map(id, outline.specs)} == {id(first.specs[0])}
+        assert {*map(id, outline.shardings), *map(id, outline.stored)} == {id(first.stored[0])}
+
+
+def test_a_deleted_array_among_others_alike_is_named(tmp_path: Path) -> None:
+    state = {f"w{n}": jnp.full((4, 4), n) for n in range(3)}
+    ckpt.save(tmp_path / "1", state)
+    state["w1"].delete()
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"w1.*deleted"):
+        ckpt.save(tmp_path / "2", state)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_weak_scalar_and_one_that_is_not_stay_what_they_are(tmp_path: Path) -> None:
+    state = {"weak": jnp.asarray(1.0), "strong": jnp.float32(1.0), "also": jnp.asarray(2.0)}
+    ckpt.save(tmp_path / "1", state)
+    loaded: Any = ckpt.load(tmp_path / "1")
+    assert {name: leaf.weak_type for name, leaf in loaded.items()} == {
+        name: leaf.weak_type for name, leaf in state.items()
+    }
+    assert state["weak"].weak_type and not state["strong"].weak_type
 
 
 def test_an_array_bound_to_its_device_and_one_that_is_not_are_two_things(tmp_path: Path) -> None:

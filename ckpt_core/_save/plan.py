@@ -11,10 +11,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+from jax.sharding import SingleDeviceSharding
+
 from ckpt_core import _snapshot
+from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax
 from ckpt_core._format.record import ItemRecord, LeafRecord
-from ckpt_core._leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe
 from ckpt_core._plan import (
     Region,
     Shares,
@@ -24,7 +28,7 @@ from ckpt_core._plan import (
     whole,
 )
 from ckpt_core._save.codecs import codecs_of
-from ckpt_core._tree import Node, Path
+from ckpt_core._tree import FlatTree, Node, Path, format_path
 
 _REMEMBERED = 8
 
@@ -48,6 +52,10 @@ class Outline(NamedTuple):
     shardings: tuple[tuple[Any, bool] | None, ...]
     stored: tuple[Any, ...]
 
+    def __hash__(self) -> int:
+        # of few trees the right one is found by comparing: to hash all of one costs far more
+        return hash((len(self.paths), self.paths[:1], self.paths[-1:], self.specs[-1:]))
+
 
 class PlannedLeaf(NamedTuple):
     """How one leaf is stored.
@@ -60,6 +68,8 @@ class PlannedLeaf(NamedTuple):
         takes: what this process writes: for each part that it holds, by position, the regions.
         size_bytes: of what this process writes.
         codec: name of its compression, or None.
+        whole: the region of the whole leaf, where it is an array on one device that this process
+            writes as it is.
     """
 
     name: str
@@ -69,6 +79,7 @@ class PlannedLeaf(NamedTuple):
     takes: tuple[tuple[int, tuple[Region, ...]], ...]
     size_bytes: int
     codec: str | None
+    whole: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,12 @@ class TreePlan:
     shardings: tuple[dict[str, Any] | None, ...]
 
     @functools.cached_property
+    def texts(self) -> tuple[int, ...]:
+        """Positions of the leaves that are stored as text."""
+        kinds = (leaf.spec.kind for leaf in self.leaves)
+        return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
+
+    @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:
         """Name and content of the files in which Orbax looks for what the arrays are."""
         specs = [leaf.spec for leaf in self.leaves]
@@ -97,6 +114,73 @@ class TreePlan:
             (orbax.SHARDING_FILE, orbax.sharding_file(self.names, self.shardings)),
             (orbax.ARRAY_METADATA, orbax.array_metadatas(self.names, specs, chunks)),
         )
+
+
+def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
+    """The outline of a tree, and its leaves, the data of keys in place of keys.
+
+    Thousands of arrays are gone through here while the caller waits: what many of them share is
+    found out once, and comes out as the same object, so that comparing outlines is quick.
+
+    Raises:
+        UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
+    """
+    specs: list[LeafSpec] = []
+    shardings: list[tuple[Any, bool] | None] = []
+    stored: list[tuple[Any, bool] | None] = []
+    data = list(flat.leaves)
+    classes: set[type] = set()  # of arrays whose avals say all that a spec does
+    alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which is kept with it
+    for position, leaf in enumerate(flat.leaves):
+        known = alike.get(id(leaf.aval)) if type(leaf) in classes else None
+        if known is not None and not leaf.is_deleted():
+            spec = known[1]
+        else:
+            spec = _described(leaf, flat.paths[position])
+            if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
+                classes.add(type(leaf))
+                alike[id(aval)] = aval, spec
+        specs.append(spec)
+        bound = _bound(leaf) if spec.kind in ("jax", "key") else None
+        shardings.append(bound)
+        if spec.kind == "key":
+            data[position] = jax.random.key_data(leaf)
+            bound = _bound(data[position])
+        stored.append(bound)
+    outline = Outline(flat.root, tuple(flat.paths), tuple(specs), tuple(shardings), tuple(stored))
+    return outline, data
+
+
+def _described(leaf: Any, path: Path) -> LeafSpec:
+    spec = describe(leaf, path)
+    if type(leaf) is jax.ShapeDtypeStruct:
+        where = format_path(path)
+        raise UnsupportedLeaf(
+            f"{where}: cannot save a jax.ShapeDtypeStruct: it has no values",
+            leaf=where,
+            type_name="jax.ShapeDtypeStruct",
+        )
+    return spec
+
+
+def _bound(array: Any) -> tuple[Any, bool]:
+    """The sharding of an array, and whether it is bound to its devices: one object for equal ones."""
+    sharding = array.sharding
+    committed = getattr(array, "committed", True)
+    if type(sharding) is SingleDeviceSharding:  # each array has an object of its own
+        (device,) = sharding.device_set
+        return _bound_to_device(device, sharding.memory_kind, committed)
+    return _bound_to(sharding, committed)
+
+
+@functools.lru_cache(1024)
+def _bound_to_device(device: Any, memory_kind: str | None, committed: bool) -> tuple[Any, bool]:
+    return SingleDeviceSharding(device, memory_kind=memory_kind), committed
+
+
+@functools.lru_cache(1024)
+def _bound_to(sharding: Any, committed: bool) -> tuple[Any, bool]:
+    return sharding, committed
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -194,7 +278,22 @@ class LeafPlanner:
                 takes.append((position, tuple(mine)))
                 for taken in mine:
                     elements += region_size(taken)
-        return PlannedLeaf(name, spec, chunk, held, tuple(takes), elements * itemsize, codec)
+        region = whole(spec.stored_shape)
+        as_it_is = (
+            type(sharding) is SingleDeviceSharding
+            and takes == [(0, (region,))]
+            and (spec.kind == "key" or spec.stored_dtype == spec.dtype)
+        )
+        return PlannedLeaf(
+            name,
+            spec,
+            chunk,
+            held,
+            tuple(takes),
+            elements * itemsize,
+            codec,
+            region if as_it_is else None,
+        )
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
         """How an array is cut: the same on all processes."""

@@ -13,17 +13,16 @@ import jax
 import numpy as np
 
 from ckpt_core import _adapters, _processes, _snapshot
-from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax, states
 from ckpt_core._format.record import ItemRecord
-from ckpt_core._leaves import TEXT_KINDS, LeafSpec, as_stored, describe, to_host_array, to_text
+from ckpt_core._leaves import TEXT_KINDS, as_stored, to_host_array, to_text
 from ckpt_core._options import Options
 from ckpt_core._plan import within
 from ckpt_core._save.codecs import refuse_idle
-from ckpt_core._save.plan import Compression, Outline, PlannedLeaf, TreePlan, plan_tree
+from ckpt_core._save.plan import Compression, PlannedLeaf, TreePlan, outline_of, plan_tree
 from ckpt_core._staging import Copy
 from ckpt_core._storage import ArrayToWrite
-from ckpt_core._tree import NONE, FlatTree, flatten, format_path
+from ckpt_core._tree import NONE, FlatTree, flatten
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class PreparedItem:
         texts: leaves that are stored as text, by array name.
         state_files: of an item with one state per process.
         landing: gives the arrays, once what was copied on the device has come to the host; ``arrays``
-            is empty until then.
+            is empty until then. Called where nobody waits.
     """
 
     name: str
@@ -101,14 +100,9 @@ def _prepare_tree(
     copy: tuple[Copy | None, Copy | None],
     own: bool,
 ) -> PreparedItem:
-    specs = [describe(leaf, path) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
-    _refuse_abstract(flat)
-    data = [
-        jax.random.key_data(leaf) if spec.kind == "key" else leaf
-        for leaf, spec in zip(flat.leaves, specs, strict=True)
-    ]
+    outline, data = outline_of(flat)
     plan = plan_tree(
-        _outline(flat, specs, data),
+        outline,
         processes.index,
         processes.count,
         options.chunk_bytes,
@@ -116,9 +110,8 @@ def _prepare_tree(
         own,
     )
     texts = {
-        planned.name: to_text(leaf, planned.spec)
-        for planned, leaf in zip(plan.leaves, flat.leaves, strict=True)
-        if planned.spec.kind in TEXT_KINDS
+        plan.names[position]: to_text(flat.leaves[position], outline.specs[position])
+        for position in plan.texts
     }
     if texts:
         orbax.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
@@ -127,7 +120,7 @@ def _prepare_tree(
     parts = _parts(plan, data, copy_numpy)
     sources = [
         weakref.ref(leaf) if spec.kind == "jax" else None
-        for leaf, spec in zip(flat.leaves, specs, strict=True)
+        for leaf, spec in zip(flat.leaves, outline.specs, strict=True)
     ]
     # elsewhere than on a CPU the array comes to the host as a copy anyway
     copy_now = copy_jax if jax.default_backend() == "cpu" else None
@@ -139,7 +132,8 @@ def _prepare_tree(
     to_host: Callable[[Any], Any] = np.asarray
     if copy_now is not None:
         to_host = functools.partial(_copied, copy_now)
-    return replace(prepared, arrays=_arrays(plan, sources, parts, to_host))
+    _bring_to_host(plan, parts, to_host)
+    return replace(prepared, landing=functools.partial(_arrays, plan, sources, parts))
 
 
 def _copied(copy: Copy, part: Any) -> Any:
@@ -151,7 +145,8 @@ def _landed(
 ) -> tuple[ArrayToWrite, ...]:
     """Staged copies on the host; their room on the device is free again."""
     try:
-        return _arrays(plan, sources, parts, np.asarray)
+        _bring_to_host(plan, parts, np.asarray)
+        return _arrays(plan, sources, parts)
     finally:
         parts.clear()
 
@@ -176,28 +171,13 @@ def refuse_idle_patterns(items: list[PreparedItem], compression: Mapping[str, An
     refuse_idle(compression, [(item.name, item.record.paths) for item in items])
 
 
-def _outline(flat: FlatTree, specs: Sequence[LeafSpec], data: Sequence[Any]) -> Outline:
-    shardings: list[tuple[Any, bool] | None] = []
-    stored: list[tuple[Any, bool] | None] = []
-    for leaf, spec, values in zip(flat.leaves, specs, data, strict=True):
-        if spec.kind == "jax":
-            bound = leaf.sharding, getattr(leaf, "committed", True)
-            shardings.append(bound)
-            stored.append(bound)
-        elif spec.kind == "key":
-            shardings.append((leaf.sharding, getattr(leaf, "committed", True)))
-            stored.append((values.sharding, getattr(values, "committed", True)))
-        else:
-            shardings.append(None)
-            stored.append(None)
-    return Outline(flat.root, tuple(flat.paths), tuple(specs), tuple(shardings), tuple(stored))
-
-
 def _parts(plan: TreePlan, data: Sequence[Any], copy_numpy: Copy | None) -> list[list[Any]]:
     """For each leaf what this process writes of it: parts on devices, or arrays on the host."""
     found: list[list[Any]] = []
     for leaf, values in zip(plan.leaves, data, strict=True):
-        if leaf.held is not None:
+        if leaf.whole is not None:
+            found.append([values])
+        elif leaf.held is not None:
             parts = _snapshot.held_data(values, leaf.held)
             found.append([parts[position] for position, _ in leaf.takes])
         elif leaf.takes:
@@ -210,28 +190,32 @@ def _parts(plan: TreePlan, data: Sequence[Any], copy_numpy: Copy | None) -> list
     return found
 
 
+def _bring_to_host(
+    plan: TreePlan, parts: Sequence[list[Any]], to_host: Callable[[Any], Any]
+) -> None:
+    """Replaces parts on devices by arrays on the host, which nothing that the caller does changes."""
+    for leaf, values in zip(plan.leaves, parts, strict=True):
+        if leaf.held is not None:
+            for position, value in enumerate(values):
+                values[position] = to_host(value)
+
+
 def _arrays(
-    plan: TreePlan,
-    sources: Sequence[Any],
-    parts: Sequence[list[Any]],
-    to_host: Callable[[Any], Any],
+    plan: TreePlan, sources: Sequence[Any], parts: Sequence[list[Any]]
 ) -> tuple[ArrayToWrite, ...]:
-    """What this process writes, on the host."""
+    """What this process writes, of parts on the host."""
     arrays: list[ArrayToWrite] = []
     for leaf, source, values in zip(plan.leaves, sources, parts, strict=True):
-        if leaf.spec.kind in TEXT_KINDS:
+        name, spec, chunk, held, takes, size_bytes, codec, all_of_it = leaf
+        if all_of_it is not None:
+            pieces = [(all_of_it, values[0])]
+        elif spec.kind in TEXT_KINDS:
             continue
-        if leaf.held is None:
-            pieces = [
-                (regions[0], host) for (_, regions), host in zip(leaf.takes, values, strict=True)
-            ]
+        elif held is None:
+            pieces = [(regions[0], host) for (_, regions), host in zip(takes, values, strict=True)]
         else:
-            pieces = _device_pieces(leaf, leaf.held, [to_host(part) for part in values])
-        arrays.append(
-            ArrayToWrite(
-                leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source
-            )
-        )
+            pieces = _device_pieces(leaf, held, values)
+        arrays.append(ArrayToWrite(name, spec, chunk, pieces, size_bytes, codec, source))
     return tuple(arrays)
 
 
@@ -247,14 +231,3 @@ def _device_pieces(
         for taken in regions:
             pieces.append((taken, host if taken == region else host[within(taken, region)]))
     return pieces
-
-
-def _refuse_abstract(flat: FlatTree) -> None:
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if type(leaf) is jax.ShapeDtypeStruct:
-            where = format_path(path)
-            raise UnsupportedLeaf(
-                f"{where}: cannot save a jax.ShapeDtypeStruct: it has no values",
-                leaf=where,
-                type_name="jax.ShapeDtypeStruct",
-            )

@@ -91,7 +91,7 @@ class Write:
         self._local = local
         self._items = items
         self._notes = notes
-        self._described: list[tuple[str, bytes]] = []
+        self._described: dict[str, FileRecord] = {}
         self._written_bytes = 0
         self._digests: list[str] = []  # of the files of each process, on process 0
         self._processes = processes
@@ -207,8 +207,7 @@ class Write:
                     writers.append(writer)
                     written += put_bytes
             if self._processes.index == 0:
-                # the disk is busy with the arrays meanwhile
-                self._described = list(self._metadata_files())
+                self._describe(attempt)
             watch = self._progress(attempt, written) if self._options.on_event else None
             for writer in writers:
                 writer.finish(watch)
@@ -275,8 +274,6 @@ class Write:
                     self._context,
                     target_data_file_bytes=self._options.target_data_file_bytes,
                 )
-        for name, data in self._described:
-            attempt.write(name, data)
         record = Record(
             items={item.name: item.record for item in self._items},
             files=self._files(attempt),
@@ -303,6 +300,7 @@ class Write:
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
         """Size and digest of every file, the other processes' included."""
         known = {name: entry for linked in self._linked for name, entry in linked.files.items()}
+        known |= self._described
         if self._processes.count == 1:
             sizes = attempt.files()
             if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
@@ -310,6 +308,12 @@ class Write:
                     name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes
                 }
         return digest_all(attempt, self._items, self._digests, known, self._local, self._context)
+
+    def _describe(self, attempt: Attempt) -> None:
+        """Process 0: writes what needs no array, while the disk is busy with the arrays anyway."""
+        for name, data in self._metadata_files():
+            attempt.write(name, data)
+            self._described[name] = FileRecord.of(data)
 
     def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
         """Everything that Orbax reads besides the arrays."""

@@ -20,7 +20,7 @@ from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
 from ckpt_core._leaves import LeafSpec
 from ckpt_core._options import codec_parts
-from ckpt_core._plan import INLINE_BYTES, Region, chunk_count, region_slices, whole
+from ckpt_core._plan import INLINE_BYTES, Region, chunk_count, chunk_key, region_slices, whole
 
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
@@ -205,6 +205,20 @@ def _fill_value(dtype: str) -> Any:
     return 0 if dtype.startswith(("int", "uint")) else 0.0
 
 
+@functools.lru_cache(4096)
+def _layout(
+    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
+) -> tuple[bytes, str | None]:
+    """``zarr.json`` of arrays, and the key below each where one chunk holds all of it."""
+    metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
+    # values lie in a file in the order of their keys, an array's chunks before its
+    # metadata: filled up with blanks, it lets the next array begin where it can be mapped
+    size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
+    count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
+    metadata += b" " * (-(len(metadata) + count * size) % _ALIGNMENT)
+    return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
+
+
 class ArrayWriter:
     """Writes one process's arrays of one item; nothing is durable before ``finish``.
 
@@ -240,7 +254,6 @@ class ArrayWriter:
         self._context = context
         self._limit_bytes = max_host_bytes
         self._first = process == 0
-        self._metadata: dict[Any, bytes] = {}
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
         self._begin()
 
@@ -276,17 +289,26 @@ class ArrayWriter:
         """
         checksums: dict[str, list[int]] = {}
         large: list[ArrayToWrite] = []
+        known: dict[Any, tuple[bytes, str | None]] = {}  # by what hashes faster than a spec
         for array in arrays:
-            name, chunk = array.name, array.chunk
+            name, spec, chunk, pieces, size_bytes, codec, _ = array
+            layout = known.get((id(spec), chunk, codec))
+            if layout is None:
+                layout = known[id(spec), chunk, codec] = _layout(*array.stored)
+            metadata, only_key = layout
+            prefix = f"{name}/" if name else ""
             if self._first:
                 # the metadata is the same on all processes
-                metadata = self._zarr_json(*array.stored)
-                self._keys.write(f"{name}/zarr.json" if name else "zarr.json", metadata)
-            if array.size_bytes > SMALL_LEAF_BYTES or array.codec is not None:
+                self._keys.write(f"{prefix}zarr.json", metadata)
+            if size_bytes > SMALL_LEAF_BYTES or codec is not None:
                 self._put_large(array)
                 large.append(array)
                 continue
-            for key, values in stored_chunks(name, array.pieces, chunk):
+            if only_key is not None and len(pieces) == 1 and pieces[0][1].shape == chunk:
+                chunks = ((prefix + only_key, pieces[0][1]),)
+            else:
+                chunks = stored_chunks(name, pieces, chunk)
+            for key, values in chunks:
                 data = values.tobytes()
                 # a plain key is cheaper than an opened array (11 us against 110)
                 self._make_room(len(data))
@@ -325,21 +347,6 @@ class ArrayWriter:
             self.finish()
             self._begin()
         self._held_bytes += size_bytes
-
-    def _zarr_json(
-        self, dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
-    ) -> bytes:
-        key = (dtype, shape, chunk, codec)
-        found = self._metadata.get(key)
-        if found is None:
-            found = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
-            # values lie in a file in the order of their keys, an array's chunks before its
-            # metadata: filled up with blanks, it lets the next array begin where it can be mapped
-            size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
-            count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
-            found += b" " * (-(len(found) + count * size) % _ALIGNMENT)
-            self._metadata[key] = found
-        return found
 
     def start(self) -> None:
         """Starts writing what was queued; the caller may compute meanwhile."""
