@@ -39,9 +39,11 @@ def read_leaves(
     with reader, ThreadPoolExecutor(threads, "ckpt-read") as pool:
         running: list[tuple[Want, dict[Region, Array], list[Any]]] = []
         for batch in _batches(item, wants, limit):
+            planned = reader.plan(batch)
+            if len(wants) == 1 and len(planned[0][2]) == 1:  # to wake a thread would take longer
+                planned[0][2].pop()()
             started = [
-                (want, parts, [pool.submit(job) for job in jobs])
-                for want, parts, jobs in reader.plan(batch)
+                (want, parts, [pool.submit(job) for job in jobs]) for want, parts, jobs in planned
             ]
             yield from _finished(running)
             running = started
