@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.ours import Reader
 from ckpt_core._load.wants import Array, Want
 from ckpt_core._options import MIB, Options
-from ckpt_core._plan import Region, region_shape
+from ckpt_core._plan import Region, region_size
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -66,9 +65,7 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
     size = 0
     for want in wants:
         spec = item.specs[want.leaf]
-        bytes_ = spec.numpy_dtype.itemsize * sum(
-            math.prod(region_shape(region)) for region in want.regions
-        )
+        bytes_ = spec.numpy_dtype.itemsize * sum(map(region_size, want.regions))
         if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch
             batch, size = [], 0
