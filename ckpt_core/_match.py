@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._leaves import ARRAY_KINDS, LeafSpec
@@ -233,24 +234,34 @@ class Named:
     def __init__(self, names: frozenset[str], item: str) -> None:
         self._names = names
         self._bare = "(root)" in names or item in names
-        ends = {name.rpartition("/")[2] for name in names}
-        texts = {end.replace("~1", "/").replace("~0", "~") for end in ends}
-        self._ends: set[str | int] = texts | {int(end) for end in ends if _INTEGER.fullmatch(end)}
+        last_two = [name.split("/")[-2:] for name in names]
+        self._ends = {entry for parts in last_two for entry in _entries(parts[-1])}
+        self._tails = {tail for parts in last_two for tail in product(*map(_entries, parts))}
 
     def __call__(self, path: Path, spec: LeafSpec) -> bool:
         if not path:
             return self._bare
-        # nearly all differ in the last entry, which is quicker to see than a whole path
-        return path[-1] in self._ends and format_path(path) in self._names
+        return bool(self.among((path,)))
 
     def among(self, paths: Sequence[Path]) -> list[int]:
         """The positions of those that are selected."""
-        ends, names = self._ends, self._names
+        ends, tails, names = self._ends, self._tails, self._names
+        # nearly all differ in the last entry, or in the last two: quicker to see than a whole path
         return [
             position
             for position, path in enumerate(paths)
-            if (path[-1] in ends and format_path(path) in names if path else self._bare)
+            if (
+                path[-1] in ends and path[-2:] in tails and format_path(path) in names
+                if path
+                else self._bare
+            )
         ]
+
+
+def _entries(part: str) -> list[str | int]:
+    """What an entry of a path may be that is written so."""
+    text = part.replace("~1", "/").replace("~0", "~")
+    return [text, int(part)] if _INTEGER.fullmatch(part) else [text]
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,4000}")

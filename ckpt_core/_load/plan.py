@@ -216,8 +216,11 @@ def _nested(paths: list[str], leaves: list[Any]) -> Any:
 def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
     """The structure without the leaves that were not selected; None where nothing is left."""
     count = len(node.children)
-    if count and node.children.count(LEAF) == count:  # nothing is done for each leaf
+    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
+        # nothing is done for each leaf
         own = list(itertools.islice(counter, count))
+        if keep.isdisjoint(own):
+            return None
         here = sorted(keep.intersection(own))
         return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
     if node.kind == "leaf":
