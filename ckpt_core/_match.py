@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._leaves import ARRAY_KINDS, LeafSpec
@@ -222,6 +223,65 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
+class Named:
+    """The selection of leaves by their names.
+
+    Args:
+        names: paths as people write them.
+        item: that the leaves are in.
+    """
+
+    def __init__(self, names: frozenset[str], item: str) -> None:
+        self._names = names
+        self._bare = "(root)" in names or item in names
+        last_two = [name.split("/")[-2:] for name in names]
+        self._ends = {entry for parts in last_two for entry in _entries(parts[-1])}
+        self._tails = {tail for parts in last_two for tail in product(*map(_entries, parts))}
+
+    def __call__(self, path: Path, spec: LeafSpec) -> bool:
+        if not path:
+            return self._bare
+        return bool(self.among((path,)))
+
+    def among(self, paths: Sequence[Path]) -> list[int]:
+        """The positions of those that are selected."""
+        ends, tails, names = self._ends, self._tails, self._names
+        # nearly all differ in the last entry, or in the last two: quicker to see than a whole path
+        return [
+            position
+            for position, path in enumerate(paths)
+            if (
+                path[-1] in ends and path[-2:] in tails and format_path(path) in names
+                if path
+                else self._bare
+            )
+        ]
+
+
+def _entries(part: str) -> list[str | int]:
+    """What an entry of a path may be that is written so."""
+    text = part.replace("~1", "/").replace("~0", "~")
+    return [text, int(part)] if _INTEGER.fullmatch(part) else [text]
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,4000}")
+
+
+def positions_of(
+    paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Select | None
+) -> Sequence[int]:
+    """Which leaves are selected."""
+    if selected is None:
+        return range(len(paths))
+    if isinstance(selected, Named):
+        return selected.among(paths)
+    return [
+        position
+        for position, (path, spec) in enumerate(zip(paths, specs, strict=True))
+        if selected(path, spec)
+    ]
+
+
 def selector(
     only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
 ) -> Select | None:
@@ -235,20 +295,7 @@ def selector(
         return lambda path, spec: only(format_path(path), spec)
     texts = [only] if isinstance(only, str) else list(only)
     if not any(character in text for text in texts for character in "*?"):
-        paths = {*texts, *(text.removeprefix(f"{item}/") for text in texts)}
-        ends = {text.rpartition("/")[2] for text in paths}
-
-        def named(path: Path, spec: LeafSpec) -> bool:
-            if not path:
-                return "(root)" in paths or item in paths
-            last = str(path[-1])
-            # nearly all differ in the last entry, which is quicker to see than a whole path; one that
-            # is written otherwise than it is (with ~ or /) is looked at whole
-            if last not in ends and "/" not in last and "~" not in last:
-                return False
-            return format_path(path) in paths
-
-        return named
+        return Named(frozenset({*texts, *(text.removeprefix(f"{item}/") for text in texts)}), item)
     patterns = [pattern_to_regex(text) for text in texts]
 
     def selected(path: Path, spec: LeafSpec) -> bool:

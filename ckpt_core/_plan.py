@@ -138,6 +138,7 @@ def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
         yield ChunkPart(index, tuple(in_chunk), tuple(in_region))
 
 
+@functools.lru_cache(4096)
 def chunk_key(index: tuple[int, ...]) -> str:
     """Zarr3's default key of a chunk, relative to its array (zarr-specs v3, chunk key encoding)."""
     return "/".join(("c", *map(str, index)))

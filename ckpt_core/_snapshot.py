@@ -267,10 +267,21 @@ def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> A
     """
     if _batched_device_put is None:
         return jax.device_put(part, sharding)
-    target = SingleDeviceSharding(_default_device()) if sharding is None else sharding
-    aval = ShapedArray(part.shape, part.dtype)
+    target = _on(_default_device()) if sharding is None else sharding
+    aval = _shaped(part.shape, part.dtype)
     devices = list(target.device_set)
     return _batched_device_put(aval, target, [part], devices, committed=sharding is not None)
+
+
+@functools.lru_cache(1024)
+def _shaped(shape: Shape, dtype: np.dtype[Any]) -> ShapedArray:
+    """What jax calls an array of this shape: many are alike."""
+    return ShapedArray(shape, dtype)
+
+
+@functools.lru_cache(16)
+def _on(device: Any) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device)
 
 
 def _default_device() -> Any:

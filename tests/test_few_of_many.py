@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,20 @@ from hypothesis import given, settings
 import ckpt_core as ckpt
 from ckpt_core._directory import LocalForm
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.checksums import Checksums, dump_checksums
-from ckpt_core._match import selector
+from ckpt_core._format.checksums import Checksums, crc_of, dump_checksums
+from ckpt_core._format.record import (
+    FileRecord,
+    ItemRecord,
+    LeafRecord,
+    Record,
+    dump_record,
+    load_record,
+)
+from ckpt_core._leaves import LeafSpec
+from ckpt_core._match import positions_of, selector
 from ckpt_core._options import KIB, MIB
 from ckpt_core._storage import Location, counters, index, new_context, read, read_index
+from ckpt_core._tree import flatten, format_path
 from ckpt_core.testing import assert_same
 
 LEAVES = 5000
@@ -191,3 +202,105 @@ def test_a_bare_leaf_is_named_by_its_item(only: str, found: bool):
     select = selector(only, item="state")
     spec: Any = None
     assert select is not None and select((), spec) == found
+
+
+_spec = st.sampled_from(
+    [
+        LeafSpec("jax", "float32", (4, 2)),
+        LeafSpec("numpy", "int16", (3,), ">"),
+        LeafSpec("key", "threefry2x32", (2,)),
+        LeafSpec("str"),
+        LeafSpec("generator", detail="PCG64"),
+        LeafSpec("float", "float64"),
+    ]
+)
+_tree = st.recursive(
+    st.just(0) | st.none(),
+    lambda inner: (
+        st.dictionaries(_keys | st.integers(), inner, max_size=4)
+        | st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+    ),
+    max_leaves=30,
+)
+_names_of_items = st.text("ab:,[]{}", min_size=1, max_size=5)
+
+
+@given(_names_of_items.flatmap(lambda name: st.tuples(st.just(name), _tree)), st.data())
+@settings(max_examples=300)
+def test_a_record_is_the_same_read_at_once_or_in_parts(named: Any, data: Any):
+    """What is spaced otherwise than ours is read by ``json`` alone."""
+    name, tree = named
+    flat = flatten(tree)
+    many = st.lists(_spec, min_size=len(flat.paths), max_size=len(flat.paths))
+    leaves = tuple(
+        LeafRecord(spec, spec.stored_shape if spec.stored_dtype else (), 0)
+        for spec in data.draw(many)
+    )
+    item = ItemRecord("tree", flat.root, tuple(flat.paths), leaves, ({"a": ']],"shardings":'},))
+    metadata = data.draw(
+        st.sampled_from([None, {"leaves": [["x"]], "items": {}}, ['"leaves":[["jax",']])
+    )
+    record = Record({name: item}, {"f": FileRecord(1, 2)}, "token", metadata=metadata)
+    ours = dump_record(record)
+    body = json.dumps(json.loads(ours)["record"]).encode()
+    spaced = b'{"crc32c":"%08x","record":' % crc_of(body) + body + b"}\n"
+    assert load_record(ours) == load_record(spaced) == record
+
+
+@pytest.mark.parametrize(
+    ("found", "replaced"),
+    [
+        ('["dict","",["a","b"]],0,0', '["dict","",["a","b"]],0'),
+        ('["dict","",["a","b"]],0,0', '["dict","",["a","b"]],0,0,0'),
+        ('["dict","",["a","b"]],0,0', '["dict","",["a",true]],0,0'),
+        ('["dict","",["a","b"]],0,0', '["list","",3],0,0'),
+        ('["dict","",["a","b"]],0,0', '["list","",-1],0,0'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32",[2],[2],"",7]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32",[2],[3,1],"",0]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32",[2],null,"",0]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32",[[2]],[2],"",0]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","object",[2],[2],"",0]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32",[-2],[2],"",0]'),
+        ('["jax","float32",[2],[2],"",0]', '["jax","float32"]'),
+        ('["jax","float32",[2],[2],"",0],', ""),
+        ('["jax","float32",[2],[2],"",0],', "[],"),
+        ('["jax","float32",[2],[2],"",0],', '["jax",'),
+        (',"shardings":', ',"sharding":'),
+        ('"leaves":', '"leafs":'),
+        ('"items":{"state":{', '"items":{"state":{{'),
+    ],
+)
+def test_a_wrong_record_in_our_writing_is_refused(found: str, replaced: str):
+    spec = LeafSpec("jax", "float32", (2,))
+    flat = flatten({"a": 0, "b": 0})
+    leaves = (LeafRecord(spec, (2,), 0),) * 2
+    item = ItemRecord("tree", flat.root, tuple(flat.paths), leaves, ({},))
+    ours = dump_record(Record({"state": item}, {}, "token"))
+    head = len(b'{"crc32c":"xxxxxxxx","record":')
+    body = ours[head:-2].replace(found.encode(), replaced.encode(), 1)
+    assert body != ours[head:-2]
+    with pytest.raises(CheckpointCorrupt):
+        load_record(b'{"crc32c":"%08x","record":' % crc_of(body) + body + b"}\n")
+
+
+_path = st.lists(_keys | st.integers(-20, 20), max_size=3).map(tuple)
+
+
+@given(st.lists(_path, unique=True, max_size=8), st.data())
+def test_names_find_the_leaves_whose_paths_are_written_so(paths: list[Any], data: Any):
+    spec: Any = None
+    texts = st.sampled_from([*map(format_path, paths), "a", "state/a"])
+    names = data.draw(st.lists(texts, min_size=1, max_size=3))
+    if any(character in name for name in names for character in "*?"):
+        return
+    select = selector(names, item="state")
+    assert select is not None
+    wanted = {*names, *(name.removeprefix("state/") for name in names)}
+    bare = "(root)" in wanted or "state" in wanted
+    expected = [
+        n for n, path in enumerate(paths) if (format_path(path) in wanted if path else bare)
+    ]
+    specs: Any = [spec] * len(paths)
+    assert list(positions_of(paths, specs, select)) == expected
+    assert [n for n, path in enumerate(paths) if select(path, spec)] == expected

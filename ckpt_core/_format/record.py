@@ -7,8 +7,10 @@ list of nodes in depth-first order, so the nesting of the JSON does not depend o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import operator
 import sys
 import zlib
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.nodes import dump_nodes, load_nodes
+from ckpt_core._format.scan import scan_record
 from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 from ckpt_core._options import codec_parts
 from ckpt_core._tree import LEAF, Node, Path
@@ -31,6 +34,8 @@ MARKER = "ckpt"
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
 _MAX_BYTES = 2**60
+_MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+"""What a record that is not ours makes of the code that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,9 @@ class LeafRecord(NamedTuple):
     codec: str | None = None
 
 
+_SPEC, _CHUNK, _SHARDING, _CODEC = map(operator.attrgetter, ("spec", "chunk", "sharding", "codec"))
+
+
 @dataclass(frozen=True)
 class ItemRecord:
     """One item of a checkpoint.
@@ -92,14 +100,32 @@ class ItemRecord:
     process_count: int = 1
 
     @property
+    def specs(self) -> list[LeafSpec]:
+        """What every leaf is."""
+        return list(map(_SPEC, self.leaves))
+
+    @property
+    def chunks(self) -> list[tuple[int, ...]]:
+        """The chunk shape of every leaf."""
+        return list(map(_CHUNK, self.leaves))
+
+    @property
+    def leaf_shardings(self) -> list[dict[str, Any] | None]:
+        """The sharding of every leaf."""
+        by_position = {None: None, **dict(enumerate(self.shardings))}
+        return list(map(by_position.__getitem__, map(_SHARDING, self.leaves)))
+
+    @property
     def codecs(self) -> list[str | None]:
         """The compression of every leaf."""
+        if not any(map(_CODEC, self.leaves)):
+            return [self.codec] * len(self.leaves)
         return [leaf.codec or self.codec for leaf in self.leaves]
 
     @property
     def compressed(self) -> bool:
         """Whether any leaf is stored compressed."""
-        return self.codec is not None or any(leaf.codec is not None for leaf in self.leaves)
+        return self.codec is not None or any(map(_CODEC, self.leaves))
 
     @functools.cached_property
     def json(self) -> bytes:
@@ -209,7 +235,7 @@ def load_record(data: bytes) -> Record:
     body = data[head:-2]
     if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
         raise _bad("its own checksum does not match: it is damaged or incomplete")
-    value = parse_json(body, RECORD_FILE)
+    value = _parse(body)
     try:
         version = value["format_version"]
         if version != FORMAT_VERSION:
@@ -236,8 +262,15 @@ def load_record(data: bytes) -> Record:
         )
     except CheckpointCorrupt:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    except _MISFITS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
+
+
+def _parse(body: bytes) -> Any:
+    """The record as values; the leaves of an item are a tuple where they have been made already."""
+    with contextlib.suppress(*_MISFITS):  # written otherwise, or wrong: it is said below what is
+        return scan_record(body.decode(), _load_leaf)
+    return parse_json(body, RECORD_FILE)
 
 
 def _bad(what: str) -> CheckpointCorrupt:
@@ -267,11 +300,13 @@ def _file_name(name: str) -> str:
 def _load_item(value: dict[str, Any]) -> ItemRecord:
     paths: list[Path] = []
     root = load_nodes(value["nodes"], paths)
-    leaves = tuple(_load_leaf(leaf) for leaf in value["leaves"])
+    leaves = value["leaves"]
+    if not isinstance(leaves, tuple):  # JSON has none: these have been made already
+        leaves = tuple(map(_load_leaf, leaves))
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
     shardings = tuple(value["shardings"])
-    positions = {leaf.sharding for leaf in leaves} - {None}
+    positions = set(map(_SHARDING, leaves)) - {None}
     if not positions <= set(range(len(shardings))):
         raise ValueError("a leaf refers to a sharding that is not there")
     if value["form"] not in ("tree", "process"):

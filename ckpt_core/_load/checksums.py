@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
@@ -9,6 +10,13 @@ from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._storage import Extent
 
 _WRITER = re.compile(r"ocdbt\.process_(\d+)/")
+
+
+@functools.lru_cache(1024)
+def _writer_of(file: str) -> int:
+    """The process that wrote a data file."""
+    named = _WRITER.match(file)
+    return int(named[1]) if named else 0
 
 
 class ItemChecksums:
@@ -35,8 +43,7 @@ class ItemChecksums:
         Raises:
             CheckpointCorrupt: a file of checksums is missing or damaged.
         """
-        named = _WRITER.match(extent.file)
-        writer = int(named[1]) if named else 0
+        writer = _writer_of(extent.file)
         if writer < self._item.process_count:
             found = self._of_process(writer).get(key)
             if found is not None:

@@ -56,12 +56,12 @@ def read_planned(
             results, reading(opened, item, wants, request.options, context), strict=True
         ):
             target = planned.targets[result]
-            size_bytes = sum(part.nbytes for part in parts.values())
+            leaf = want.leaf
+            size_bytes = sum([part.nbytes for part in parts.values()])
             tally.count(size_bytes)
             leaves[result] = None  # the old array, which the object may give up
-            leaves[result] = value = place.value_of(
-                item.specs[want.leaf], target, parts, item.paths[want.leaf]
-            )
+            value = place.value_of(item.specs[leaf], target, parts, item.paths[leaf])
+            leaves[result] = value
             if in_place is not None:
                 in_place.take(planned, result, value, size_bytes)
     if in_place is not None:
@@ -98,6 +98,7 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
 
 def _count(planned: Planned, tally: Tally, item: SavedItem) -> None:
     prefix = f"{item.name}/" if item.name else ""
+    moved: dict[tuple[int, int], bool] = {}  # of what was described and what is: many are the same
     for result, position in enumerate(planned.positions):
         if position is None:
             continue
@@ -106,7 +107,12 @@ def _count(planned: Planned, tally: Tally, item: SavedItem) -> None:
         target = planned.targets.get(result)
         described = item.shardings[position]
         sharding = None if target is None else target.sharding
-        if sharding is not None and described and place.is_resharded(described, sharding):
+        if sharding is None or not described:
+            continue
+        pair = (id(described), id(sharding))
+        if pair not in moved:
+            moved[pair] = place.is_resharded(described, sharding)
+        if moved[pair]:
             tally.resharded.append(path)
     if planned.match is not None:
         tally.missing += [prefix + path for path in planned.match.missing]

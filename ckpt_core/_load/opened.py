@@ -196,17 +196,14 @@ def _no_record(path: str) -> CheckpointCorrupt:
 def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
     items: dict[str, SavedItem] = {}
     for name, item in record.items.items():
-        shardings = [
-            None if leaf.sharding is None else item.shardings[leaf.sharding] for leaf in item.leaves
-        ]
         items[name] = SavedItem(
             name=name,
             form=item.form,
             root=item.tree,
             paths=item.paths,
-            specs=[leaf.spec for leaf in item.leaves],
-            shardings=shardings,
-            chunks=[leaf.chunk for leaf in item.leaves],
+            specs=item.specs,
+            shardings=item.leaf_shardings,
+            chunks=item.chunks,
             codecs=item.codecs,
             process_count=item.process_count,
             directory=name,

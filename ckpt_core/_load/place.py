@@ -64,8 +64,16 @@ def plain_targets(
 ) -> dict[int, Target]:
     """Targets for a load without ``like``: everything as it was saved."""
     targets: dict[int, Target] = {}
+    # what lies alike has one target, unless a path may decide
+    alike = sharding is None or isinstance(sharding, (Sharding, Mesh))
+    known: dict[tuple[LeafSpec, int], Target] = {}
     for position in positions:
         spec = item.specs[position]
+        key = (spec, id(item.shardings[position]))
+        found = known.get(key) if alike else None
+        if found is not None:
+            targets[position] = found
+            continue
         if as_numpy and spec.kind in ("jax", "key"):
             spec = LeafSpec(
                 "numpy", spec.stored_dtype if spec.kind == "key" else spec.dtype, spec.stored_shape
@@ -75,7 +83,7 @@ def plain_targets(
             if spec.kind in ("jax", "key") and not as_numpy
             else None
         )
-        targets[position] = _target(item, position, spec, chosen, as_numpy)
+        targets[position] = known[key] = _target(item, position, spec, chosen, as_numpy)
     return targets
 
 
@@ -126,7 +134,7 @@ def _target(
 ) -> Target:
     saved = item.specs[position]
     if spec.kind == "jax":
-        _refuse_narrowing(spec.dtype, format_path(item.paths[position]))
+        _refuse_narrowing(spec.dtype, item.paths[position])
     if as_numpy or spec.kind not in ("jax", "key"):
         return Target(spec, None, [whole(saved.stored_shape)])
     try:
@@ -141,8 +149,9 @@ def _target(
     return Target(spec, sharding, regions)
 
 
-def _refuse_narrowing(dtype: str, where: str) -> None:
+def _refuse_narrowing(dtype: str, path: Path | str) -> None:
     if dtype in _SIXTY_FOUR and not _jax_config.jax_enable_x64:
+        where = path if isinstance(path, str) else format_path(path)
         raise CheckpointError(
             f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
             "jax_enable_x64, load with as_numpy=True, or give a target of 32 bits and cast=True"
@@ -224,10 +233,10 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
         return _snapshot.place_key(saved.shape, spec.dtype, target.sharding, keyed)
-    logical = {
-        region: _converted(as_logical(part, saved), saved, spec, path)
-        for region, part in parts.items()
-    }
+    if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
+        logical = parts  # nothing to convert
+    else:
+        logical = _logical(saved, spec, parts, path)
     if spec.kind == "jax":
         dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
         value = _snapshot.place(saved.shape, target.sharding, logical, dtype)
@@ -240,6 +249,16 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
     if spec.kind == "numpy" and saved.kind == "numpy" and spec.detail == "":
         spec = LeafSpec("numpy", spec.dtype, spec.shape, saved.detail)
     return _host_value(array, spec)
+
+
+def _logical(
+    saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path
+) -> dict[Region, Array]:
+    """Stored parts under the leaf's own dtype, or the wanted one."""
+    return {
+        region: _converted(as_logical(part, saved), saved, spec, path)
+        for region, part in parts.items()
+    }
 
 
 def _host_value(array: Array, spec: LeafSpec) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,8 @@ from ckpt_core._load.other import plan_other
 from ckpt_core._load.place import SavedLeaf
 from ckpt_core._load.request import Request
 from ckpt_core._load.wants import NOT_SAVED, Planned
-from ckpt_core._match import Match, MatchRules, Select, match, selector
-from ckpt_core._tree import FlatTree, Node, flatten, format_path, importable_type, unflatten
+from ckpt_core._match import Match, MatchRules, Select, match, positions_of, selector
+from ckpt_core._tree import LEAF, FlatTree, Node, flatten, format_path, importable_type, unflatten
 
 
 def find_item(opened: Opened, name: str) -> SavedItem:
@@ -192,11 +193,7 @@ def _refuse_abstract_kept(
 def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
     """No target: everything comes back as it was, or the part that was selected."""
     selected = _selection(request.only, item.name, None)
-    positions = [
-        position
-        for position, (path, spec) in enumerate(zip(item.paths, item.specs, strict=True))
-        if selected is None or selected(path, spec)
-    ]
+    positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = place.plain_targets(
         item, arrays, sharding=request.sharding, as_numpy=request.as_numpy
@@ -204,8 +201,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
     place.check_room(item, list(targets.values()), request.sharding is not None or request.as_numpy)
     root = item.root
     if selected is not None:
-        keep = set(positions)
-        root = _pruned(root, iter(range(len(item.paths))), keep) or Node("dict")
+        root = _pruned(root, itertools.count(), set(positions)) or Node("dict")
     by_result = {
         result: targets[position]
         for result, position in enumerate(positions)
@@ -236,8 +232,16 @@ def _nested(paths: list[str], leaves: list[Any]) -> Any:
     return root
 
 
-def _pruned(node: Node, counter: Any, keep: set[int]) -> Node | None:
+def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
     """The structure without the leaves that were not selected; None where nothing is left."""
+    count = len(node.children)
+    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
+        # nothing is done for each leaf
+        own = list(itertools.islice(counter, count))
+        if keep.isdisjoint(own):
+            return None
+        here = sorted(keep.intersection(own))
+        return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
     if node.kind == "leaf":
         return node if next(counter) in keep else None
     if not node.children:
@@ -250,6 +254,11 @@ def _pruned(node: Node, counter: Any, keep: set[int]) -> Node | None:
             kept = _pruned(child, counter, keep)
         if kept is not None:
             left.append((key, kept))
+    return _remaining(node, left)
+
+
+def _remaining(node: Node, left: list[tuple[str | int, Node]]) -> Node | None:
+    """A container of what is left of its children."""
     if len(left) == len(node.children):
         return Node(node.kind, node.keys, tuple(child for _, child in left), node.type_name)
     if not any(child.kind != "none" for _, child in left):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ckpt_core._load.foreign import OrbaxReader
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.ours import Reader
-from ckpt_core._load.wants import Array, Want
+from ckpt_core._load.wants import Array, Reads, Want
 from ckpt_core._options import MIB, Options
-from ckpt_core._plan import Region, region_shape
+from ckpt_core._plan import Region, region_size
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -37,25 +36,24 @@ def read_leaves(
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
     with reader, ThreadPoolExecutor(threads, "ckpt-read") as pool:
-        running: list[tuple[Want, dict[Region, Array], list[Any]]] = []
+        running: tuple[Reads, list[Future[None]]] = ([], [])
         for batch in _batches(item, wants, limit):
-            started = [
-                (want, parts, [pool.submit(job) for job in jobs])
-                for want, parts, jobs in reader.plan(batch)
-            ]
-            yield from _finished(running)
-            running = started
-        yield from _finished(running)
+            planned = reader.plan(batch)
+            if len(wants) == 1 and len(planned[0][2]) == 1:  # to wake a thread would take longer
+                planned[0][2].pop()()
+            started = [pool.submit(job) for _, _, jobs in planned for job in jobs]
+            yield from _finished(*running)
+            running = (planned, started)
+        yield from _finished(*running)
 
 
 def _finished(
-    running: list[tuple[Want, dict[Region, Array], list[Any]]],
+    planned: Reads, started: list[Future[None]]
 ) -> Iterator[tuple[Want, dict[Region, Array]]]:
     # every job of a batch may serve several leaves, so all must have ended before one is given
-    for _, _, futures in running:
-        for future in futures:
-            future.result()
-    for want, parts, _ in running:
+    for future in started:
+        future.result()
+    for want, parts, _ in planned:
         yield want, parts
 
 
@@ -64,9 +62,7 @@ def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterat
     size = 0
     for want in wants:
         spec = item.specs[want.leaf]
-        bytes_ = spec.numpy_dtype.itemsize * sum(
-            math.prod(region_shape(region)) for region in want.regions
-        )
+        bytes_ = spec.numpy_dtype.itemsize * sum(map(region_size, want.regions))
         if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
             yield batch
             batch, size = [], 0

@@ -6,8 +6,7 @@ import bisect
 import functools
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorstore as ts
 
@@ -17,8 +16,7 @@ from ckpt_core._storage.database import Location
 _NODES_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Where the value of a key lies.
 
     Attributes:
@@ -44,12 +42,14 @@ class Index(Mapping[str, Extent]):
     def __init__(self, item: Location) -> None:
         self.files: set[str] = set()
         self._item = item
-        self._entries: dict[bytes, Any] = {}
+        self._entries: dict[bytes, str | bytes] = {}
         self._made_out: dict[str, Extent] = {}
 
     def add(self, prefix: bytes, entries: list[dict[str, Any]]) -> None:
         """Takes in the entries of a leaf node, as ``ts.ocdbt.dump`` gives them."""
-        self._entries |= {prefix + entry["key"]: entry for entry in entries}
+        for entry in entries:
+            value = entry.get("indirect_value")
+            self._entries[prefix + entry["key"]] = entry["inline_value"] if value is None else value
 
     def __getitem__(self, key: str) -> Extent:
         found = self._made_out.get(key)
@@ -57,13 +57,18 @@ class Index(Mapping[str, Extent]):
             found = self._made_out[key] = self._make_out(key)
         return found
 
+    def get(self, key: str, default: Any = None) -> Any:
+        try:  # without the calls that Mapping makes for it: it is asked for every chunk
+            return self._made_out.get(key) or self[key]
+        except KeyError:
+            return default
+
     def _make_out(self, key: str) -> Extent:
         entry = self._entries[key.encode(errors="surrogateescape")]
-        if "inline_value" in entry:
-            value = bytes(entry["inline_value"])
-            return Extent("", 0, len(value), value)
+        if not isinstance(entry, str):
+            return Extent("", 0, len(entry), bytes(entry))
         try:
-            return _extent(entry["indirect_value"])
+            return _extent(entry)
         except _UNREADABLE as error:
             raise _unreadable(self._item, error) from error
 
