@@ -45,8 +45,9 @@ class Adapter(Protocol):
       each leaf described by its ``kind``, ``shape`` and ``dtype``, and such a leaf in what is
       returned asks for it as it was saved.
     * ``set_leaves(obj, leaves)``: sets some leaves of ``get_state(obj)``, given by path, and leaves
-      the others. With it a restore sets arrays as they are read, and the old state and the new one
-      are never both in memory; at the end ``set_state`` gets all of it as ever.
+      the others; gives the arrays that the object holds in their place now, which are deleted if
+      the restore fails. With it a restore sets arrays as they are read, and the old state and the
+      new one are never both in memory; at the end ``set_state`` gets all of it as ever.
     * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
       so that an asynchronous save copies them.
     """
@@ -145,7 +146,7 @@ def has_writable_arrays(adapter: Any) -> bool:
     return bool(getattr(adapter, "arrays_are_writable", False))
 
 
-def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], None] | None:
+def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | None:
     """Sets leaves of a live object by their paths; None where it can be set as a whole only."""
     adapter: Any = adapter_for(obj)
     if not hasattr(adapter, "set_leaves"):

@@ -16,6 +16,9 @@ from ckpt_core._events import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_sync_point
 
+_AGAIN = [True]
+"""Whether the signal that is handled now was heard before by all who called a handler in turn."""
+
 
 class StopSignal:
     """Notices SIGTERM (and others), and passes it on to whoever listened before.
@@ -62,8 +65,9 @@ class StopSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         chain = self._chain(number)
         listening = [listener for listener in chain if listener._hears()]
-        # one that was left open by something long over must not end a run that asks only now
-        again = all(listener.noticed_at is not None for listener in listening)
+        # one that was left open by something long over must not end a run that asks only now, nor
+        # where somebody else's handler lies between the two and calls it
+        again = all([listener.noticed_at is not None for listener in listening]) and _AGAIN[-1]
         for listener in listening:
             if listener.noticed_at is None:
                 listener.noticed_at = time.monotonic()
@@ -72,7 +76,11 @@ class StopSignal:
         if number in first._native:  # of jax's preemption service, which Python does not know
             _call_native(first._native[number], number)
         elif callable(previous):
-            previous(number, frame)
+            _AGAIN.append(again)
+            try:
+                previous(number, frame)
+            finally:
+                _AGAIN.pop()
         elif previous == signal.SIG_DFL and again and (listening or self._is_installed(number)):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

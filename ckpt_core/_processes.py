@@ -274,12 +274,15 @@ def preemption_sync_point(step: int) -> bool | None:
     """
     if _client() is None:
         return None
+    from jax._src import distributed
     from jax.experimental import multihost_utils
 
+    if distributed.global_state.preemption_sync_manager is None:
+        return None
     try:
         return bool(multihost_utils.reached_preemption_sync_point(step))
-    except RuntimeError:  # the service is not on
-        return None
+    except RuntimeError:  # the coordinator is gone, which every barrier tells better
+        return False
 
 
 def next_round() -> str:

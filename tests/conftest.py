@@ -40,7 +40,7 @@ def sigterm_as_before() -> Iterator[None]:
     """A fit that a test interrupts goes on listening, and would hear the signals of later tests."""
     before = signal.getsignal(signal.SIGTERM)
     yield
-    if signal.getsignal(signal.SIGTERM) != before:
+    if before is not None and signal.getsignal(signal.SIGTERM) != before:
         signal.signal(signal.SIGTERM, before)
 
 

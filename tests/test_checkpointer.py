@@ -18,7 +18,9 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory.local import LocalAttempt
-from ckpt_core._storage import KeyValues, Location
+from ckpt_core._format import orbax
+from ckpt_core._save import form_for
+from ckpt_core._storage import ArrayWriter, KeyValues, Location
 
 QUICK = ckpt.Options(durable=False)
 OWNER = ".ckpt-owner"
@@ -785,3 +787,23 @@ def test_a_directory_that_moved(local):
         warnings.simplefilter("error")
         restored = open_at(Place(f"{local.url}-elsewhere")).restore_latest(state=state(0))
     assert same(restored["state"], 1)
+
+
+TELLING = [orbax.COMMIT_FILE, orbax.STEP_METADATA, f"state/{orbax.ITEM_METADATA}", "ckpt.json"]
+
+
+def test_on_object_stores_nothing_tells_of_a_step_before_its_arrays(monkeypatch):
+    """There is no rename: Orbax takes a directory with a commit file for a whole checkpoint."""
+    url = f"memory://test-order-{os.getpid()}/run"
+    form = form_for(url, False)
+    plain = ArrayWriter.finish
+    seen = []
+
+    def finish(writer, *arguments):
+        plain(writer, *arguments)
+        seen.append([name for name in TELLING if form.read(url, name) is not None])
+
+    monkeypatch.setattr(ArrayWriter, "finish", finish)
+    ckpt.save(url, {"w": np.ones(3)})
+    assert seen == [[]]
+    assert all(form.read(url, name) is not None for name in TELLING)

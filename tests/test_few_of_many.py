@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 import ckpt_core as ckpt
 from ckpt_core._directory import LocalForm
@@ -162,6 +162,7 @@ _key = st.text("ab/.0c", max_size=6).map(str.encode)
 
 
 @given(_names, _key, _key | st.none(), st.lists(_key, max_size=20))
+@example(["a", "a."], b"", None, [b"a/0", b"a./0"])
 def test_ranges_leave_out_no_wanted_key(
     names: list[str], start: bytes, stop: bytes | None, keys: list[bytes]
 ):

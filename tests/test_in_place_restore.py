@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,3 +161,73 @@ def test_a_mutable_reference_is_not_half_new(tmp_path: Path) -> None:
     with contextlib.suppress(ckpt.CheckpointCorrupt):
         ckpt.restore(tmp_path / "bad", model=model, options=options())
     assert bool((reference[...] == 0.0).all())
+
+
+class Pair(NamedTuple):
+    scale: Any
+    values: Any
+
+
+def test_a_variable_that_holds_a_tree_is_set_as_a_whole(tmp_path: Path) -> None:
+    def made(value: float) -> Model:
+        model = Model(value)
+        model.moments = nnx.Variable(Pair(jnp.float32(value), jnp.full((WIDTH, WIDTH), value)))
+        return model
+
+    ckpt.save(tmp_path / "step", model=made(100.0))
+    model = made(0.0)
+    ckpt.restore(tmp_path / "step", model=model, options=options())
+    assert holds(model, 100.0)
+    found = model.moments.get_raw_value()
+    assert isinstance(found, Pair) and found.scale == 100.0 and bool((found.values == 100.0).all())
+
+
+class Refuses:
+    def get_state(self) -> Any:
+        return {"at": 1}
+
+    def set_state(self, state: Any) -> None:
+        raise ValueError("not today")
+
+
+@kinds
+def test_what_another_object_refuses_leaves_no_mixture(tmp_path: Path, make: Any) -> None:
+    """It is set at the end, when most of the model is new and the rest of it is not."""
+    ckpt.save(tmp_path / "step", items={"sampler": Refuses()}, model=make(100.0))
+    model = make(0.0)
+    arguments: Any = {"items": {"sampler": Refuses()}, "model": model}
+    with pytest.raises(ValueError, match="not today"):
+        ckpt.restore(tmp_path / "step", options=options(atomic=True), **arguments)
+    assert holds(model, 0.0)
+    with pytest.raises(ValueError, match="not today") as caught:
+        ckpt.restore(tmp_path / "step", options=options(), **arguments)
+    assert "model held parts of two states" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="deleted"):
+        holds(model, 0.0)
+
+
+def test_who_keeps_the_error_keeps_no_old_array(tmp_path: Path) -> None:
+    """As restore_latest does, while it restores the step before the damaged one."""
+    ckpt.save(tmp_path / "good", model=Model(200.0))
+    ckpt.save(tmp_path / "bad", model=Model(100.0))
+    damaged(tmp_path / "bad")
+    model = Model(0.0)
+    last = weakref.ref(arrays(model)[-1])
+    with pytest.raises(ckpt.CheckpointCorrupt) as caught:
+        ckpt.restore(tmp_path / "bad", model=model, options=options())
+    assert last() is not None  # what was not replaced is still the model's
+    ckpt.restore(tmp_path / "good", model=model, options=options())
+    assert holds(model, 200.0) and caught.value.__traceback__ is not None
+    assert last() is None
+
+
+def test_a_deleted_array_is_not_kept(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "step", model=Model(100.0))
+    model = Model(0.0)
+    model.more = nnx.Param(jnp.ones(3))
+    model.more.get_raw_value().delete()
+    for only in (None, ["layers/**", "more"]):
+        with pytest.raises(ckpt.StructureMismatch, match="deleted"):
+            ckpt.restore(tmp_path / "step", model=model, missing="keep", only=only)
+    ckpt.restore(tmp_path / "step", model=model, only="layers/**")
+    assert holds(model, 100.0)

@@ -137,6 +137,44 @@ report(
     assert told[0]["failed"]["text"].startswith("process 1 cannot load it: CheckpointCorrupt")
 
 
+def test_no_object_is_set_before_all_processes_can(together):
+    """Objects are set while they are read; what does not fit in one process changes nothing in any."""
+    told = together("""
+from dataclasses import replace
+from flax import nnx
+
+class Model(nnx.Module):
+    def __init__(self, step, more=False):
+        values = state(step)
+        self.large, self.sharded = nnx.Param(values["large"]), nnx.Param(values["sharded"])
+        if more:
+            self.more = nnx.Param(values["replicated"])
+
+def is_at(model, step):
+    expected = state(step)
+    return all(
+        (np.asarray(here.data) == np.asarray(there.data)).all()
+        for name in ("large", "sharded")
+        for here, there in zip(
+            getattr(model, name).get_raw_value().addressable_shards,
+            expected[name].addressable_shards,
+        )
+    )
+
+parts = replace(options, max_host_bytes=1)  # each array is set as it comes
+ckpt.save(f"{directory}/one", model=Model(3), options=options)
+model = Model(9, more=index == 1)
+failed = raised(lambda: ckpt.restore(f"{directory}/one", model=model, options=parts))
+unchanged = is_at(model, 9)
+model = Model(9)
+ckpt.restore(f"{directory}/one", model=model, options=parts)
+report(failed=failed, unchanged=unchanged, restored=is_at(model, 3))
+""")
+    assert told[1]["failed"]["type"] == "StructureMismatch"
+    assert told[0]["failed"]["text"].startswith("process 1 cannot load it: StructureMismatch")
+    assert all(process["unchanged"] and process["restored"] for process in told)
+
+
 def test_a_late_process_is_named_while_it_is_waited_for(together):
     told = together("""
 import logging

@@ -116,8 +116,6 @@ class Checkpointer(Reading):
         persist = self._options.persist_policy
         listening = when_to if persist is None else when.any_of(when_to, persist)
         self._preemption = Preemption(self._processes, listening, self._options)
-        self._decision = self._deciding(when_to, self.latest_step)
-        self._persist = None if persist is None else self._deciding(persist, self._steps.latest)
         self._closed = self._lineage_began = False
         self._local: LocalTier | None = None
         if local_directory is not None:
@@ -128,6 +126,9 @@ class Checkpointer(Reading):
                 local_directory, run, names, self._processes, self._options, read_only
             )
         self._tiers = Tiers(self._steps, self._local)
+        # not a method of this object: dropped without close(), it is to end at once
+        self._decision = self._deciding(when_to, self._tiers.latest)
+        self._persist = None if persist is None else self._deciding(persist, self._steps.latest)
         self._saves = [self._in_flight]
         if self._local is not None:
             self._saves.insert(0, self._local.in_flight)

@@ -60,7 +60,8 @@ def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tup
     at += 1
     count = len(entries)
     # most containers hold leaves only, thousands of them at times: nothing is done for each
-    if tokens[at : at + count].count(0) == count:
+    all_there = at + count <= len(tokens) and tokens[at : at + 1] == [0]
+    if all_there and tokens[at : at + count].count(0) == count:
         paths += zip(*map(repeat, path), entries, strict=False)
         return Node(kind, tuple(entries), (LEAF,) * count, str(type_name)), at + count
     children: list[Node] = []

@@ -34,7 +34,15 @@ MARKER = "ckpt"
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
 _MAX_BYTES = 2**60
-_MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+_MISFITS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
 """What a record that is not ours makes of the code that reads it."""
 
 
@@ -342,9 +350,10 @@ def _checked_leaf(
     """A leaf that was found possible, one object for all leaves that are alike."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
-    spec = leaf_spec(kind, dtype, shape, detail)
-    if len(spec.shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in spec.shape):
+    # before a description is made, which is remembered, and 1.0 is 1 to a dictionary
+    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"impossible shape {shape!r}")
+    spec = leaf_spec(kind, dtype, shape, detail)
     if dtype and kind != "key":
         dtype_from_name(dtype)
     if spec.stored_bytes >= _MAX_BYTES:

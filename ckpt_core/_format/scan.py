@@ -49,6 +49,8 @@ def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict
 
 def _leaves(text: str, start: int, make: Callable[[Any], Any]) -> tuple[tuple[Any, ...], int]:
     """What was made of the entries of a list of lists; of those that read alike, once."""
+    if text.startswith("[]" + _AFTER_LEAVES, start):
+        return (), start + 2
     stop = text.find("]]" + _AFTER_LEAVES, start)
     if stop < 0 or not text.startswith('[["', start):
         raise ValueError(f"no leaves at {start}")

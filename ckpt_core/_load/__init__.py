@@ -250,43 +250,54 @@ def restore_checkpoint(
     in_place = None if options.atomic_restore else InPlace(options.max_host_bytes)
 
     def read(reading: Reading) -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
-        opened = opening()
-        with watched(opened, request.options, step) as tally:
-            read = _read_items(opened, targets, request, step, tally, begun, reading, in_place)
-            return opened, tally, *read
+        with contextlib.ExitStack() as watching:
+
+            def plan() -> tuple[Opened, Tally, list[Planned], Any]:
+                opened = opening()
+                tally = watching.enter_context(watched(opened, request.options, step))
+                return opened, tally, *_plan_items(opened, targets, request, step, tally)
+
+            opened, tally, prepared, context = (
+                plan() if in_place is None else _agreed(plan, request)
+            )
+            # pipelines begin to prefetch while the arrays are read
+            begun.extend(planned.begin() for planned in prepared if planned.begin is not None)
+            leaves = [
+                read_planned(opened, planned, request, context, tally, reading, in_place)
+                for planned in prepared
+            ]
+            return opened, tally, prepared, leaves
 
     try:
         with contextlib.nullcontext() if in_place is None else in_place.giving_up():
             opened, tally, prepared, leaves = _together(read, request)
+            finished = {
+                planned.item.name: planned.finish(read_leaves)
+                for planned, read_leaves in zip(prepared, leaves, strict=True)
+            }
     except BaseException:
         for undo in reversed(begun):
             undo()
         raise
-    finished = {
-        planned.item.name: planned.finish(read_leaves)
-        for planned, read_leaves in zip(prepared, leaves, strict=True)
-    }
     values = {name: finished[name] for name in targets}
     return Restored(
         values, path=opened.path, metadata=opened.metadata, report=tally.report(), step=step
     )
 
 
-def _read_items(
-    opened: Opened,
-    targets: Mapping[str, Any],
-    request: Request,
-    step: int | None,
-    tally: Tally,
-    begun: list[Callable[[], None]],
-    reading: Reading,
-    in_place: InPlace | None,
-) -> tuple[list[Planned], list[list[Any]]]:
-    """Everything that the targets need, read and verified.
+def _agreed(plan: Callable[[], Any], request: Request) -> Any:
+    """Plans; where several processes run, none changes anything before all could."""
+    processes = _processes.this_run()
+    if processes.count == 1:
+        return plan()
+    tag = f"{_processes.next_round()}/planned"
+    return processes.together(tag, plan, request.options.timeout_secs, _cannot_load)
 
-    Data pipelines are set first, and ``begun`` gets what sets them back; objects that can be set in
-    parts are set meanwhile, where ``in_place`` is given.
-    """
+
+def _plan_items(
+    opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None, tally: Tally
+) -> tuple[list[Planned], Any]:
+    """The targets matched against what was saved, and the context to read in."""
     context = new_context()
     prepared = [
         plan_item(opened, find_item(opened, name), target, request, context)
@@ -295,11 +306,4 @@ def _read_items(
     raise_mismatches(opened, prepared)
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
-    # pipelines begin to prefetch while the arrays are read
-    for planned in prepared:
-        if planned.begin is not None:
-            begun.append(planned.begin())
-    return prepared, [
-        read_planned(opened, planned, request, context, tally, reading, in_place)
-        for planned in prepared
-    ]
+    return prepared, context

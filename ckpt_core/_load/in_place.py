@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Generator
 from typing import Any
 
@@ -18,10 +19,10 @@ _BATCH_BYTES = 128 * MIB
 class InPlace:
     """Sets arrays on live objects as they come, instead of all at the end.
 
-    Each array that is set frees the one that it takes the place of, so that of the old state and
-    the new one together no more than one of them and a batch is in memory. What was begun cannot be
-    undone: where the restore fails, the objects hold parts of two states, and ``give_up`` sees to it
-    that nobody trains on that.
+    Each array that is set frees the one that it takes the place of, so that beside one state no
+    more than a batch of the other is in memory. What was begun cannot be undone: where the restore
+    fails, the objects hold parts of two states, and ``giving_up`` sees to it that nobody trains on
+    that.
 
     Args:
         limit_bytes: how much may wait to be set.
@@ -42,14 +43,15 @@ class InPlace:
         self._waiting_bytes += size_bytes
         planned.kept[result] = None  # or the old array would live on in the plan
         if self._waiting_bytes >= self._limit_bytes:
-            self._begun[planned.item.name] = None
-            self._set += self._waiting.values()
-            planned.set_leaves(self._waiting)
+            was_set = planned.set_leaves(self._waiting)
+            if was_set:
+                self._begun[planned.item.name] = None
+                self._set += was_set
             self._waiting, self._waiting_bytes = {}, 0
 
     def end_of_item(self) -> None:
-        """Lets go of what waits: the item is complete, and set as a whole once all are read."""
-        self._waiting, self._waiting_bytes = {}, 0
+        """Leaves the rest of an item to be set at the end; it counts towards what waits."""
+        self._waiting = {}
 
     @contextlib.contextmanager
     def giving_up(self) -> Generator[None]:
@@ -58,12 +60,24 @@ class InPlace:
             yield
         except BaseException as error:
             if self._begun:
-                for array in self._set:
-                    array.delete()
-                error.add_note(
-                    f"ckpt: {', '.join(name or 'the target' for name in self._begun)} held parts of two states, and "
-                    "the new parts were deleted, so that nothing goes on with them. Restore another "
-                    "step into it, or make it anew. Options(atomic_restore=True) changes nothing "
-                    "before all is read, for twice the memory"
-                )
+                self._give_up(error)
             raise
+
+    def _give_up(self, error: BaseException) -> None:
+        for array in self._set:
+            array.delete()
+        error.add_note(
+            f"ckpt: {', '.join(name or 'the target' for name in self._begun)} held parts of two states, and "
+            "the new parts were deleted, so that nothing goes on with them. Restore another step "
+            "into it, or make it anew. Options(atomic_restore=True) changes nothing before all is "
+            "read, for twice the memory"
+        )
+        # whoever keeps the error, to restore an older step meanwhile, must not keep the old arrays
+        seen: set[int] = set()
+        chain: list[BaseException | None] = [error]
+        while chain:
+            link = chain.pop()
+            if link is not None and id(link) not in seen:
+                seen.add(id(link))
+                traceback.clear_frames(link.__traceback__)
+                chain += [link.__cause__, link.__context__]

@@ -100,7 +100,8 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         selected=selected,
         item=item.name or None,
     )
-    _refuse_abstract_kept(found, flat, wanted, item, everything)
+    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
+    set_leaves = None if request.options.atomic_restore else _adapters.setter_of_parts(like)
     targets: dict[int, place.Target] = {}
     if not found.mismatches:
         chosen = [
@@ -116,7 +117,9 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         if request.sharding is not None:
             made = _with_sharding(item, entries, made, request.sharding)
         targets = {result: target for (result, _), target in zip(chosen, made, strict=True)}
-        place.check_room(item, made, request.sharding is not None)
+        # what is set in parts takes the room of what is there
+        placed = request.sharding is not None or set_leaves is not None
+        place.check_room(item, made, placed)
     return Planned(
         item,
         found.source,
@@ -124,7 +127,7 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         targets,
         lambda leaves: unflatten(flat.root, leaves),
         found,
-        set_leaves=_adapters.setter_of_parts(like),
+        set_leaves=set_leaves,
         paths=flat.paths,
     )
 
@@ -148,9 +151,8 @@ def _with_sharding(
 def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
     if isinstance(leaf, SavedLeaf):
         return None
-    if _is_deleted(
-        leaf
-    ):  # donated, or of a restore that failed: where a value goes, none is needed
+    # donated, or of a restore that failed: where a value goes, none is needed
+    if _is_deleted(leaf):
         weak: bool = getattr(leaf, "weak_type", False)
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     return describe(leaf, path)
@@ -166,6 +168,7 @@ def _refuse_abstract_kept(
     wanted: Sequence[LeafSpec | None],
     item: SavedItem,
     everything: bool,
+    selected: Select | None,
 ) -> None:
     """An abstract leaf, or a deleted one, has no value to keep: what is missing stays an error.
 
@@ -174,20 +177,17 @@ def _refuse_abstract_kept(
     """
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
     for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
-        valueless = isinstance(leaf, without_value) or (everything and _is_deleted(leaf))
-        if source is None and valueless:
-            text = format_path(path)
-            if not any(entry.path == text for entry in found.mismatches):
-                found.mismatches.append(
-                    Mismatch(
-                        text,
-                        "missing",
-                        None,
-                        "as saved" if spec is None else f"{spec} (abstract)",
-                        None,
-                        item.name,
-                    )
-                )
+        if source is not None:
+            continue
+        chosen = selected is None or (spec is not None and selected(path, spec))
+        deleted = chosen and _is_deleted(leaf)
+        if not deleted and not isinstance(leaf, without_value):
+            continue
+        text = format_path(path)
+        if not any(entry.path == text for entry in found.mismatches):
+            why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
+            now = "as saved" if spec is None else f"{spec} ({why})"
+            found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
 
 
 def _plan_as_saved(item: SavedItem, request: Request) -> Planned:

@@ -58,7 +58,8 @@ class Planned:
         finish: from the leaves of the result to the item's value.
         match: for the report; None without a target.
         begin: of an item that is set before the others are read: sets it, and gives what undoes that.
-        set_leaves: of a live object that can be set in parts: sets values, by path; None elsewhere.
+        set_leaves: of a live object that can be set in parts: sets values, by path, and gives those
+            that it holds now; None elsewhere.
         paths: in the result, where ``set_leaves`` is given.
     """
 
@@ -69,5 +70,5 @@ class Planned:
     finish: Callable[[list[Any]], Any]
     match: Match | None = None
     begin: Callable[[], Callable[[], None]] | None = None
-    set_leaves: Callable[[Mapping[Path, Any]], None] | None = None
+    set_leaves: Callable[[Mapping[Path, Any]], list[Any]] | None = None
     paths: Sequence[Path] = ()

@@ -206,8 +206,8 @@ class Write:
                     writer, put_bytes = self._start_item(attempt, item)
                     writers.append(writer)
                     written += put_bytes
-            if self._processes.index == 0:
-                self._describe(attempt)
+            if self._processes.index == 0 and self._local:
+                self._describe(attempt)  # the disk is busy with the arrays anyway
             watch = self._progress(attempt, written) if self._options.on_event else None
             for writer in writers:
                 writer.finish(watch)
@@ -274,6 +274,9 @@ class Write:
                     self._context,
                     target_data_file_bytes=self._options.target_data_file_bytes,
                 )
+        if not self._local:
+            # nothing is renamed there: what tells Orbax of a checkpoint comes after all of it
+            self._describe(attempt)
         record = Record(
             items={item.name: item.record for item in self._items},
             files=self._files(attempt),
@@ -310,7 +313,7 @@ class Write:
         return digest_all(attempt, self._items, self._digests, known, self._local, self._context)
 
     def _describe(self, attempt: Attempt) -> None:
-        """Process 0: writes what needs no array, while the disk is busy with the arrays anyway."""
+        """Process 0: writes what needs no array."""
         for name, data in self._metadata_files():
             attempt.write(name, data)
             self._described[name] = FileRecord.of(data)

@@ -127,12 +127,12 @@ def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
     """Disjoint ranges, in order, that hold all keys of these arrays."""
     if names is None:
         return [(b"", None)]
-    encoded = sorted(name.encode(errors="surrogateescape") for name in names)
+    encoded = {name.encode(errors="surrogateescape") for name in names}
     if b"" in encoded:  # a bare array has no name: its keys may be anywhere
         return [(b"", None)]
     ranges: list[KeyRange] = []
-    for name in encoded:
-        start, stop = name + b"/", name + b"0"  # "0" comes right after "/"
+    for start in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
+        stop = start[:-1] + b"0"  # "0" comes right after "/"
         if not ranges or ranges[-1][1] is None or start >= ranges[-1][1]:
             ranges.append((start, stop))
     return ranges

@@ -21,7 +21,8 @@ def markdown(path: Path) -> str:
         ConfigError: no results.
     """
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        whole_lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # the last may be cut
+        records = [json.loads(line) for line in whole_lines]
         environment, cases = records[0], read_cases(records)
     except FileNotFoundError as error:
         raise ConfigError(str(path), [(0, "there is no such file")]) from error

@@ -52,7 +52,9 @@ def read_record(path: Path) -> Any:
 
 
 def write_record(path: Path, record: Any) -> None:
-    body = record if isinstance(record, bytes) else json.dumps(record).encode()
+    # as ckpt writes it, which is what its own parser takes; bytes are written as they please
+    compact = record if isinstance(record, bytes) else json.dumps(record, separators=(",", ":"))
+    body = compact if isinstance(compact, bytes) else compact.encode()
     (path / "ckpt.json").write_bytes(_HEAD % crc32c.crc32c(body) + body + b"}\n")
 
 

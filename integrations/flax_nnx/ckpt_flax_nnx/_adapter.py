@@ -64,19 +64,26 @@ class NNXAdapter:
         if bare:
             _set_bare(obj, bare)
 
-    def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> None:
-        """Puts values on some Variables of ``obj``, by path; those that are no use alone are left.
+    def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
+        """Puts arrays on some Variables of ``obj``, by path; gives those that were set.
 
-        That are bare arrays, and mutable references, whose memory is written to.
+        Left for ``set_state`` are bare arrays, Variables that hold trees of arrays, and mutable
+        references, whose memory is written to.
         """
         live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
+        was_set: list[Any] = []
         for path, value in leaves.items():
             found: Any = live
             for key in path:
+                if isinstance(found, nnx.Variable):
+                    break  # what lies inside of one is no Variable
                 found = found[key]
-            is_variable = isinstance(found, nnx.Variable)
-            if is_variable and not variablelib.is_array_ref(found.get_raw_value()):
-                found.set_raw_value(value)
+            else:
+                is_variable = isinstance(found, nnx.Variable)
+                if is_variable and not variablelib.is_array_ref(found.get_raw_value()):
+                    found.set_raw_value(value)
+                    was_set.append(value)
+        return was_set
 
     def is_filter(self, only: Any, /) -> bool:
         """Whether it is a filter object of NNX, such as ``nnx.Not(nnx.Param)``."""

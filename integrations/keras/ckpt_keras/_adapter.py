@@ -53,14 +53,15 @@ class KerasAdapter:
         if _is_layer(obj):
             _refresh_normalization(obj)
 
-    def set_leaves(self, obj: Any, leaves: Mapping[tuple[str, ...], Any], /) -> None:
-        """Assigns some variables, by their paths in ``get_state(obj)``."""
+    def set_leaves(self, obj: Any, leaves: Mapping[tuple[str, ...], Any], /) -> list[Any]:
+        """Assigns some variables, by their paths in ``get_state(obj)``; gives their values now."""
         if _is_variable(obj):
             obj.assign(leaves[()])
-            return
-        for slot in slots_of(obj):
-            if slot.path in leaves:
-                slot.variable.assign(leaves[slot.path])
+            return [obj.value]
+        chosen = [slot for slot in slots_of(obj) if slot.path in leaves]
+        for slot in chosen:
+            slot.variable.assign(leaves[slot.path])
+        return [slot.variable.value for slot in chosen]
 
     def align(
         self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
