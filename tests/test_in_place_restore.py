@@ -100,6 +100,20 @@ def test_the_old_state_and_the_new_one_are_never_both_in_memory(
         assert extra <= 4 * LEAF_BYTES
 
 
+def test_many_small_items_are_no_way_around_it(tmp_path: Path) -> None:
+    """Each is less than what may wait; what waits of all of them is bounded."""
+    items = {f"layer{i}": nnx.Param(jnp.full((WIDTH, WIDTH), 100.0 + i)) for i in range(LAYERS)}
+    ckpt.save(tmp_path / "step", items=items)
+    targets = {name: nnx.Param(jnp.zeros((WIDTH, WIDTH))) for name in items}
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
+    memory = Memory()
+    few = ckpt.Options(max_host_bytes=2 * LEAF_BYTES, on_event=memory)
+    ckpt.restore(tmp_path / "step", items=targets, options=few)
+    assert all(bool((targets[name][...] == item[...]).all()) for name, item in items.items())
+    assert memory.most_bytes - before <= 6 * LEAF_BYTES
+
+
 @kinds
 def test_damage_midway_leaves_nothing_that_could_be_trained(tmp_path: Path, make: Any) -> None:
     ckpt.save(tmp_path / "good", model=make(200.0))

@@ -32,6 +32,7 @@ class InPlace:
         self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
         self._waiting: dict[Path, Any] = {}
         self._waiting_bytes = 0
+        self._late_bytes = 0
         self._set: list[Any] = []
         self._begun: dict[str, None] = {}
 
@@ -42,7 +43,7 @@ class InPlace:
         self._waiting[planned.paths[result]] = value
         self._waiting_bytes += size_bytes
         planned.kept[result] = None  # or the old array would live on in the plan
-        if self._waiting_bytes >= self._limit_bytes:
+        if self._waiting_bytes + self._late_bytes >= self._limit_bytes:
             was_set = planned.set_leaves(self._waiting)
             if was_set:
                 self._begun[planned.item.name] = None
@@ -50,8 +51,9 @@ class InPlace:
             self._waiting, self._waiting_bytes = {}, 0
 
     def end_of_item(self) -> None:
-        """Leaves the rest of an item to be set at the end; it counts towards what waits."""
-        self._waiting = {}
+        """Leaves the rest of an item to be set at the end; it counts towards what may wait."""
+        self._late_bytes += self._waiting_bytes
+        self._waiting, self._waiting_bytes = {}, 0
 
     @contextlib.contextmanager
     def giving_up(self) -> Generator[None]:
