@@ -18,6 +18,17 @@ import ckpt_core as ckpt
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs code that signals may end."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 @pytest.fixture(params=["local", "memory"])
 def directory(request, tmp_path: Path) -> str:
     return str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path.name}/fence"
@@ -102,13 +113,7 @@ signal.raise_signal(signal.SIGTERM)
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_one_that_was_closed_out_of_turn_does_not_end_the_run(tmp_path: Path, when: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OUT_OF_TURN, str(tmp_path), when],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_new_process(OUT_OF_TURN, str(tmp_path), when)
     assert done.stdout == "alive\n", done.stderr
     assert done.returncode == -signal.SIGTERM  # the second one ends the process as ever
 
@@ -142,13 +147,7 @@ print("deaf", flush=True)
 @pytest.mark.parametrize("how", ["kept", "dropped", "chained"])
 def test_one_that_was_left_open_does_not_end_the_run(tmp_path: Path, how: str) -> None:
     """It heard an earlier signal, so that this one is its second; not so for who asks now."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN, str(tmp_path), how],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_new_process(LEFT_OPEN, str(tmp_path), how)
     assert done.stdout == "alive\n", done.stderr
     assert done.returncode == -signal.SIGTERM
 
@@ -162,13 +161,7 @@ assert not ckpt.Checkpointer(sys.argv[1]).should_stop  # collecting garbage must
 signal.raise_signal(signal.SIGTERM)
 print("deaf", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = in_new_process(code, str(tmp_path / "run"))
     assert (done.stdout, done.returncode) == ("", -signal.SIGTERM)
 
 

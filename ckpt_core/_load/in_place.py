@@ -43,7 +43,9 @@ class InPlace:
         self._waiting[planned.paths[result]] = value
         self._waiting_bytes += size_bytes
         planned.kept[result] = None  # or the old array would live on in the plan
-        if self._waiting_bytes + self._late_bytes >= self._limit_bytes:
+        # never few bytes at a time: to set some leaves is to walk through all of an object
+        room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
+        if self._waiting_bytes >= room_bytes:
             was_set = planned.set_leaves(self._waiting)
             if was_set:
                 self._begun[planned.item.name] = None

@@ -154,7 +154,10 @@ class Reader:
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
     def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
-        if crc_of(data) != crc:
+        self._compare(leaf, file, crc_of(data), crc)
+
+    def _compare(self, leaf: int, file: str | None, found: int, crc: int) -> None:
+        if found != crc:
             raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
 
     def _checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
@@ -330,8 +333,8 @@ class Reader:
                 raise self._corrupt(leaf, "the file is truncated", file)
             if crc is not None:
                 found = crc_of(piece, found)
-        if crc is not None and found != crc:
-            raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
+        if crc is not None:
+            self._compare(leaf, file, found, crc)
 
     def _decode(self, leaf: int, key: str, shares: list[Share], crcs: list[int] | None) -> None:
         """A compressed chunk: decoded whole by TensorStore, then verified."""

@@ -166,11 +166,7 @@ def prepare_save(
     refusal: Exception | None = None
     story.happened("save_started")
     try:
-        check_metadata(metadata)
-        for name, value in items.items():
-            prepared.append(prepare_named(name, value, processes, options, copy, single))
-        if isinstance(options.compression, Mapping):
-            refuse_idle_patterns(prepared, options.compression)
+        prepared = prepare_items(items, metadata, processes, options, copy, single)
         if processes.index == 0:
             attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
     except Exception as error:
@@ -229,6 +225,26 @@ class Story:
             secs,
             written_bytes / max(secs, 1e-9) / 1e9,
         )
+
+
+def prepare_items(
+    items: Mapping[str, Any],
+    metadata: Any,
+    processes: _processes.Processes,
+    options: Options,
+    copy: Copy | None,
+    single: bool,
+    own: bool = False,
+) -> list[PreparedItem]:
+    """``prepare_item`` of all items of a save; refuses what cannot be saved with them."""
+    check_metadata(metadata)
+    prepared = [
+        prepare_named(name, value, processes, options, copy, single, own)
+        for name, value in items.items()
+    ]
+    if isinstance(options.compression, Mapping):
+        refuse_idle_patterns(prepared, options.compression)
+    return prepared
 
 
 def prepare_named(

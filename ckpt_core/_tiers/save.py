@@ -14,8 +14,8 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fence import Fence
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, next_round
-from ckpt_core._save import Story, check_metadata, prepare_named
-from ckpt_core._save.prepare import PreparedItem, refuse_idle_patterns, tree_digest
+from ckpt_core._save import Story, prepare_items
+from ckpt_core._save.prepare import PreparedItem, tree_digest
 from ckpt_core._save.write import Notes, Write
 from ckpt_core._staging import Copy
 from ckpt_core._tiers.agreement import Start, judge_start
@@ -62,13 +62,9 @@ def prepare_local(
     refusal: Exception | None = None
     story.happened("save_started")
     try:
-        check_metadata(what.metadata)
-        for name, value in what.items.items():
-            items.append(
-                prepare_named(name, value, processes, options, copy, what.single, own=True)
-            )
-        if isinstance(options.compression, Mapping):
-            refuse_idle_patterns(items, options.compression)
+        items = prepare_items(
+            what.items, what.metadata, processes, options, copy, what.single, own=True
+        )
     except Exception as error:
         if processes.count == 1:
             story.happened("save_failed", error=error)
