@@ -165,8 +165,14 @@ class _Walk:
         make: Callable[[list[Any]], Any] | None = None,
     ) -> Node:
         keys = tuple(keys)
-        visit = self.visit
-        children = [visit(value, (*path, key)) for key, value in zip(keys, values, strict=True)]
+        children: list[Node] = []
+        for key, value in zip(keys, values, strict=True):
+            if type(value) in self._known_leaf_types:  # of thousands each a call less
+                self.paths.append((*path, key))
+                self.leaves.append(value)
+                children.append(LEAF)
+            else:
+                children.append(self.visit(value, (*path, key)))
         return Node(kind, keys, tuple(children), type_name, make)
 
     def _object(self, value: Any, path: Path) -> Node:

@@ -120,4 +120,6 @@ class Claim:
             self._descriptor = None
 
     def __del__(self) -> None:
-        self.close()
+        # the interpreter takes modules apart before the last objects; the system lets go then
+        if callable(getattr(os, "close", None)):
+            self.close()

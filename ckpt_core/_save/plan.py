@@ -131,18 +131,25 @@ def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
     data = list(flat.leaves)
     classes: set[type] = set()  # of arrays whose avals say all that a spec does
     alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which is kept with it
+    before: Any = None  # most arrays lie where the one before lies
+    was_committed, where = True, None
     for position, leaf in enumerate(flat.leaves):
         known = alike.get(id(leaf.aval)) if type(leaf) in classes else None
         if known is not None and not leaf.is_deleted():
-            spec = known[1]
-        else:
-            spec = _described(leaf, flat.paths[position])
-            if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
-                classes.add(type(leaf))
-                alike[id(aval)] = aval, spec
-        specs.append(spec)
+            sharding, committed = leaf.sharding, leaf.committed
+            if sharding != before or committed != was_committed:
+                before, was_committed, where = sharding, committed, _bound(leaf)
+            specs.append(known[1])
+            shardings.append(where)
+            stored.append(where)
+            continue
+        spec = _described(leaf, flat.paths[position])
         bound = _bound(leaf) if spec.kind in ("jax", "key") else None
+        specs.append(spec)
         shardings.append(bound)
+        if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
+            classes.add(type(leaf))
+            alike[id(aval)] = aval, spec
         if spec.kind == "key":
             data[position] = jax.random.key_data(leaf)
             bound = _bound(data[position])

@@ -192,20 +192,12 @@ class Write:
         """The arrays, states and checksums of this process; gives their digests for process 0."""
         # every process's databases are merged in the context that wrote this process's one
         self._context = new_context(durable=self._options.durable)
-        self._items = [item.landed() for item in self._items]
+        self._items[:] = [item.landed() for item in self._items]
         writers: list[ArrayWriter] = []
-        written = 0
         if self._notes.guard is not None and self._processes.index == 0:
             self._notes.guard.take()
         try:
-            for item in self._items:
-                for name, data in item.state_files.items():
-                    attempt.write(f"{item.name}/{name}", data)
-                    written += len(data)
-                if item.record.form == "tree":
-                    writer, put_bytes = self._start_item(attempt, item)
-                    writers.append(writer)
-                    written += put_bytes
+            written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._processes.index == 0 and self._local:
                 self._describe(attempt)  # the disk is busy with the arrays anyway
             watch = self._progress(attempt, written) if self._options.on_event else None
@@ -235,8 +227,18 @@ class Write:
 
         return watch
 
-    def _start_item(self, attempt: Attempt, item: PreparedItem) -> tuple[ArrayWriter, int]:
-        """Starts writing an item's arrays, and writes their checksums; gives the arrays' bytes."""
+    def _start_item(self, attempt: Attempt, item: PreparedItem, writers: list[ArrayWriter]) -> int:
+        """Starts writing an item, and writes its arrays' checksums; gives the bytes to write.
+
+        Args:
+            attempt: of the save.
+            item: a tree, or what this process has of a state.
+            writers: that of a tree's arrays is added, to be finished, or aborted where this fails.
+        """
+        for name, data in item.state_files.items():
+            attempt.write(f"{item.name}/{name}", data)
+        if item.record.form != "tree":
+            return sum(map(len, item.state_files.values()))
         arrays, linked = item.arrays, None
         if self._links is not None:
             linked = self._links.link(item, attempt.path, self._context)
@@ -249,20 +251,17 @@ class Write:
             target_data_file_bytes=options.target_data_file_bytes,
             max_host_bytes=options.max_host_bytes,
         )
-        try:
-            if linked is not None:
-                self._linked.append(linked)
-                arrays = linked.to_write(arrays)
-                for child, runs in linked.runs.items():
-                    writer.take_over(child, runs)
-            checksums = writer.put(arrays) | ({} if linked is None else linked.checksums)
-            self._checksums[item.name] = checksums
-            name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
-            attempt.write(name, dump_checksums(checksums))
-        except BaseException:
-            writer.abort()
-            raise
-        return writer, sum(array.size_bytes for array in arrays)
+        writers.append(writer)
+        if linked is not None:
+            self._linked.append(linked)
+            arrays = linked.to_write(arrays)
+            for child, runs in linked.runs.items():
+                writer.take_over(child, runs)
+        checksums = writer.put(arrays) | ({} if linked is None else linked.checksums)
+        self._checksums[item.name] = checksums
+        name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
+        attempt.write(name, dump_checksums(checksums))
+        return sum(array.size_bytes for array in arrays)
 
     def _commit(self, attempt: Attempt) -> None:
         """Process 0: merges, describes, and makes the checkpoint visible."""

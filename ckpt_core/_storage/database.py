@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,18 +17,20 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
 from ckpt_core._leaves import LeafSpec
-from ckpt_core._options import codec_parts
-from ckpt_core._plan import INLINE_BYTES, Region, chunk_count, chunk_key, region_slices, whole
+from ckpt_core._plan import INLINE_BYTES, Region, region_slices
+from ckpt_core._storage.zarr import layout_of, zarr_metadata
 
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
 """A node of the index: whoever wants few arrays of many reads few nodes, about 600 keys each."""
-_ALIGNMENT = 64
 _WATCH_SECS = 0.1
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More than there are cores write no faster, and take them from the training step."""
 SMALL_LEAF_BYTES = 256 * 1024
 """Up to this size an array's chunks are cheaper as plain keys than through an opened array."""
+_MANY_ARRAYS = 2000
+_FIRST_SHARE = 0.7
+"""Of many arrays so many go ahead: TensorStore is done with them when the rest has been queued."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 KeyRun = tuple[bytes, bytes]
@@ -154,71 +154,6 @@ def counters() -> dict[str, float]:
     return found
 
 
-def zarr_metadata(
-    dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
-) -> dict[str, Any]:
-    """``zarr.json`` of an array (zarr-specs, core v3)."""
-    itemsize = np.dtype(_numpy_name(dtype)).itemsize
-    codecs: list[dict[str, Any]] = [{"name": "bytes"}]
-    if itemsize > 1:
-        codecs[0]["configuration"] = {"endian": "little"}
-    if codec is not None:
-        codecs.append(_compressor(codec, itemsize))
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": codecs,
-        "fill_value": _fill_value(dtype),
-    }
-
-
-def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
-    name, compressor, level = codec_parts(codec)
-    if name == "zstd":
-        return {"name": "zstd", "configuration": {"level": level}}
-    configuration = {
-        "cname": compressor,
-        "clevel": level,
-        # bytes of one significance together; of single bytes (masks, small ints) the bits
-        "shuffle": "shuffle" if itemsize > 1 else "bitshuffle",
-        "typesize": itemsize,
-        "blocksize": 0,
-    }
-    return {"name": "blosc", "configuration": configuration}
-
-
-def _numpy_name(dtype: str) -> Any:
-    import ml_dtypes
-
-    return getattr(ml_dtypes, dtype, dtype)
-
-
-def _fill_value(dtype: str) -> Any:
-    if dtype == "bool":
-        return False
-    if dtype.startswith("complex"):
-        return [0.0, 0.0]
-    return 0 if dtype.startswith(("int", "uint")) else 0.0
-
-
-@functools.lru_cache(4096)
-def _layout(
-    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
-) -> tuple[bytes, str | None]:
-    """``zarr.json`` of arrays, and the key below each where one chunk holds all of it."""
-    metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
-    # values lie in a file in the order of their keys, an array's chunks before its
-    # metadata: filled up with blanks, it lets the next array begin where it can be mapped
-    size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
-    count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
-    metadata += b" " * (-(len(metadata) + count * size) % _ALIGNMENT)
-    return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None
-
-
 class ArrayWriter:
     """Writes one process's arrays of one item; nothing is durable before ``finish``.
 
@@ -255,14 +190,14 @@ class ArrayWriter:
         self._limit_bytes = max_host_bytes
         self._first = process == 0
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
+        self._held_bytes = 0
+        self._committing: list[Any] = []
         self._begin()
 
     def _begin(self) -> None:
         self._transaction: Any = ts.Transaction(atomic=True)
         self._keys: Any = self._store.with_transaction(self._transaction)
-        self._held_bytes = 0
         self._writes: list[Any] = []
-        self._committing: Any = None
 
     def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
         """Queues keys of a database in a directory below this one: their index entries, no data.
@@ -284,22 +219,29 @@ class ArrayWriter:
     def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, list[int]]:
         """Starts writing arrays, whose values must not change until ``finish``.
 
+        Takes the values of small arrays out of their ``pieces``: TensorStore has copies of them.
+
         Returns:
             The checksums of their chunks, by key.
         """
         checksums: dict[str, list[int]] = {}
         large: list[ArrayToWrite] = []
+        copied: list[list[Piece]] = []
         known: dict[Any, tuple[bytes, str | None]] = {}  # by what hashes faster than a spec
-        for array in arrays:
+        ahead = int(len(arrays) * _FIRST_SHARE) if len(arrays) >= _MANY_ARRAYS else None
+        for position, array in enumerate(arrays):
+            if position == ahead:
+                self.start()
+                self._begin()
             name, spec, chunk, pieces, size_bytes, codec, _ = array
             layout = known.get((id(spec), chunk, codec))
             if layout is None:
-                layout = known[id(spec), chunk, codec] = _layout(*array.stored)
+                layout = known[id(spec), chunk, codec] = layout_of(*array.stored)
             metadata, only_key = layout
             prefix = f"{name}/" if name else ""
             if self._first:
                 # the metadata is the same on all processes
-                self._keys.write(f"{prefix}zarr.json", metadata)
+                self._keys[f"{prefix}zarr.json"] = metadata
             if size_bytes > SMALL_LEAF_BYTES or codec is not None:
                 self._put_large(array)
                 large.append(array)
@@ -312,9 +254,13 @@ class ArrayWriter:
                 data = values.tobytes()
                 # a plain key is cheaper than an opened array (11 us against 110)
                 self._make_room(len(data))
-                self._keys.write(key, data)
+                self._keys[key] = data
                 checksums[key] = [crc_of(data)]
+            copied.append(pieces)
         self.start()
+        # to free thousands of values takes a while: TensorStore is busy meanwhile
+        for pieces in copied:
+            pieces.clear()
         # checksums of what is large are computed while it is being written
         for array in large:
             for key, values in stored_chunks(array.name, array.pieces, array.chunk):
@@ -346,6 +292,7 @@ class ArrayWriter:
             self.start()
             self.finish()
             self._begin()
+            self._held_bytes = 0
         self._held_bytes += size_bytes
 
     def start(self) -> None:
@@ -353,7 +300,7 @@ class ArrayWriter:
         try:
             for write in self._writes:
                 write.copy.result()
-            self._committing = self._transaction.commit_async()
+            self._committing.append(self._transaction.commit_async())
         except Exception as error:
             raise system_error(error, "writing arrays") from error
 
@@ -364,21 +311,22 @@ class ArrayWriter:
             watch: called now and then meanwhile.
         """
         try:
-            while watch is not None and not self._committing.done():
-                with contextlib.suppress(TimeoutError):
-                    self._committing.result(timeout=_WATCH_SECS)
-                watch()
-            self._committing.result()
+            for committing in self._committing:
+                while watch is not None and not committing.done():
+                    with contextlib.suppress(TimeoutError):
+                        committing.result(timeout=_WATCH_SECS)
+                    watch()
+                committing.result()
+            self._committing.clear()
         except Exception as error:
             raise system_error(error, "writing arrays") from error
 
     def abort(self) -> None:
         """Drops what was queued, and returns when nothing is being written any more."""
         self._transaction.abort()
-        for future in [*(write.copy for write in self._writes), self._committing]:
+        for future in [*(write.copy for write in self._writes), *self._committing]:
             with contextlib.suppress(Exception):
-                if future is not None:
-                    future.result()
+                future.result()
 
 
 _ERRNO = re.compile(r"os_error_code='(\d+)'")

@@ -1,0 +1,116 @@
+"""Trees of thousands of arrays: a part of them is being committed while the rest is queued."""
+
+from __future__ import annotations
+
+import weakref
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._leaves import describe
+from ckpt_core._plan import whole
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context
+
+COUNT = 2500
+KIB = 1024
+
+
+def tree(count: int = COUNT) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(count)
+    return {f"w{number}": jax.device_put(rng.random(64)) for number in range(count)}
+
+
+def arrays(count: int = COUNT, elements: int = 64) -> list[ArrayToWrite]:
+    found: list[ArrayToWrite] = []
+    for number in range(count):
+        value = np.full(elements, number, np.float32)
+        spec = describe(value, (f"w{number}",))
+        piece = whole(value.shape), value
+        found.append(ArrayToWrite(f"w{number}", spec, value.shape, [piece], value.nbytes))
+    return found
+
+
+def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
+    return ArrayWriter(
+        Location(str(path), True),
+        0,
+        1,
+        new_context(),
+        target_data_file_bytes=2**30,
+        max_host_bytes=max_host_bytes,
+    )
+
+
+@pytest.mark.parametrize("count", [1999, 2000, COUNT])
+def test_all_of_them_come_back(tmp_path, count):
+    saved = tree(count)
+    ckpt.save(tmp_path / "c", saved)
+    loaded = ckpt.load(tmp_path / "c")
+    assert list(loaded) == list(saved)
+    for name, value in saved.items():
+        np.testing.assert_array_equal(loaded[name], value)
+    assert ckpt.verify(tmp_path / "c").ok
+    files = list((tmp_path / "c" / "state" / "ocdbt.process_0" / "d").iterdir())
+    assert (len(files) > 1) == (count >= 2000), files
+
+
+def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
+    many = arrays()
+    values = [weakref.ref(array.pieces[0][1]) for array in many]
+    ours = writer(tmp_path / "item")
+    ours.put(many)
+    assert not any(value() is not None for value in values)
+    ours.finish()
+
+
+def test_a_limit_holds_for_both_parts_together(tmp_path, monkeypatch):
+    limit, most = 256 * KIB, 0
+    start, finish = ArrayWriter.start, ArrayWriter.finish
+
+    def starting(self):
+        nonlocal most
+        most = max(most, self._held_bytes)
+        start(self)
+
+    monkeypatch.setattr(ArrayWriter, "start", starting)
+    ours = writer(tmp_path / "item", limit)
+    ours.put(arrays())
+    assert len(ours._committing) >= 1
+    finish(ours)
+    assert 0 < most <= limit
+    assert 2 * limit < COUNT * 64 * 4  # so that there was something to cut
+
+
+def test_the_first_part_fails(tmp_path):
+    (tmp_path / "item").mkdir()
+    (tmp_path / "item" / "ocdbt.process_0").write_text("a file where a directory must be")
+    ours = writer(tmp_path / "item")
+
+    def write() -> None:
+        ours.put(arrays())
+        ours.finish()
+
+    with pytest.raises((OSError, ckpt.CheckpointError)):
+        write()
+    ours.abort()
+
+
+def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, monkeypatch):
+    ckpt.save(tmp_path / "c", {"w": np.arange(3)})
+    begin = ArrayWriter._begin
+    calls: list[ArrayWriter] = []
+
+    def failing(self):
+        calls.append(self)
+        if len(calls) == 2:  # after the first part was started
+            raise OSError(28, "No space left on device")
+        begin(self)
+
+    monkeypatch.setattr(ArrayWriter, "_begin", failing)
+    with pytest.raises(OSError, match="No space left"):
+        ckpt.save(tmp_path / "c", tree(), overwrite=True)
+    assert len(calls) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+    np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
