@@ -3,7 +3,8 @@
 Two states: many small leaves and a few large ones. Every round runs each contestant once, in turn,
 so that a slow minute of the machine meets all of them; the table shows the median and, behind it,
 the fastest and slowest round. ckpt fsyncs every file and directory and records checksums when it
-saves, and verifies them when it loads; Orbax does neither. The floor is what the same bytes cost
+saves, and verifies them when it loads; Orbax fsyncs data files only, and neither records nor verifies
+checksums. The floor is what the same bytes cost
 without any checkpoint: one file, written and fsynced, then read.
 
 What would distort such figures is kept out of them: a first round is not counted; what was written

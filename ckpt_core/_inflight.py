@@ -54,8 +54,8 @@ class InFlight:
                 first.wait()
             work()
 
-        self.step = step
         self._pending = PendingSave(f"{self._directory}: step {step}", work_then, "ckpt-save")
+        self.step = step
 
     def raise_failure(self) -> None:
         """Raises what made an ended save fail, with its own type; once.

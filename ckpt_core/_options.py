@@ -26,8 +26,9 @@ class Options:
             rest is not compressed, and a pattern that matches no leaf is a ValueError of the save.
             Float weights shrink by a tenth or two at a quarter of the speed.
         link_unchanged: a Checkpointer on a local file system, in a run of one process, writes no
-            ``jax.Array`` again that it saved in its last step and whose values still have the
-            same checksums: it shares that step's data files by hard links. Each step stays whole
+            array again that is as it was in its last step (the same object with the same
+            checksums, or any of 1 MiB and more, not compressed, with the same bytes): it shares
+            that step's data files by hard links. Each step stays whole
             by itself, whichever others are deleted, and damage is detected as ever; but a bad
             sector in a shared file damages all the steps that share it. On, because most of such
             state (frozen weights, embeddings) can be had elsewhere, and steps that each took the

@@ -1,7 +1,8 @@
 """Trains on several processes, loses one, and goes on with fewer: the loss curve continues.
 
     python examples/multihost.py --demo          # plays it on this machine, four processes of the CPU
-    python examples/multihost.py --steps 100     # one process of a real run: started once per host
+    python examples/multihost.py --distributed --directory /shared/run --steps 100
+                                                 # one process of a real run: started once per host
 
 Half of the model's layers are data-parallel (each process has a copy) and half are sharded over all
 devices (as in FSDP), so both sorts of arrays are saved, and restored onto another number of
@@ -99,6 +100,7 @@ def train(directory: Path, steps: int, die_at: int | None) -> None:
     state = fresh_state(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_of = jax.jit(update, out_shardings=(places, NamedSharding(mesh, PartitionSpec())))
+    # short, so that the demo notices a loss soon; leave the default (600) on a cluster
     options = ckpt.Options(timeout_secs=10)
     with ckpt.Checkpointer(
         directory / "steps", save_interval_steps=5, max_to_keep=2, options=options

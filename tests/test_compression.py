@@ -137,3 +137,20 @@ def test_a_leaf_of_an_unknown_codec_is_damage(tmp_path):
     file.write_bytes(b'{"crc32c":"%08x","record":' % crc32c.crc32c(body) + body + b"}\n")
     with pytest.raises(ckpt.CheckpointCorrupt, match="lzma:4"):
         ckpt.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("spec", [(), ("x",), (None, "x"), ("x", "y")])
+@pytest.mark.parametrize("limit_bytes", [1024, 40_000])
+def test_a_limit_that_is_smaller_than_an_array(tmp_path, limit_bytes, spec):
+    """What is compressed is held until it is committed: it goes chunk by chunk then."""
+    import jax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    values = np.arange(136 * 72, dtype=np.float32).reshape(136, 72) % 11
+    saved = {"w": jax.device_put(values, NamedSharding(mesh, P(*spec))), "scalar": jnp.float32(3)}
+    options = ckpt.Options(compression="zstd", chunk_bytes=3_000, max_host_bytes=limit_bytes)
+    ckpt.save(tmp_path / "c", saved, options=options)
+    assert equal(ckpt.load(tmp_path / "c"), saved)
+    assert ckpt.verify(tmp_path / "c").ok

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("keras")
 
 LIMIT_SECS = 240
 
 CODE = """
-import os, sys, json
-directory, epochs, seed, count, index, port = sys.argv[1], *map(int, sys.argv[2:])
+import os, sys, json, signal, time
+directory, epochs, seed, count, index, port = sys.argv[1], *map(int, sys.argv[2:7])
 os.environ["KERAS_BACKEND"] = "jax"
 import jax
 if count > 1:
@@ -34,15 +35,23 @@ model.compile("adam", "mse", metrics=["mae"])
 rng = np.random.default_rng(0)
 x, y = rng.random((32, 4)).astype("f4"), rng.random((32, 2)).astype("f4")
 share = slice(index * 32 // count, (index + 1) * 32 // count)
-callback = OrbaxCheckpointCallback(directory, save_freq="epoch")
-history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback])
+frequency, told = sys.argv[7], int(sys.argv[8])
+callback = OrbaxCheckpointCallback(directory, save_freq=int(frequency) if frequency.isdigit() else frequency)
+class Told(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == told and index == count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2)  # the service needs a moment to tell the others
+history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Told()])
 values = [np.asarray(v.value.addressable_data(0)).tobytes().hex() for v in model.variables + model.optimizer.variables]
 print("REPORT" + json.dumps([history.epoch, values]), flush=True)
 """
 
 
-def start(directory: Path, epochs: int, seed: int, count: int) -> list[Any]:
-    """What each of ``count`` processes reported."""
+def start(
+    directory: Path, epochs: int, seed: int, count: int, frequency: str = "epoch", told: int = -1
+) -> list[Any]:
+    """What each of ``count`` processes reported; the last one gets SIGTERM in the epoch ``told``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,7 +62,7 @@ def start(directory: Path, epochs: int, seed: int, count: int) -> list[Any]:
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CODE]
-            + [str(a) for a in (directory, epochs, seed, count, index, port)],
+            + [str(a) for a in (directory, epochs, seed, count, index, port, frequency, told)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -84,3 +93,14 @@ def test_10_two_processes_save_and_go_on(tmp_path: Path):
     assert resumed[0][1] == straight[0][1] and resumed[1][1] == straight[0][1]
     (alone,) = start(tmp_path / "run", 3, 9, 1)
     assert alone == [[], straight[0][1]]
+
+
+@pytest.mark.parametrize("frequency", ["epoch", "1000"])
+def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str):
+    """One of them is told; with a number of batches nothing would be due then, and it is saved."""
+    reports = start(tmp_path / "run", 9, 0, 2, frequency, told=1)
+    assert reports[0] == reports[1]
+    epochs, values = reports[0]
+    assert epochs in ([0, 1], [0, 1, 2])
+    (alone,) = start(tmp_path / "run", len(epochs), 5, 1, frequency)
+    assert alone == [[], values]

@@ -27,16 +27,23 @@ def told(key):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key + ":"))
 
-path, warm, spec, limit = *sys.argv[1:4], int(sys.argv[4])
+path, warm, spec, limit, dtype = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
 mesh = Mesh(np.array(jax.devices()), ("x",))
 specs = {"none": None, "rows": PartitionSpec("x"), "columns": PartitionSpec(None, "x")}
 sharding = None if specs[spec] is None else NamedSharding(mesh, specs[spec])
 options = ckpt.Options(max_host_bytes=limit)
-ckpt.load(warm, sharding=sharding, options=options)
+
+def load(path):
+    if not dtype:
+        return ckpt.load(path, sharding=sharding, options=options)
+    like = {leaf.path: jax.ShapeDtypeStruct(leaf.shape, dtype) for leaf in ckpt.inspect(path).items["state"].leaves}
+    return ckpt.load(path, like, cast=True, options=options)
+
+load(warm)
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")  # the peak begins anew
 before = told("VmRSS")
-loaded = jax.block_until_ready(ckpt.load(path, sharding=sharding, options=options))
+loaded = jax.block_until_ready(load(path))
 print(json.dumps([sum(leaf.nbytes for leaf in jax.tree.leaves(loaded)), told("VmHWM") - before]))
 """
 
@@ -74,7 +81,7 @@ def test_the_peak_is_what_is_loaded(
 ):
     """With a limit smaller than one array, too: on the CPU its buffer is the array."""
     loaded_bytes, peak_bytes = run_python(
-        CHILD, str(saved / name), str(saved / "warm"), spec, str(limit_bytes)
+        CHILD, str(saved / name), str(saved / "warm"), spec, str(limit_bytes), ""
     )
     assert loaded_bytes >= LOADED_BYTES
     assert 0.8 * loaded_bytes < peak_bytes < 1.1 * loaded_bytes
@@ -83,7 +90,20 @@ def test_the_peak_is_what_is_loaded(
 def test_compressed_chunks_are_decoded_into_their_place(run_python: Any, saved: Path):
     """Not kept decoded, nor copied: a few chunks on their way are all that is there besides."""
     loaded_bytes, peak_bytes = run_python(
-        CHILD, str(saved / "packed"), str(saved / "warm"), "none", str(16 * MIB)
+        CHILD, str(saved / "packed"), str(saved / "warm"), "none", str(16 * MIB), ""
     )
     assert loaded_bytes >= LOADED_BYTES
     assert 0.8 * loaded_bytes < peak_bytes < 1.3 * loaded_bytes
+
+
+@pytest.mark.parametrize(("name", "beyond_bytes"), [("one", 48 * MIB), ("packed", 112 * MIB)])
+def test_what_is_cast_is_never_there_as_a_whole(
+    run_python: Any, saved: Path, name: str, beyond_bytes: int
+):
+    """It is 256 MiB as it is stored, and some blocks (or chunks that are decoded) are on their way."""
+    loaded_bytes, peak_bytes = run_python(
+        CHILD, str(saved / name), str(saved / "warm"), "none", str(4096 * MIB), "bfloat16"
+    )
+    assert loaded_bytes >= LOADED_BYTES // 2
+    print(f"{name}: {peak_bytes / loaded_bytes:.2f} of what is loaded")
+    assert 0.8 * loaded_bytes < peak_bytes < loaded_bytes + beyond_bytes

@@ -11,18 +11,19 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._leaves import describe
 from ckpt_core._plan import whole
-from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
 
-COUNT = 2500
+COUNT = 4000
 KIB = 1024
 
 
-def tree(count: int = COUNT) -> dict[str, jax.Array]:
+def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
     rng = np.random.default_rng(count)
-    return {f"w{number}": jax.device_put(rng.random(64)) for number in range(count)}
+    values = rng.random((count, elements), np.float32)
+    return {f"w{number}": jax.device_put(value) for number, value in enumerate(values)}
 
 
-def arrays(count: int = COUNT, elements: int = 64) -> list[ArrayToWrite]:
+def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
     found: list[ArrayToWrite] = []
     for number in range(count):
         value = np.full(elements, number, np.float32)
@@ -43,17 +44,58 @@ def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
     )
 
 
-@pytest.mark.parametrize("count", [1999, 2000, COUNT])
-def test_all_of_them_come_back(tmp_path, count):
-    saved = tree(count)
+@pytest.fixture
+def parts(monkeypatch) -> list[ArrayWriter]:
+    """One entry for every part of a save that is handed to TensorStore."""
+    started: list[ArrayWriter] = []
+    start = ArrayWriter.start
+
+    def starting(self: ArrayWriter) -> None:
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(ArrayWriter, "start", starting)
+    return started
+
+
+@pytest.mark.parametrize(("count", "elements", "expected"), [(1999, 512, 1), (2000, 512, 2)])
+def test_all_of_them_come_back(tmp_path, parts, count, elements, expected):
+    saved = tree(count, elements)
     ckpt.save(tmp_path / "c", saved)
+    assert len(parts) == expected
     loaded = ckpt.load(tmp_path / "c")
     assert list(loaded) == list(saved)
     for name, value in saved.items():
         np.testing.assert_array_equal(loaded[name], value)
     assert ckpt.verify(tmp_path / "c").ok
-    files = list((tmp_path / "c" / "state" / "ocdbt.process_0" / "d").iterdir())
-    assert (len(files) > 1) == (count >= 2000), files
+
+
+def test_where_the_rest_is_small_or_not_local_it_does_not_go_alone(tmp_path, parts):
+    ckpt.save(tmp_path / "c", tree(2000, 16))
+    assert len(parts) == 1
+    ckpt.save("memory://many-arrays/c", tree(2000, 512))
+    assert len(parts) == 2
+
+
+def test_a_first_part_that_takes_longer_than_the_queueing(tmp_path, monkeypatch):
+    """The second one then meets a manifest that was written under its hands."""
+    ours = writer(tmp_path / "item")
+    many = arrays()
+    expected = {array.name: array.pieces[0][1].copy() for array in many}
+    monkeypatch.setattr(ArrayWriter, "_going_ahead", lambda self, arrays: len(arrays) - 1)
+    ours.put(many)
+    ours.finish()
+    index = read_index(Location(str(tmp_path / "item"), True), new_context())
+    for name, value in expected.items():
+        extent = index.get(f"{name}/c/0")
+        assert extent is not None
+        data = (
+            extent.value
+            or (tmp_path / "item" / extent.file).read_bytes()[
+                extent.offset : extent.offset + extent.size_bytes
+            ]
+        )
+        np.testing.assert_array_equal(np.frombuffer(data, np.float32), value)
 
 
 def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):

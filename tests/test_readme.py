@@ -27,8 +27,6 @@ namespace = {"__name__": "readme"}
 for code in json.load(sys.stdin):
     exec(compile(code, sys.argv[1], "exec"), namespace)
 """
-# What must be done before some README's first block.
-BEFORE = {"torchax": "from ckpt_torchax import shim; shim.install()"}
 
 
 def blocks_of(text: str) -> list[tuple[int, str]]:
@@ -36,12 +34,12 @@ def blocks_of(text: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, found.start()) + 1, found[1]) for found in BLOCK.finditer(text)]
 
 
-def run_blocks(readme: Path, directory: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+def run_blocks(readme: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     """The README's blocks, one after the other in one namespace of a fresh interpreter."""
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
     # Empty lines in front make line numbers of tracebacks those of the README.
-    codes = [before, *("\n" * line + code for line, code in blocks)]
+    codes = ["\n" * line + code for line, code in blocks]
     return subprocess.run(
         [sys.executable, "-c", RUN, str(readme)],
         input=json.dumps(codes),
@@ -56,7 +54,7 @@ def run_blocks(readme: Path, directory: Path, before: str = "") -> subprocess.Co
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_run(readme: Path, tmp_path: Path):
-    done = run_blocks(readme, tmp_path, BEFORE.get(readme.parent.name, ""))
+    done = run_blocks(readme, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -61,7 +61,7 @@ class Share:
         return place if place.shape == chunk and place.flags.c_contiguous else None
 
     def take(self, block: Block, values: Array) -> None:
-        """Copies its share of a block's values."""
+        """Copies its share of a block's values; the buffer may be of another dtype."""
         part, out = self.part, self.out
         if not part.in_region:
             out[...] = values[0]

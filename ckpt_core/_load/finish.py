@@ -17,6 +17,7 @@ from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.wants import Planned, Reading, Want
+from ckpt_core._plan import region_size
 from ckpt_core._tree import array_name, format_path
 
 
@@ -49,7 +50,9 @@ def read_planned(
         elif result in planned.targets:
             target = planned.targets[result]
             mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
-            wants.append(Want(position, target.regions, mapped, target.sharding))
+            alike = spec.dtype == target.spec.dtype
+            dtype = None if alike else place.converted_as_read(spec, target.spec)
+            wants.append(Want(position, target.regions, mapped, target.sharding, dtype))
             results.append(result)
     if wants:
         for result, (want, parts) in zip(
@@ -58,6 +61,9 @@ def read_planned(
             target = planned.targets[result]
             leaf = want.leaf
             size_bytes = sum([part.nbytes for part in parts.values()])
+            if want.dtype is not None:
+                elements = sum(map(region_size, want.regions))
+                size_bytes = elements * item.specs[leaf].numpy_dtype.itemsize
             tally.count(size_bytes)
             leaves[result] = None  # the old array, which the object may give up
             value = place.value_of(item.specs[leaf], target, parts, item.paths[leaf])

@@ -91,7 +91,7 @@ class Reader:
                 if buffer is not None:
                     parts[region] = buffer
             if not parts:
-                parts = self._plan_regions(want.leaf, want.regions, jobs)
+                parts = self._plan_regions(want, jobs)
             planned.append((want, parts, jobs))
         shared = [job for file, reads in small.items() for job in self._joined(file, reads)]
         if shared:
@@ -181,10 +181,9 @@ class Reader:
         one = chunk == spec.stored_shape and region == whole(chunk)
         return one and self._direct(leaf) and spec.stored_bytes > 0
 
-    def _plan_regions(
-        self, leaf: int, regions: Sequence[Region], jobs: list[Callable[[], None]]
-    ) -> dict[Region, Array]:
+    def _plan_regions(self, want: Want, jobs: list[Callable[[], None]]) -> dict[Region, Array]:
         """Buffers for regions, and the jobs that read every block once, whoever needs it."""
+        leaf, regions = want.leaf, want.regions
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
         name = self._item.name_of(leaf)
         prefix = f"{name}/" if name else ""
@@ -195,9 +194,8 @@ class Reader:
         keys = dict.fromkeys(key for keyed in parts.values() for key, _ in keyed)
         found = {key: self._find(leaf, prefix + key, chunk_size) for key in keys}
         try:
-            buffers = {
-                region: aligned(region_shape(region), spec.numpy_dtype) for region in regions
-            }
+            dtype = want.dtype or spec.numpy_dtype
+            buffers = {region: aligned(region_shape(region), dtype) for region in regions}
         except (MemoryError, ValueError) as error:
             raise self._corrupt(leaf, f"no memory for its shape {spec.stored_shape}") from error
         shares: dict[str, list[Share]] = {key: [] for key in keys}
@@ -269,7 +267,7 @@ class Reader:
         if self._item.codecs[leaf] is not None:
             yield functools.partial(self._decode, leaf, key, shares, crcs)
             return
-        itemsize = shares[0].out.itemsize
+        itemsize = self._item.specs[leaf].numpy_dtype.itemsize
         block_bytes = self._crcs.block_bytes if self._verify else 4 * MIB
         touched: dict[int, tuple[Block, list[Share]]] = {}
         for share in shares:
@@ -293,17 +291,19 @@ class Reader:
         takers: list[Share],
         crc: int | None,
     ) -> None:
-        """Straight into its place where one region takes all of it, else copied from there."""
-        chunk = self._item.chunks[leaf]
-        memory = takers[0].memory(block, chunk) if len(takers) == 1 else None
+        """Straight into its place where one region takes all of it as it is, else copied from there."""
+        chunk, dtype = self._item.chunks[leaf], self._item.specs[leaf].numpy_dtype
+        sole = _sole(takers, dtype)
+        memory = None if sole is None else sole.memory(block, chunk)
         if memory is not None:
             self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
             return
-        values = np.empty((block.stop - block.start, *chunk[1:]), takers[0].out.dtype)
+        values = np.empty((block.stop - block.start, *chunk[1:]), dtype)
         memory = values.reshape(-1).view(np.uint8)
         self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
-        for share in takers:
-            share.take(block, values)
+        with np.errstate(all="ignore"):  # a cast that was asked for may overflow
+            for share in takers:
+                share.take(block, values)
 
     def _fill(
         self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None
@@ -348,14 +348,22 @@ class Reader:
             (position * step, min((position + 1) * step, size))
             for position, step, size in zip(shares[0].part.index, chunk, shape, strict=True)
         )
-        # straight into its place where one region takes all of it
-        place = shares[0].whole_chunk(chunk) if len(shares) == 1 else None
-        values = np.zeros(chunk, shares[0].out.dtype) if place is None else place
+        dtype = self._item.specs[leaf].numpy_dtype
+        # straight into its place where one region takes all of it as it is
+        sole = _sole(shares, dtype)
+        place = None if sole is None else sole.whole_chunk(chunk)
+        values = np.zeros(chunk, dtype) if place is None else place
         part = values[(*(slice(0, stop - start) for start, stop in region), ...)]
         read_region(array, region, name, part)
         if crcs is not None:
             data = values.reshape(-1).view(np.uint8)
             for block, crc in self._blocks(leaf, key, crcs, values.itemsize):
                 self._check(leaf, None, data[block], crc)
-        for share in shares if place is None else ():
-            share.take_chunk(values)
+        with np.errstate(all="ignore"):
+            for share in shares if place is None else ():
+                share.take_chunk(values)
+
+
+def _sole(shares: Sequence[Share], dtype: np.dtype[Any]) -> Share | None:
+    """The one region that takes values as they are stored; None where they have to be copied."""
+    return shares[0] if len(shares) == 1 and shares[0].out.dtype == dtype else None

@@ -269,6 +269,20 @@ def _host_value(array: Array, spec: LeafSpec) -> Any:
     return from_host_array(array, spec)
 
 
+def converted_as_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
+    """The dtype into which an array is converted block by block; None where all of it is looked at.
+
+    Floats become other floats, whatever that rounds; of whole numbers each must come out the same.
+    """
+    if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
+        return None
+    if not spec.dtype or spec.dtype == saved.dtype or saved.stored_dtype != saved.dtype:
+        return None
+    wanted = dtype_from_name(spec.dtype)
+    floats = all(jax.dtypes.issubdtype(one, np.floating) for one in (saved.numpy_dtype, wanted))
+    return wanted if floats else None
+
+
 def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Array:
     """The array under the wanted dtype; only a cast that was asked for may change values."""
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":

@@ -26,12 +26,15 @@ class Want(NamedTuple):
         mapped: whether the file itself may be its memory.
         sharding: where it comes to lie, which a load that broadcasts must know; None on the host
             and where it is not bound to devices.
+        dtype: into which it may be converted block by block as it is read, so that it is never there
+            twice; None to leave it as it is stored. A reader may leave it, too.
     """
 
     leaf: int
     regions: list[Region]
     mapped: bool = False
     sharding: Any = None
+    dtype: np.dtype[Any] | None = None
 
 
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]

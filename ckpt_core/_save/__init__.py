@@ -101,7 +101,8 @@ def save_async(
 ) -> PendingSave:
     """A save in the background; returns when the state is safe from what the caller does next.
 
-    Arrays may be donated and numpy arrays changed right after. Arguments and errors are those of
+    Arrays may be donated and numpy arrays changed right after (but none whose memory a ``jax.Array``
+    was made of without a copy, which jax forbids at any time). Arguments and errors are those of
     ``save``; what fails later is raised by ``.result()``, or printed at exit with exit code 1.
 
     Example:

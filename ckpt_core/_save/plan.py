@@ -136,7 +136,7 @@ def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
     for position, leaf in enumerate(flat.leaves):
         known = alike.get(id(leaf.aval)) if type(leaf) in classes else None
         if known is not None and not leaf.is_deleted():
-            sharding, committed = leaf.sharding, leaf.committed
+            sharding, committed = leaf.sharding, getattr(leaf, "committed", True)
             if sharding != before or committed != was_committed:
                 before, was_committed, where = sharding, committed, _bound(leaf)
             specs.append(known[1])

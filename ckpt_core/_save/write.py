@@ -243,13 +243,14 @@ class Write:
         if self._links is not None:
             linked = self._links.link(item, attempt.path, self._context)
         options = self._options
+        trees = sum(one.record.form == "tree" for one in self._items)  # all are under way at once
         writer = ArrayWriter(
             Location(f"{attempt.path}/{item.name}", self._local),
             self._processes.index,
             self._processes.count,
             self._context,
             target_data_file_bytes=options.target_data_file_bytes,
-            max_host_bytes=options.max_host_bytes,
+            max_host_bytes=options.max_host_bytes // trees,
         )
         writers.append(writer)
         if linked is not None:

@@ -1,8 +1,8 @@
 """The only module that imports TensorStore: chunks and keys in and out of an OCDBT database.
 
-``database`` opens and fills the database of an item, ``index`` tells where its values lie,
-``read`` takes arrays out of any, ``keys`` is for
-stores that are no file systems.
+``database`` opens and fills the database of an item, ``zarr`` says how one array lies in it,
+``index`` tells where its values lie, ``read`` takes arrays out of any, ``merge`` joins the databases
+of several processes, ``keys`` is for stores that are no file systems.
 """
 
 from ckpt_core._storage.database import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
 from ckpt_core._leaves import LeafSpec
-from ckpt_core._plan import INLINE_BYTES, Region, region_slices
+from ckpt_core._plan import INLINE_BYTES, Region, chunk_parts, region_slices
 from ckpt_core._storage.zarr import layout_of, zarr_metadata
 
 _CACHE_BYTES = 100_000_000
@@ -31,6 +31,8 @@ SMALL_LEAF_BYTES = 256 * 1024
 _MANY_ARRAYS = 2000
 _FIRST_SHARE = 0.7
 """Of many arrays so many go ahead: TensorStore is done with them when the rest has been queued."""
+_LEAST_REST_BYTES = 1024 * 1024
+"""A rest that is smaller would be a file too small to be shared with the next step."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 KeyRun = tuple[bytes, bytes]
@@ -228,7 +230,7 @@ class ArrayWriter:
         large: list[ArrayToWrite] = []
         copied: list[list[Piece]] = []
         known: dict[Any, tuple[bytes, str | None]] = {}  # by what hashes faster than a spec
-        ahead = int(len(arrays) * _FIRST_SHARE) if len(arrays) >= _MANY_ARRAYS else None
+        ahead = self._going_ahead(arrays)
         for position, array in enumerate(arrays):
             if position == ahead:
                 self.start()
@@ -267,8 +269,23 @@ class ArrayWriter:
                 checksums[key] = checksum_chunk(values)
         return checksums
 
+    def _going_ahead(self, arrays: Sequence[ArrayToWrite]) -> int | None:
+        """How many arrays are handed over while the others are queued; None where all wait.
+
+        Where the first commit is slower than the queueing, the second one finds the manifest changed
+        and writes its nodes again: on an object store that would be the rule.
+        """
+        if not self._location.local or len(arrays) < _MANY_ARRAYS:
+            return None
+        first = int(len(arrays) * _FIRST_SHARE)
+        rest_bytes = sum(array.size_bytes for array in arrays[first:])
+        return first if rest_bytes >= _LEAST_REST_BYTES else None
+
     def _put_large(self, array: ArrayToWrite) -> None:
-        """Queues regions of an array with their values, which are referred to and not copied."""
+        """Queues regions of an array with their values, which are referred to and not copied.
+
+        What is compressed is held in memory until its transaction is committed.
+        """
         name = array.name
         store: Any = ts.open(
             {
@@ -281,7 +298,10 @@ class ArrayWriter:
             assume_metadata=True,
             context=self._context,
         ).result()
-        for region, values in array.pieces:
+        pieces = array.pieces
+        if array.codec is not None and array.size_bytes > self._limit_bytes:
+            pieces = _by_chunks(pieces, array.chunk)
+        for region, values in pieces:
             self._make_room(values.nbytes)
             # the caller keeps the values unchanged until finish(), so no copy is needed
             part = store.with_transaction(self._transaction)[region_slices(region)]
@@ -327,6 +347,17 @@ class ArrayWriter:
         for future in [*(write.copy for write in self._writes), *self._committing]:
             with contextlib.suppress(Exception):
                 future.result()
+
+
+def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:
+    """The pieces cut at the borders of chunks."""
+    for region, values in pieces:
+        for part in chunk_parts(region, chunk):
+            cut = tuple(
+                (begin + start, begin + stop)
+                for (begin, _), (start, stop) in zip(region, part.in_region, strict=True)
+            )
+            yield cut, values[region_slices(part.in_region)]
 
 
 _ERRNO = re.compile(r"os_error_code='(\d+)'")

@@ -43,7 +43,8 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         max_to_keep: how many of the newest steps stay; the best one by ``monitor`` stays besides.
             None keeps all.
         save_on_background: False waits for every save.
-        save_weights_only: no optimizer, no counters.
+        save_weights_only: no optimizer, no metrics, no configuration: for ``restore``, not for
+            ``load_model``.
         restore: False refuses a directory that has steps instead of going on from them.
         track: other callbacks whose state is saved: EarlyStopping, ReduceLROnPlateau ...
         data: a Grain dataset, loader or iterator that ``fit`` trains from; its position is saved.
@@ -190,7 +191,7 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
             self._count(batch)
             if self._is_due():
                 self._save_if_wanted(self._metrics_now, f"batch {batch}")
-        if self._running.checkpointer.should_stop and self._alone and not self._stopping:
+        if self._alone and self._running.checkpointer.should_stop and not self._stopping:
             self._save_and_stop()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -213,13 +214,17 @@ class OrbaxCheckpointCallback(keras.callbacks.Callback):
         progress = self._progress
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._fitting.stop_training)
+        # the point where all stop is one number that all ask about: the next one, so it counts epochs
+        checkpointer = self._running.checkpointer
+        told_to_stop = not self._alone and checkpointer.reached_preemption(progress.epoch)
         if (
             progress.unit == "epoch"
             or self._is_due()
+            or told_to_stop
             or self._running.took_for_unfinished(progress)
         ):
             self._save_if_wanted(lambda: logs, f"the end of epoch {epoch + 1}")
-        if not self._alone and self._running.checkpointer.reached_preemption(progress.batches):
+        if told_to_stop:
             self._fitting.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
