@@ -468,3 +468,35 @@ assert ckpt.load(path) == {"n": 1}  # the parent goes on
         path,
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_thread_that_cannot_start_leaves_the_step_to_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ckpt.Checkpointer(tmp_path, options=QUICK) as checkpointer:
+        with monkeypatch.context() as few_threads:
+            few_threads.setattr("ckpt_core._inflight.PendingSave", refused)
+            with pytest.raises(RuntimeError, match="can't start"):
+                checkpointer.save(0, {"w": np.arange(3)})
+        assert checkpointer.save(0, {"w": np.arange(3)})
+    assert ckpt.Checkpointer(tmp_path).all_steps() == [0]
+
+
+def test_a_checkpointer_that_is_left_open_says_nothing_at_exit(tmp_path: Path) -> None:
+    code = """
+import sys
+import ckpt_core as ckpt
+left_open = ckpt.Checkpointer(sys.argv[1], asynchronous=False)
+left_open.save(0, {"n": 1})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=LONG_SECS,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

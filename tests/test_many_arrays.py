@@ -14,7 +14,7 @@ from ckpt_core._plan import whole
 from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
 
 COUNT = 4000
-KIB = 1024
+MIB = 1024 * 1024
 
 
 def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
@@ -107,22 +107,20 @@ def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
     ours.finish()
 
 
-def test_a_limit_holds_for_both_parts_together(tmp_path, monkeypatch):
-    limit, most = 256 * KIB, 0
-    start, finish = ArrayWriter.start, ArrayWriter.finish
-
-    def starting(self):
-        nonlocal most
-        most = max(most, self._held_bytes)
-        start(self)
-
-    monkeypatch.setattr(ArrayWriter, "start", starting)
-    ours = writer(tmp_path / "item", limit)
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 2), (3 * MIB, 3)])
+def test_a_limit_holds_for_both_parts_together(tmp_path, parts, limit_bytes, expected):
+    """Of 3.9 MiB each part alone is under 3 MiB: the second one waits for the first all the same."""
+    ours = writer(tmp_path / "item", limit_bytes)
     ours.put(arrays())
-    assert len(ours._committing) >= 1
-    finish(ours)
-    assert 0 < most <= limit
-    assert 2 * limit < COUNT * 64 * 4  # so that there was something to cut
+    ours.finish()
+    assert len(parts) == expected
+
+
+def test_the_items_of_a_save_share_the_limit(tmp_path, parts):
+    """Their arrays are on the way at the same time."""
+    options = ckpt.Options(max_host_bytes=8 * MIB)
+    ckpt.save(tmp_path / "c", one=tree(3), other=tree(3), options=options)
+    assert [ours._limit_bytes for ours in parts] == [4 * MIB] * 2
 
 
 def test_the_first_part_fails(tmp_path):
