@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core import _fork as _fork  # remembers which process this is, before any fork
+from ckpt_core import _pending as _pending  # what it does at exit comes after what users register
 
 if TYPE_CHECKING:
     from ckpt_core import events as events
@@ -43,13 +44,13 @@ if TYPE_CHECKING:
     from ckpt_core._load import load_async as load_async
     from ckpt_core._load import restore as restore
     from ckpt_core._options import Options as Options
+    from ckpt_core._pending import PendingLoad as PendingLoad
+    from ckpt_core._pending import PendingSave as PendingSave
     from ckpt_core._policies import keep as keep
     from ckpt_core._policies import when as when
     from ckpt_core._results import CheckpointInfo as CheckpointInfo
     from ckpt_core._results import ItemInfo as ItemInfo
     from ckpt_core._results import LeafInfo as LeafInfo
-    from ckpt_core._results import PendingLoad as PendingLoad
-    from ckpt_core._results import PendingSave as PendingSave
     from ckpt_core._results import Problem as Problem
     from ckpt_core._results import Restored as Restored
     from ckpt_core._results import RestoreReport as RestoreReport
@@ -79,12 +80,11 @@ _HOMES = {
     "_inspect": ("inspect", "verify"),
     "_load": ("load", "load_async", "restore"),
     "_options": ("Options",),
+    "_pending": ("PendingLoad", "PendingSave"),
     "_results": (
         "CheckpointInfo",
         "ItemInfo",
         "LeafInfo",
-        "PendingLoad",
-        "PendingSave",
         "Problem",
         "Restored",
         "RestoreReport",
@@ -103,15 +103,17 @@ _MODULES = {
 __all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    elif name in _HOME_OF:
-        value = getattr(importlib.import_module(f"ckpt_core.{_HOME_OF[name]}"), name)
-    else:
-        raise AttributeError(f"module 'ckpt_core' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            value = importlib.import_module(_MODULES[name])
+        elif name in _HOME_OF:
+            value = getattr(importlib.import_module(f"ckpt_core.{_HOME_OF[name]}"), name)
+        else:
+            raise AttributeError(f"module 'ckpt_core' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

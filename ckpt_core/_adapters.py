@@ -8,14 +8,14 @@ core imports no framework: an object exists only if its framework is imported al
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._tree import Path
+from ckpt_core._tree import Below, Path
 
 GROUP = "ckpt_core.adapters"
 
@@ -30,6 +30,8 @@ class Adapter(Protocol):
       ``process_{i}-of-{n}.json`` that other tools read; ``check_state(obj, state)``, which raises
       StructureMismatch where a state does not fit, before anything is changed; and
       ``get_position(obj)``, a cheap state for ``set_state`` to go back to where a restore fails.
+    * ``notice(obj)``: is told of the targets of a restore that found nothing to restore: training is
+      about to begin with them as they are.
     * ``select(obj, only)``: the function of (path, leaf) that ``only=`` stands for where it is a
       class, or whatever ``is_filter(only)`` takes for a filter of the framework's.
     * ``shares = True``: ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each
@@ -48,6 +50,17 @@ class Adapter(Protocol):
       the others; gives the arrays that the object holds in their place now, which are deleted if
       the restore fails. With it a restore sets arrays as they are read, and the old state and the
       new one are never both in memory; at the end ``set_state`` gets all of it as ever.
+    * ``written_anew = True``, of the adapter or of a user's own object: its state is made for each
+      save and needs no restoring (the description of a model), so that a run which goes on may save
+      it without having restored it.
+    * ``copy(objects)``: a copy of each of several objects, which can be set and leaves the original
+      as it is; None for one that cannot be copied. What the originals share, the copies share among
+      themselves. ``load(path, like=obj)`` gives such a copy; without this verb it is refused, and
+      points to ``restore``.
+    * ``get_stored(obj, below, seen)``: as ``get_state(obj, seen)``, with ``below(key, value)`` in place of
+      each value that Orbax's own trees of such objects hold one key deeper, under ``key``. Paths stay
+      those of ``get_state``; Orbax reads what is saved into its own targets, and its checkpoints
+      are read into ours.
     * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
       so that an asynchronous save copies them.
     """
@@ -131,6 +144,14 @@ def adapter_for(obj: Any) -> Adapter | None:
     return None if isinstance(obj, type) else _for_class(type(obj))
 
 
+def notice(objects: Iterable[Any]) -> None:
+    """Tells adapters of objects that training begins with, before it has changed them."""
+    for obj in objects:
+        told = getattr(adapter_for(obj), "notice", None)
+        if told is not None:
+            told(obj)
+
+
 def is_per_process(adapter: Any) -> bool:
     """Whether each process has a state of its own."""
     return bool(getattr(adapter, "per_process", False))
@@ -139,6 +160,13 @@ def is_per_process(adapter: Any) -> bool:
 def is_lenient(adapter: Any) -> bool:
     """Whether the object takes whatever structure was saved."""
     return bool(getattr(adapter, "lenient", False))
+
+
+def is_written_anew(obj: Any) -> bool:
+    """Whether an item is made for each save, so that no restore has to take it over."""
+    adapter = adapter_for(obj)
+    owner = obj if adapter is _STATEFUL else adapter
+    return bool(getattr(owner, "written_anew", False))
 
 
 def has_writable_arrays(adapter: Any) -> bool:
@@ -159,8 +187,28 @@ def is_filter(adapter: Any, only: Any) -> bool:
     return hasattr(adapter, "is_filter") and bool(adapter.is_filter(only))
 
 
+def is_held_by_reference(obj: Any) -> bool:
+    """Whether leaves of ``get_state`` stay as they are when the object is set, so that none is copied
+    to set them back: they are replaced, not written to."""
+    adapter = adapter_for(obj)
+    return hasattr(adapter, "set_leaves") and not hasattr(adapter, "wanted")
+
+
+def copies_of(objects: Sequence[Any]) -> list[Any]:
+    """A copy of each of an adapter's objects, None for what cannot be copied."""
+    adapter: Any = adapter_for(objects[0])
+    if not hasattr(adapter, "copy"):
+        return [None] * len(objects)
+    return list(adapter.copy(objects))
+
+
 def expander(
-    target: Any = None, saved: Callable[[], Any] | None = None
+    target: Any = None,
+    saved: Callable[[], Any] | None = None,
+    *,
+    stand_in: Callable[[Any], Any] | None = None,
+    live: list[tuple[Any, bool]] | None = None,
+    stored: bool = False,
 ) -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
     """For ``_tree.flatten``, a new one for each tree: live objects as their states.
 
@@ -169,6 +217,10 @@ def expander(
     Args:
         target: of an item; it may ask for what it wants of what was saved.
         saved: describes what was saved.
+        stand_in: gives the copy of a live object that is taken in its place.
+        live: gets the objects that are met, each with whether a tree may hold it twice: it may where
+            objects share what they hold, or are one array each, as tied weights are.
+        stored: mark what Orbax's trees hold one key deeper (``get_stored``), for the names of arrays.
     """
     seen: dict[int, Any] = {}
 
@@ -184,14 +236,33 @@ def expander(
                 type_name=name,
             )
 
-        def finish(state: Any) -> Any:
-            adapter.set_state(obj, state)
-            return obj
+        wants = saved is not None and obj is target and hasattr(adapter, "wanted")
+        used = obj if stand_in is None else stand_in(obj)
 
-        if saved is not None and obj is target and hasattr(adapter, "wanted"):
-            return adapter.wanted(obj, saved()), finish
-        if getattr(adapter, "shares", False):
-            return adapter.get_state(obj, seen), finish
-        return adapter.get_state(obj), finish
+        def finish(state: Any) -> Any:
+            adapter.set_state(used, state)
+            return used
+
+        shares = bool(getattr(adapter, "shares", False))
+        if wants and saved is not None:
+            state = adapter.wanted(used, saved())
+        elif stored and hasattr(adapter, "get_stored"):
+            state = adapter.get_stored(used, Below, seen)
+        else:
+            state = adapter.get_state(used, seen) if shares else adapter.get_state(used)
+        if live is not None:
+            live.append((obj, shares or not isinstance(state, (Mapping, list, tuple))))
+        return state, finish
 
     return expand
+
+
+def as_states() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
+    """As ``expander``, for a tree in which live objects become their states, and stay that."""
+    expand = expander()
+
+    def state_of(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+        found = expand(obj)
+        return None if found is None else (found[0], lambda state: state)
+
+    return state_of

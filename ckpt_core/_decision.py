@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -55,28 +57,57 @@ class SaveDecision:
             saving=saving,
             preempted=self._preemption.wants(step),
         )
-        wanted = bool(self._policy(step, context))
-        if self._agree:
-            self._asked += 1
-            tag = f"{self._tag}/when/{self._asked}"
-            said = decided_by_first(self._processes, tag, f"{step} {wanted}", self._timeout_secs)
-            wanted = said == f"{step} True"
-            self._last = (step, wanted)
+        if not self._agree:
+            return bool(self._policy(step, context))
+        wanted = self._agreed(step, context)
+        self._last = (step, wanted)
         return wanted
+
+    def _agreed(self, step: int, context: when.SaveContext) -> bool:
+        """What the policy says on process 0; it is asked on all, as it may count."""
+        # first: where the policy fails in one process alone, the next question is still the same
+        self._asked += 1
+        tag, call = f"{self._tag}/when/{self._asked}", "ask whether to save a step"
+        decided = functools.partial(
+            decided_by_first, self._processes, tag, timeout_secs=self._timeout_secs, call=call
+        )
+        try:
+            wanted = bool(self._policy(step, context))
+        except Exception as error:
+            with contextlib.suppress(CheckpointError):  # the others hear of it from process 0
+                decided(f"{step} {type(error).__name__}: {error}")
+            raise
+        said = decided(f"{step} {wanted}")
+        asked, _, verdict = said.partition(" ")
+        if asked != str(step):
+            raise CheckpointError(
+                f"process 0 asks whether to save step {asked}, and process {self._processes.index} "
+                f"step {step}: all processes must ask about the same steps, in one order"
+            )
+        if verdict not in ("True", "False"):
+            raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
+        return verdict == "True"
 
     def steps_of_first(self, steps: list[int]) -> list[int]:
         """The steps that process 0 sees; where several processes run, all must ask."""
         if self._processes.count == 1:
             return steps
         text = json.dumps(steps)
-        tag = f"{next_round()}/steps"
-        return json.loads(decided_by_first(self._processes, tag, text, self._timeout_secs))
+        said = decided_by_first(
+            self._processes, next_round(), text, self._timeout_secs, "go through the steps"
+        )
+        return json.loads(said)
 
     def done_by_first(self, work: Callable[[], None]) -> None:
         """Process 0 does the work and the others wait; a failure of it is one of all."""
         mine = work if self._processes.index == 0 else lambda: None
-        tag = f"{next_round()}/first"
-        self._processes.together(tag, mine, self._timeout_secs, _failed_elsewhere)
+        self._processes.together(
+            next_round(),
+            mine,
+            self._timeout_secs,
+            _failed_elsewhere,
+            call="remove or set aside steps",
+        )
 
     def save_began(self, step: int) -> None:
         """A save of this step begins now."""

@@ -7,7 +7,7 @@
     ├── CheckpointExists      (FileExistsError)     something is there already
     ├── CheckpointCorrupt     (ValueError)          bytes differ from what was saved: .file, .leaf
     ├── StructureMismatch     (ValueError)          saved and wanted trees differ: .mismatches
-    ├── UnsupportedLeaf       (TypeError)           a value that cannot be saved: .leaf, .type_name
+    ├── UnsupportedLeaf       (TypeError)           a value that cannot be saved, or be a target: .leaf, .type_name
     ├── BarrierTimeout        (TimeoutError)        processes that did not arrive: .absent
     ├── GraceExceeded         (TimeoutError)        a save did not end before the process must
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
@@ -20,8 +20,21 @@ Errors of the system (disk full, permission denied, read-only file system) keep 
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+VISIBLE = "visible, durability unknown"
+"""What the error of a save says that came after the rename which made the checkpoint visible."""
+
+
+def is_visible(error: BaseException) -> bool:
+    """Whether a save that failed with this error can be seen all the same.
+
+    Of the text, because that is what the other processes of a save hear.
+    """
+    return any(VISIBLE in text for text in (str(error), *getattr(error, "__notes__", ())))
 
 
 class CheckpointError(Exception):
@@ -57,8 +70,8 @@ class Mismatch:
     Attributes:
         path: the leaf, written with ``/``.
         kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
-            ``dtype``, ``sharding`` (the mesh does not divide the shape), or ``kind`` (an array
-            where a string was saved, say).
+            ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (of another
+            name), or ``kind`` (an array where a string was saved, say).
         saved: what the checkpoint holds, or None.
         wanted: what the target asks for, or None.
         nearest: the most similar name on the other side, or None.
@@ -80,6 +93,8 @@ class Mismatch:
                 return f"{where}: wanted {self.wanted}, not in the checkpoint{hint}"
             case "unexpected":
                 return f"{where}: saved {self.saved}, not in the target{hint}"
+            case "function" if self.wanted is None:
+                return f"{where}: is the function {self.saved}"
             case _:
                 return f"{where}: {self.kind} differs: saved {self.saved}, wanted {self.wanted}"
 
@@ -112,7 +127,7 @@ def _rebuild_mismatch(mismatches: tuple[Mismatch, ...], message: str) -> Structu
 
 
 class UnsupportedLeaf(CheckpointError, TypeError):
-    """A value that no checkpoint can hold.
+    """A value that no checkpoint can hold, or a target that cannot be one.
 
     Attributes:
         leaf: its path, written with ``/``.
@@ -140,7 +155,10 @@ class GraceExceeded(CheckpointError, TimeoutError):
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):
-    """A restored immutable value was never read, and the old one is being saved again.
+    """Something is saved under the name of an item whose restored value nobody took.
+
+    The value could not be set in place and was never read out of ``Restored``; or the restored step
+    holds the item, and the restore left it out.
 
     Attributes:
         item: the item that was restored and ignored.
@@ -153,3 +171,51 @@ class RestoredValueIgnored(CheckpointError, RuntimeError):
 
 class ForkedProcess(CheckpointError, RuntimeError):
     """The process is a forked child: neither JAX nor TensorStore survive a fork."""
+
+
+def drop_locals(error: BaseException) -> None:
+    """Empties the frames that an error and its causes came through: they may hold a whole state.
+
+    Lines and text of the traceback stay. Frames that still run keep what they hold.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            chain += [link.__cause__, link.__context__]
+            chain += getattr(link, "exceptions", ())
+
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_LIBRARIES = ("crc32c", "jax", "jaxlib", "ml_dtypes", "numpy", "tensorstore")
+"""Of which functions fail on what was read."""
+
+
+def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
+    """Of an error and its causes the one that a signal handler raised; None where there is none.
+
+    Python calls a handler from whatever line the main thread is at, and what it raises looks as if that line
+    had failed: a ValueError while a file is parsed is no damage of that file, though. A handler is code
+    that neither we nor the libraries below us have, and in which the traceback ends.
+    """
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is not None and not _is_known(trace.tb_frame.f_code.co_filename):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _is_known(file: str) -> bool:
+    if file.startswith(("<", _OURS)):
+        return True
+    parts = file.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts:
+        return any(library in parts for library in _LIBRARIES)
+    return file.startswith(_STANDARD)

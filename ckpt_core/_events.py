@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import jax.monitoring
+from ckpt_core._lazy import jax
 
 logger = logging.getLogger("ckpt_core")
 

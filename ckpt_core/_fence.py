@@ -8,12 +8,10 @@ writer lives, so that a newcomer can say whether it took over from a living one.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 
-from ckpt_core._directory import Claim, Form
-from ckpt_core._errors import CheckpointError
+from ckpt_core._directory import Claim, Form, introduction, is_dead, is_locked, this_owner
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._events import logger
 
 OWNER_FILE = ".ckpt-owner"
@@ -32,8 +30,11 @@ class Fence:
         """Claims the directory, once; whoever had it can no longer commit."""
         if self._claim is not None:
             return
-        before = self._form.read(self._directory, OWNER_FILE)
-        text = f"{self._token} process {os.getpid()} on {socket.gethostname()}\n"
+        try:
+            before = self._form.read(self._directory, OWNER_FILE)
+        except CheckpointCorrupt:  # it only says who was there: what cannot be read is replaced
+            before = None
+        text = f"{self._token} {introduction()}\n{this_owner()}\n"
         self._claim = self._form.claim(self._directory, OWNER_FILE, text.encode())
         if self._claim.contested:
             logger.warning(
@@ -51,9 +52,9 @@ class Fence:
         now = self._form.read(self._directory, OWNER_FILE)
         if now is None or not now.startswith(self._token.encode()):
             raise CheckpointError(
-                f"{self._directory}: another Checkpointer ({_who(now)}) has begun to save here since, so this "
-                "one may no longer: its step was not committed. Stop this run, or give each run its "
-                "own directory"
+                f"{self._directory}: another Checkpointer ({_who(now)}) took this directory over, so this "
+                "one may no longer save here: its step was not committed. Stop this run, or give each "
+                "run its own directory"
             )
 
     def close(self) -> None:
@@ -62,6 +63,21 @@ class Fence:
             self._claim.close()
 
 
+def is_abandoned(directory: str, form: Form, locks_work: bool) -> bool:
+    """Whether whoever last claimed a local directory is gone, or has let it go.
+
+    Args:
+        locks_work: whether this process sees its own claim as locked. A lock says that somebody lives;
+            none says nothing of others: it may not reach from one host to the next.
+    """
+    if is_locked(f"{directory}/{OWNER_FILE}"):
+        return False
+    lines = (form.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
+    owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote none
+    return locks_work if owner == this_owner() else is_dead(owner, directory)
+
+
 def _who(content: bytes | None) -> str:
-    text = "" if content is None else content.decode(errors="replace").strip()
-    return text.partition(" ")[2] or "an unknown one"
+    """Process, host and since when, of an owner file."""
+    first = "" if content is None else content.decode(errors="replace").partition("\n")[0]
+    return first.strip().partition(" ")[2] or "an unknown one"

@@ -6,19 +6,25 @@ import os
 import zlib
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._format.record import RECORD_FILE, FileRecord
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.orbax import STEP_METADATA
+from ckpt_core._format.record import RECORD_FILE, FileRecord, parse_json
 from ckpt_core._leaves import TEXT_KINDS
 from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.opened import Opened, SavedItem, format_version, open_checkpoint
 from ckpt_core._load.read import read_leaves
 from ckpt_core._load.wants import Want
 from ckpt_core._load.watched import held
-from ckpt_core._options import Options
+from ckpt_core._options import MIB, Options
 from ckpt_core._plan import gaps, whole
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
 from ckpt_core._run_metadata import read_run_metadata
 from ckpt_core._storage import new_context, read_index
 from ckpt_core._tree import format_path
+
+_AT_ONCE_BYTES = 4 * MIB
+_MOST_REST_BYTES = 1024 * MIB
+"""Of a file longer than twice this, most is arrays: what a save shares with an older one as well."""
 
 
 def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
@@ -48,13 +54,27 @@ def describe_opened(opened: Opened) -> CheckpointInfo:
         versions={} if record is None else record.versions,
         topology={} if record is None else record.topology,
         format_version=format_version(opened),
-        created_unix_secs=None if record is None else record.created_unix_secs,
+        created_unix_secs=_created_by_orbax(opened) if record is None else record.created_unix_secs,
         durations={} if record is None else record.durations,
         run_metadata=read_run_metadata(opened.form, opened.path.rpartition("/")[0]),
         files={}
         if record is None
         else {name: entry.size_bytes for name, entry in record.files.items()},
     )
+
+
+def _created_by_orbax(opened: Opened) -> float | None:
+    """When Orbax committed it, by its own word or else by the file system's."""
+    data = opened.form.read(opened.path, STEP_METADATA)
+    described = parse_json(data, STEP_METADATA) if data else None
+    for name in ("commit_timestamp_nsecs", "init_timestamp_nsecs"):
+        nanoseconds = described.get(name) if isinstance(described, dict) else None
+        if isinstance(nanoseconds, int) and 0 < nanoseconds < 2**63:
+            return nanoseconds / 1e9
+    try:
+        return os.stat(opened.path).st_mtime
+    except OSError:
+        return None  # a store keeps no dates of directories
 
 
 def _item_info(opened: Opened, saved: SavedItem) -> ItemInfo:
@@ -97,6 +117,11 @@ def _verified(opened: Opened) -> VerifyReport:
     present = opened.form.files(opened.path)
     for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:
         problems.append(Problem(name, "was not there when the checkpoint was saved"))
+    for name in opened.record.files.keys() - present.keys():
+        # a directory that two links lead to is listed once
+        size = opened.form.size(opened.path, name)
+        if size is not None:
+            present[name] = size
     covered = _covered(opened, problems)
     checked_bytes = 0
     for name, expected in opened.record.files.items():
@@ -140,21 +165,36 @@ def _check_file(
 ) -> str | None:
     if size is None:
         return "is missing"
+    if size < 0:
+        return "is no regular file, or a link that leads nowhere"
     if size != expected.size_bytes:
         return f"has {size} bytes, was saved with {expected.size_bytes}"
-    if not expected.data:
+    if size > most_bytes(name):
+        return f"has {size} bytes, and can have {most_bytes(name)} at most"
+    if not opened.location.local:
         data = opened.form.read(opened.path, name)
-        return (
-            None
-            if data is not None and zlib.crc32(data) == expected.crc32
-            else "is damaged: checksum differs"
-        )
+        crc = None if data is None else zlib.crc32(data)
+    else:
+        ranges = gaps(size, covered) if expected.data else [(0, size)]
+        rest = sum(stop - start for start, stop in ranges)
+        if rest > max(_MOST_REST_BYTES, size // 2):
+            return f"has {rest} bytes that belong to no array: they were not read"
+        crc = _crc_of(os.path.join(opened.path, name), ranges)
+    if crc == expected.crc32:
+        return None
+    return f"is damaged{' outside its arrays' if expected.data else ''}: checksum differs"
+
+
+def _crc_of(path: str, ranges: list[tuple[int, int]]) -> int:
+    """The digest of parts of a file, which may be of any length."""
     crc = 0
-    with open(os.path.join(opened.path, name), "rb") as file:
-        for start, stop in gaps(size, covered):
+    with open(path, "rb", buffering=0) as file:
+        for start, stop in ranges:
             file.seek(start)
-            crc = zlib.crc32(file.read(stop - start), crc)
-    return None if crc == expected.crc32 else "is damaged outside its arrays: checksum differs"
+            while start < stop and (data := file.read(min(stop - start, _AT_ONCE_BYTES))):
+                crc = zlib.crc32(data, crc)
+                start += len(data)
+    return crc
 
 
 def _check_leaves(opened: Opened, item: SavedItem) -> list[Problem]:

@@ -9,11 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ckpt_core._errors import CheckpointError
+from ckpt_core._lazy import jax
 
 _LANE = np.dtype(np.uint32)
 _SMALLEST_LANES = 1024
@@ -46,7 +45,7 @@ def join(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
         CheckpointError: the runtime could not; when it gives up waiting is its own affair.
     """
     add, mesh = _adder(holders)
-    sharding = NamedSharding(mesh, PartitionSpec("process"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
     mine = jax.device_put(filled.view(_LANE)[None], _first_device(jax.process_index()))
     shape = (len(holders), mine.shape[1])
     everyone = jax.make_array_from_single_device_arrays(shape, sharding, [mine])
@@ -63,12 +62,12 @@ def join(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
 
 
 @functools.lru_cache(256)
-def _adder(holders: tuple[int, ...]) -> tuple[Callable[[Any], Any], Mesh]:
+def _adder(holders: tuple[int, ...]) -> tuple[Callable[[Any], Any], jax.sharding.Mesh]:
     devices = np.array([_first_device(process) for process in holders])
-    mesh = Mesh(devices, ("process",))
+    mesh = jax.sharding.Mesh(devices, ("process",))
     add = jax.jit(
         lambda lanes: lanes.sum(axis=0, dtype=_LANE),
-        out_shardings=NamedSharding(mesh, PartitionSpec()),
+        out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
     )
     return add, mesh
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
-from jax.core import Tracer
 
+from ckpt_core._code import function_name
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
@@ -191,7 +191,7 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
         UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
     """
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        if isinstance(leaf, Tracer):
+        if isinstance(leaf, jax.core.Tracer):
             raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
         return _describe_jax(leaf, path)
     if isinstance(leaf, np.ndarray):
@@ -257,14 +257,21 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
         leaf,
         path,
         "convert it to an array or a plain value, leave it out, or give its class "
-        "get_state() and set_state()",
+        "get_state() and set_state()"
+        if function_name(leaf) is None
+        else "functions are code, and no state: leave it out, or keep it in a field of a registered "
+        "pytree class, such as an Equinox module, which is restored into one that has it",
     )
 
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
     where = format_path(path)
     name = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
-    return UnsupportedLeaf(f"{where}: cannot save a {name}: {advice}", leaf=where, type_name=name)
+    function = function_name(leaf)
+    called = "" if function is None else f" ({function})"
+    return UnsupportedLeaf(
+        f"{where}: cannot save a {name}{called}: {advice}", leaf=where, type_name=name
+    )
 
 
 def to_text(leaf: Any, spec: LeafSpec) -> str:
@@ -297,6 +304,10 @@ def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
     return state
 
 
+_MOST_SEED_WORDS = 2**24
+"""Of entropy that a seed is mixed from; numpy has 4 unless told otherwise."""
+
+
 def from_text(text: str, spec: LeafSpec) -> Any:
     """The leaf that ``to_text`` gave this text for.
 
@@ -311,6 +322,8 @@ def from_text(text: str, spec: LeafSpec) -> Any:
         case "generator":
             value = _unplain(json.loads(text))
             seed = value.get("seed")
+            if seed and not seed["pool_size"] <= _MOST_SEED_WORDS:
+                raise ValueError(f"impossible pool of a seed, {seed['pool_size']} words")
             bits = _bit_generator(spec.detail)(np.random.SeedSequence(**seed) if seed else None)
             bits.state = value["state"]
             return np.random.Generator(bits)

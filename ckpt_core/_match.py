@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._leaves import ARRAY_KINDS, LeafSpec
@@ -73,11 +76,11 @@ def match(
     loose = rules.loose_keys or rules.rename is not None
     by_key: dict[object, int] = {}
     for position, (path, _) in enumerate(saved):
-        key = _identity(_renamed(path, rules.rename), loose)
+        key = _identity(renamed_path(path, rules.rename), loose)
         if by_key.setdefault(key, position) != position:
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
             raise ValueError(
-                f"rename= gives {both} the same path {format_path(_renamed(path, rules.rename))!r}"
+                f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"
             )
     used: set[int] = set()
     for path, spec in wanted:
@@ -125,7 +128,7 @@ def _identity(path: Path, loose: bool) -> object:
     return tuple(map(str, path)) if loose else path
 
 
-def _renamed(path: Path, rename: Callable[[str], str] | None) -> Path:
+def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:
     return path if rename is None else parse_path(rename(format_path(path)))
 
 
@@ -258,9 +261,12 @@ class Named:
         ]
 
 
-def _entries(part: str) -> list[str | int]:
+def _entries(part: str) -> list[Any]:
     """What an entry of a path may be that is written so."""
     text = part.replace("~1", "/").replace("~0", "~")
+    if text.startswith("(") and text.endswith(")"):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return [text, ast.literal_eval(text)]
     return [text, int(part)] if _INTEGER.fullmatch(part) else [text]
 
 

@@ -183,5 +183,11 @@ def checked_options(options: Options | None) -> Options:
     if options is None:
         return DEFAULTS
     if not isinstance(options, Options):
-        raise TypeError(f"options must be ckpt_core.Options, got a {type(options).__name__}")
+        spelled = ""
+        if isinstance(options, Mapping):
+            inside = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            spelled = f": write options=ckpt_core.Options({inside})"
+        raise TypeError(
+            f"options must be ckpt_core.Options, got a {type(options).__name__}{spelled}"
+        )
     return options

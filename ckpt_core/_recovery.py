@@ -73,7 +73,9 @@ def restore_newest(
 
 def _warn(message: str) -> None:
     logger.warning(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(
+        message, RuntimeWarning, stacklevel=5
+    )  # past Checkpointer and the turn that it takes
 
 
 def _none_loads(directory: str, failures: list[tuple[int, CheckpointCorrupt]]) -> CheckpointCorrupt:

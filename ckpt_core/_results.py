@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +48,10 @@ class Restored(Mapping[str, Any]):
         metadata: Any,
         report: RestoreReport,
         step: int | None = None,
+        saved_items: Set[str] = frozenset(),
     ) -> None:
         self._values = values
+        self._saved_items = saved_items
         self._read: set[str] = set()
         self.step = step
         self.path = path
@@ -76,6 +72,9 @@ class Restored(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._values  # to ask for a name takes no value
+
     def __bool__(self) -> bool:
         return True
 
@@ -91,6 +90,11 @@ class Restored(Mapping[str, Any]):
     def read_items(self) -> Set[str]:
         """The items whose values were taken out of this object so far; grows as they are."""
         return self._read
+
+    @property
+    def saved_items(self) -> Set[str]:
+        """The items that the checkpoint holds, restored or not."""
+        return self._saved_items
 
 
 @dataclass(frozen=True)
@@ -175,105 +179,3 @@ class VerifyReport:
     ok: bool
     problems: tuple[Problem, ...]
     checked_bytes: int
-
-
-_HEAD_START_SECS = 0.1
-"""How long a thread waits for its starter to go on; an interrupt may have kept it from saying so."""
-
-
-class Pending:
-    """Work in a thread of its own that ends before the interpreter does.
-
-    The thread is no daemon: Python waits for it at exit. A failure that nobody asked about is
-    printed at exit and ends the process with code 1.
-    """
-
-    def __init__(self, path: str, work: Callable[[], Any], name: str) -> None:
-        self.path = path
-        self._work = work
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._told = False
-        self._caller_left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
-        _register(self)
-        self._thread.start()
-        self._caller_left.set()
-
-    def _run(self) -> None:
-        # the caller gets the interpreter back at once: otherwise it waits for a switch of threads
-        self._caller_left.wait(_HEAD_START_SECS)
-        try:
-            self._value = self._work()
-        except BaseException as error:
-            self._error = error
-        finally:
-            del self._work
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_secs: float | None = None) -> bool:
-        """Whether it ended in time; raises nothing."""
-        self._thread.join(timeout_secs)
-        return self.done()
-
-    def take_error(self) -> BaseException | None:
-        """The failure, if there is one that nobody has been told of; it is told now."""
-        if self._told or self._error is None:
-            return None
-        self._told = True
-        return self._error
-
-    def result(self, timeout_secs: float | None = None) -> Any:
-        """What the work gave; blocks until it ended.
-
-        Raises:
-            TimeoutError: it did not end in time; it goes on.
-            Exception: whatever the work raised, with its own type.
-        """
-        if not self.wait(timeout_secs):
-            raise TimeoutError(f"{self.path}: not done after {timeout_secs:g} s; it goes on")
-        if self._error is not None:
-            self._told = True
-            raise self._error
-        return self._value
-
-
-class PendingSave(Pending):
-    """A save in the background: ``.result()`` returns when it is durable."""
-
-
-class PendingLoad(Pending):
-    """A load in the background: ``.result()`` gives what ``load`` would have."""
-
-
-_pending: set[Pending] = set()
-_pending_lock = threading.Lock()
-
-
-def _register(pending: Pending) -> None:
-    with _pending_lock:
-        for other in [other for other in _pending if other.done() and other._error is None]:  # pyright: ignore
-            _pending.discard(other)
-        _pending.add(pending)
-
-
-def _report_at_exit() -> None:
-    """Prints failures that nobody was told of, and ends the process with code 1."""
-    failed = [
-        (pending.path, error) for pending in _pending if (error := pending.take_error()) is not None
-    ]
-    if not failed:
-        return
-    for path, error in failed:
-        print(f"ckpt: {path} was not saved:", file=sys.stderr)
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
-    os._exit(1)  # an exit handler cannot set the exit code in any other way
-
-
-atexit.register(_report_at_exit)

@@ -14,6 +14,8 @@ from ckpt_core._steps import Steps
 
 DAMAGED = "damaged"
 """Name of the directory, beside the steps, for those that could not be restored."""
+RETIRED = "retired"
+"""Name of the one for steps of a branch that training left, or of a run that was taken over."""
 
 
 class Retention:
@@ -98,6 +100,22 @@ class Retention:
             return  # it lay in a local directory only
         self._form.delete(path, DAMAGED)
         logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
+
+    def retire(self, step: int, moves: bool) -> None:
+        """Takes a whole step out of the way, under all its names.
+
+        Args:
+            moves: it is moved; an object store cannot rename, so there it is deleted.
+
+        Raises:
+            BlockingIOError: it is being read.
+        """
+        self._unneeded_since.pop(step, None)
+        self._known.pop(step, None)
+        while self._steps.has(step):
+            path = self._steps.path(step)
+            self._form.delete(path, RETIRED if moves else self._options.trash_directory)
+            self._tell("deleted", step)
 
     def _remove(self, step: int) -> None:
         path = self._steps.path(step)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._leaves import KEY_WORDS
+from ckpt_core._lazy import jax
 from ckpt_core._plan import Region, Shape, to_region, whole
-
-try:  # not public; jax.device_put stands in where a later jax lacks it
-    from jax._src.interpreters.pxla import batched_device_put as _batched_device_put
-except ImportError:
-    _batched_device_put = None
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
@@ -33,10 +25,23 @@ def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
     """
     if jax.default_backend() == "cpu":
         return
-    for values in parts:
-        for value in values:
-            if isinstance(value, jax.Array):
-                value.copy_to_host_async()
+    with fetching():
+        for values in parts:
+            for value in values:
+                if isinstance(value, jax.Array):
+                    value.copy_to_host_async()
+
+
+def fetching() -> contextlib.AbstractContextManager[object]:
+    """Inside of it arrays come to the host as ``jax.device_get`` brings them: explicitly.
+
+    ``jax.transfer_guard("disallow")`` lets that pass, ``"disallow_explicit"`` does not.
+    """
+    try:
+        from jax._src.config import explicit_device_get_scope
+    except ImportError:  # not public; a guard that is left aside is better than no save
+        return jax.transfer_guard_device_to_host("allow")
+    return explicit_device_get_scope()
 
 
 def stage(parts: Sequence[list[Any]], where: str) -> None:
@@ -57,15 +62,16 @@ def stage(parts: Sequence[list[Any]], where: str) -> None:
 def _copied(value: Any, where: str) -> Any:
     (device,) = value.sharding.device_set
     if where == "device":
-        return jnp.copy(value)
+        return jax.numpy.copy(value)
     if all(memory.kind != where for memory in device.addressable_memories()):
         kinds = ", ".join(memory.kind for memory in device.addressable_memories())
         raise CheckpointError(
             f"Options.snapshot={where!r}: {device} has no such memory, it has {kinds}; use 'host'"
         )
-    target = SingleDeviceSharding(device, memory_kind=where)
+    target = jax.sharding.SingleDeviceSharding(device, memory_kind=where)
     if value.sharding.memory_kind == where:
-        return jnp.copy(value)  # it lies there already: device_put would give the very same buffer
+        # it lies there already: device_put would give the very same buffer
+        return jax.numpy.copy(value)
     return jax.device_put(value, target)
 
 
@@ -94,7 +100,7 @@ def held_regions(sharding: Any, committed: bool, shape: Shape, process: int) -> 
         shape: of the array.
         process: index of this process.
     """
-    single = isinstance(sharding, SingleDeviceSharding)
+    single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     if sharding.is_fully_addressable and (single or sharding.is_fully_replicated):
         region = whole(shape)
         # every process has one of its own, as it has of a numpy array: the first one writes
@@ -133,7 +139,7 @@ def held_data(array: Any, held: Held) -> list[Any]:
 
 def describe_sharding(sharding: Any) -> dict[str, Any] | None:
     """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
-    if isinstance(sharding, NamedSharding):
+    if isinstance(sharding, jax.sharding.NamedSharding):
         mesh: Any = sharding.mesh
         described: dict[str, Any] = {
             "sharding_type": "NamedSharding",
@@ -146,7 +152,7 @@ def describe_sharding(sharding: Any) -> dict[str, Any] | None:
             "device_mesh": {"mesh": _nested_ids(mesh.devices)},
         }
         return described | _memory_kind(sharding)
-    if isinstance(sharding, SingleDeviceSharding):
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (device,) = sharding.device_set
         described = {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
         return described | _memory_kind(sharding)
@@ -167,7 +173,9 @@ def _nested_ids(devices: Any) -> Any:
     ]
 
 
-def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None) -> Any:
+def rebuild_sharding(
+    described: dict[str, Any] | None, mesh: jax.sharding.Mesh | None = None
+) -> Any:
     """The sharding on the devices of this process, or None where they do not allow it.
 
     Args:
@@ -179,10 +187,12 @@ def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None)
             return None
         if described["sharding_type"] == "SingleDeviceSharding":
             if mesh is not None:
-                return NamedSharding(mesh, PartitionSpec())
+                return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
             for device in jax.local_devices():
                 if described["device_str"] in (str(device), f"{device.platform}:{device.id}"):
-                    return SingleDeviceSharding(device, memory_kind=described.get("memory_kind"))
+                    return jax.sharding.SingleDeviceSharding(
+                        device, memory_kind=described.get("memory_kind")
+                    )
             return None
         if described["sharding_type"] != "NamedSharding":
             return None
@@ -190,23 +200,29 @@ def rebuild_sharding(described: dict[str, Any] | None, mesh: Mesh | None = None)
             tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
         ]
         if mesh is not None:
-            return NamedSharding(mesh, PartitionSpec(*(_refit(part, mesh) for part in spec)))
+            return jax.sharding.NamedSharding(
+                mesh, jax.sharding.PartitionSpec(*(_refit(part, mesh) for part in spec))
+            )
         saved = _saved_mesh(described)
         kind = described.get("memory_kind")
         return (
-            None if saved is None else NamedSharding(saved, PartitionSpec(*spec), memory_kind=kind)
+            None
+            if saved is None
+            else jax.sharding.NamedSharding(
+                saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
+            )
         )
     except Exception:  # jax has errors of its own for what fits no mesh
         return None  # a description that this jax does not understand is as good as none
 
 
-def _refit(part: Any, mesh: Mesh) -> Any:
+def _refit(part: Any, mesh: jax.sharding.Mesh) -> Any:
     names = part if isinstance(part, tuple) else (part,)
     kept = tuple(name for name in names if name in mesh.axis_names)
     return (kept[0] if len(kept) == 1 else kept) if kept else None
 
 
-def _saved_mesh(described: dict[str, Any]) -> Mesh | None:
+def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
     by_id = {device.id: device for device in jax.devices()}
     ids: list[int] = []
 
@@ -227,12 +243,12 @@ def _saved_mesh(described: dict[str, Any]) -> Mesh | None:
         getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2])
         for kind in described.get("axis_types") or []
     )
-    return Mesh(devices, described["axis_names"], axis_types=types or None)
+    return jax.sharding.Mesh(devices, described["axis_names"], axis_types=types or None)
 
 
 def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     """The distinct regions of an array of ``shape`` that this process's devices hold."""
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return [whole(shape)]
     regions = (
         to_region(index, shape)
@@ -241,108 +257,22 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     return list(dict.fromkeys(regions))
 
 
-def place(
-    shape: Shape, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]], dtype: Any = None
-) -> Any:
-    """A jax array of these host parts on ``sharding``, or uncommitted on the default device.
-
-    There are no parts where none of the devices is of this process: ``dtype`` counts then. On CPU
-    the array may take over the memory of a part: it must not be used again.
-    """
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        (part,) = parts.values()
-        return _put(part, sharding)
-    if not parts:
-        # the callback would be asked for what is replicated over the devices of others
-        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    return jax.make_array_from_callback(
-        shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
-    )
-
-
-def _put(part: np.ndarray[Any, Any], sharding: SingleDeviceSharding | None) -> Any:
-    """One host array on one device: what ``jax.device_put`` ends in, at a tenth of its cost.
-
-    An array of a tree of thousands costs 80 us in device_put, nearly all of it Python.
-    """
-    if _batched_device_put is None:
-        return jax.device_put(part, sharding)
-    target = _on(_default_device()) if sharding is None else sharding
-    aval = _shaped(part.shape, part.dtype)
-    devices = list(target.device_set)
-    return _batched_device_put(aval, target, [part], devices, committed=sharding is not None)
-
-
-@functools.lru_cache(1024)
-def _shaped(shape: Shape, dtype: np.dtype[Any]) -> ShapedArray:
-    """What jax calls an array of this shape: many are alike."""
-    return ShapedArray(shape, dtype)
-
-
-@functools.lru_cache(16)
-def _on(device: Any) -> SingleDeviceSharding:
-    return SingleDeviceSharding(device)
-
-
-def _default_device() -> Any:
-    config: Any = jax.config
-    chosen: Any = config.jax_default_device
-    if chosen is None:
-        return jax.local_devices()[0]
-    return jax.local_devices(backend=chosen)[0] if isinstance(chosen, str) else chosen
-
-
-def place_key(
-    shape: Shape, impl: str, sharding: Any, parts: dict[Region, np.ndarray[Any, Any]]
-) -> Any:
-    """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys.
-
-    There are none where no device of ``sharding`` is of this process.
-    """
-    words = KEY_WORDS[impl]
-    data_shape = (*shape, words)
-    data_sharding = sharding
-    if isinstance(sharding, NamedSharding):
-        # jax reports P(None,) for a scalar key on an explicit mesh, which it then does not accept
-        spec = [*sharding.spec[: len(shape)], *[None] * (len(shape) - len(sharding.spec)), None]
-        sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec[:-1]))
-        data_sharding = NamedSharding(sharding.mesh, PartitionSpec(*spec))
-    with_words = {(*region, (0, words)): part for region, part in parts.items()}
-    key = jax.random.wrap_key_data(
-        place(data_shape, data_sharding, with_words, np.dtype(np.uint32)), impl=impl
-    )
-    if isinstance(sharding, NamedSharding) and key.sharding != sharding:
-        key = jax.device_put(key, sharding)
-    return key
-
-
-def weaken(value: Any, sharding: Any) -> Any:
-    """A weakly typed scalar again, on the same sharding, if jax would make one of this dtype.
-
-    Weakness decides what ``scalar * array`` is computed in, so losing it would change results.
-    """
-    if not value.is_fully_addressable:
-        return value
-    weak = jnp.asarray(value.item())
-    if weak.dtype != value.dtype:
-        return value
-    return weak if sharding is None else jax.device_put(weak, sharding)
-
-
 def concrete(sharding: Any) -> Any:
     """A sharding over real devices: an abstract mesh is replaced by the mesh in use.
 
     Raises:
         ValueError: the mesh is abstract, and none is in use.
     """
-    if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
+    if isinstance(sharding, jax.sharding.NamedSharding) and not isinstance(
+        sharding.mesh, jax.sharding.Mesh
+    ):
         mesh = jax.sharding.get_mesh()
         if mesh.empty or tuple(mesh.axis_names) != tuple(sharding.mesh.axis_names):
             raise ValueError(
                 f"the target's sharding {sharding.spec} lies on an abstract mesh "
                 f"{sharding.mesh.axis_names}: load inside `with jax.set_mesh(mesh):`"
             )
-        return NamedSharding(mesh, sharding.spec)
+        return jax.sharding.NamedSharding(mesh, sharding.spec)
     return sharding
 
 

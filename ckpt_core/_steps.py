@@ -7,9 +7,37 @@ from collections.abc import Callable, Set
 
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._format import orbax
+from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._policies import keep
 from ckpt_core._policies.names import StepNames, check_step
+
+
+def refuse_one_checkpoint(form: Form, directory: str, local: bool) -> None:
+    """Refuses to take a checkpoint, of ours or of Orbax, for a directory of them.
+
+    Args:
+        local: it lies in a file system.
+
+    Raises:
+        CheckpointExists: with what to do.
+    """
+    for name in (RECORD_FILE, orbax.STEP_METADATA, orbax.ITEM_METADATA):
+        try:
+            if local:
+                found = form.exists(f"{directory}/{name}")
+            else:
+                found = form.read(directory, name) is not None
+        except (OSError, CheckpointError):
+            continue  # whoever reads or writes there meets it again
+        if found:
+            parent = directory.rpartition("/")[0]
+            raise CheckpointExists(
+                f"{directory} is one checkpoint (it has {name}), not a directory of them, and steps would be "
+                f"written into it: make the Checkpointer on {parent or '/'} if this is one of its steps, or "
+                "load it with ckpt.load or ckpt.restore"
+            )
 
 
 class Steps:
@@ -46,6 +74,14 @@ class Steps:
             names = found.setdefault(step, [])
             names.insert(0 if name == self._names.name(step) else len(names), name)
         return found
+
+    def numbers(self) -> list[int]:
+        """Every number that a directory is named after, committed or not; looks into none."""
+        return sorted(self._names_of_steps())
+
+    def has(self, step: int) -> bool:
+        """Whether a step of this number is committed, under whichever name."""
+        return self._first_committed(self._names_of_steps().get(step, [])) is not None
 
     def _first_committed(self, names: list[str]) -> str | None:
         for name in names:
@@ -112,6 +148,7 @@ class Steps:
         overwrite: bool,
         damaged: Set[int] = frozenset(),
         elsewhere: Set[int] = frozenset(),
+        leaving: Set[int] = frozenset(),
     ) -> None:
         """Refuses to write a step that is there, or that newer ones would hide.
 
@@ -120,11 +157,13 @@ class Steps:
             overwrite: it may be there.
             damaged: steps that hide nothing: nobody can resume from them.
             elsewhere: steps of this run that lie in other directories.
+            leaving: steps that make way for this one.
 
         Raises:
             CheckpointExists: with what is there.
         """
-        steps = sorted({*self._committed(at_least=step), *(n for n in elsewhere if n >= step)})
+        there = {*self._committed(at_least=step), *(n for n in elsewhere if n >= step)}
+        steps = sorted(there - leaving)
         if step in steps and not overwrite:
             raise CheckpointExists(
                 f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import _results
+from ckpt_core import _pending
 from ckpt_core._directory.local import LocalAttempt
-from ckpt_core._results import PendingSave
+from ckpt_core._pending import PendingSave
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -135,14 +135,16 @@ def test_generators_that_go_on(path, gate, save):
 
 def test_the_caller_goes_on_before_the_thread_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that computes gives the interpreter back only after the switch interval."""
-    monkeypatch.setattr(_results, "_HEAD_START_SECS", 60.0)
+    monkeypatch.setattr(_pending, "_HEAD_START_SECS", 60.0)
     seen: list[bool] = []
 
     def work() -> None:
         thread: Any = threading.current_thread()
-        seen.append(thread._target.__self__._caller_left.is_set())
+        seen.append(thread._target.__self__._caller_left.is_set)
 
-    PendingSave("somewhere", work, "ckpt-test").result()
+    pending = PendingSave("somewhere", work, "ckpt-test")
+    pending.start()
+    pending.result()
     assert seen == [True]
 
 
@@ -264,9 +266,9 @@ def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
     gate.fail_with = Refusal(28, "the disk is full")
     assert checkpointer.save(0, {"n": 0}) is True
     assert gate.reached.wait(LONG_SECS)
-    thread = checkpointer._in_flight._pending._thread  # save() asks only once it has ended
+    pending, _ = checkpointer._saving.in_flight._now  # save() asks only once it has ended
     gate.open()
-    thread.join()
+    assert pending.wait(LONG_SECS)
     with pytest.raises(Refusal, match="the disk is full") as caught:
         ASKING[first](checkpointer)
     assert caught.value is gate.fail_with
@@ -478,9 +480,10 @@ def test_a_thread_that_cannot_start_leaves_the_step_to_be_saved(
 
     with ckpt.Checkpointer(tmp_path, options=QUICK) as checkpointer:
         with monkeypatch.context() as few_threads:
-            few_threads.setattr("ckpt_core._inflight.PendingSave", refused)
+            few_threads.setattr(_pending._thread, "start_new_thread", refused)
             with pytest.raises(RuntimeError, match="can't start"):
                 checkpointer.save(0, {"w": np.arange(3)})
+        assert os.listdir(tmp_path) == [".ckpt-owner"]  # nothing is left of it but the claim
         assert checkpointer.save(0, {"w": np.arange(3)})
     assert ckpt.Checkpointer(tmp_path).all_steps() == [0]
 

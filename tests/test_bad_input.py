@@ -559,7 +559,7 @@ def test_an_item_named_almost_like_an_argument(tmp_path, name):
     assert ckpt.load(tmp_path / "c", item=name) == {"x": 1}
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", ".hidden", "metrics", "ckpt.json",
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", ".hidden", "metrics.tree", "ckpt.json",
                                   "_METADATA", "_CHECKPOINT_METADATA", "commit_success.txt",
                                   "a\x00b", "x.orbax-checkpoint-tmp"])  # fmt: skip
 def test_impossible_item_names(tmp_path, name):

@@ -19,11 +19,11 @@ from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import file_system, warnings_about
 from ckpt_core.bench._jsonl import JsonLines
-from ckpt_core.bench._markdown import markdown
+from ckpt_core.bench._markdown import markdown, ratio
 from ckpt_core.bench._page import page
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._stats import summarize
-from ckpt_core.bench._table import number, print_comparison, print_result
+from ckpt_core.bench._table import beside, number, print_comparison, print_result
 
 DELAY_SECS = {"step": 0.005}
 
@@ -80,7 +80,7 @@ def test_the_table(result: SuiteResult):
     assert "naps <1>" in text
     rows = [line for line in text.splitlines() if "size=" in line]
     assert len(rows) == 6 and all("yes" in row for row in rows[:3])
-    assert "x" in rows[1] and "GB/s" in text
+    assert "times slower than size=1" in rows[1] and "GB/s" in text
     assert "ValueError: <planted> & [bold]" in text  # not taken for markup
 
 
@@ -318,6 +318,62 @@ def test_tables_for_a_document(result: SuiteResult, tmp_path: Path):
             file.write_text(content)
         with pytest.raises(bench.ConfigError, match=expected):
             markdown(file)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (19.46, "19 times slower than ckpt"),
+        (1.02, "as fast as ckpt"),
+        (1.44, "1.4 times slower than ckpt"),
+        (0.5, "2.0 times faster than ckpt"),
+        (0.0004, "2,500 times faster than ckpt"),
+        (0.0, ""),
+    ],
+)
+def test_times_are_compared_in_words(result: SuiteResult, seconds: float, words: str):
+    first = dataclasses.replace(result.cases[0], varying={"library": "ckpt"})
+    assert beside(seconds, 1.0, first) == words
+
+
+def test_ratios_of_a_document_are_never_nothing():
+    assert [ratio(value) for value in (19.456, 1.0, 0.92, 0.0042)] == [
+        "19.46x",
+        "1.00x",
+        "0.92x",
+        "0.0042x",
+    ]
+
+
+def test_of_a_single_run_nothing_is_said_of_its_spread(result: SuiteResult):
+    cases = [
+        dataclasses.replace(case, runs=tuple(run for run in case.runs if run.repeat == 0)[-1:])
+        for case in result.cases[:3]
+    ]
+    single = dataclasses.replace(result, cases=tuple(cases))
+    text = page(single)
+    assert "one run of each" in text and "whiskers" not in text
+    assert 'class="whisker' not in text and 'class="dot"' not in text and "min - max" not in text
+    assert "±" not in "".join(text.partition("<details>")[0])
+    assert "whiskers" in page(result)
+
+
+def test_the_page_can_be_read_on_a_telephone(result: SuiteResult):
+    text = page(result)
+    bars = [svg for svg in text.split("<svg ")[1:] if svg.startswith('class="bars"')]
+    assert len(bars) == 2
+    for svg in bars:  # words keep their size, bars are as wide as the screen
+        head = svg[: svg.index(">")]
+        assert 'width="100%"' in head and "viewBox" not in head
+        assert all("%" in rect for rect in svg.split("<rect")[1:])
+    assert text.count('<table class="stack">') == 2 and 'data-name="median s">' in text
+
+
+def test_json_lines_have_no_numbers_that_json_lacks(result: SuiteResult, tmp_path: Path):
+    lines = JsonLines(tmp_path, result.suite_name, {**result.environment, "odd": float("nan")})
+    lines.finish(result)
+    for line in (tmp_path / "results.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(word))
 
 
 def test_saves_that_a_power_cut_loses_are_pale(result: SuiteResult):

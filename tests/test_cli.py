@@ -16,8 +16,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core.cli._anatomy import anatomy, purpose_of
-from ckpt_core.cli._look import size
 from ckpt_core.cli._spawn import _without_processes
+from ckpt_core.cli._text import size
 
 pytest.importorskip("typer")
 

@@ -19,7 +19,8 @@ from tests.faults.fixtures import make_pool, make_shim  # noqa: F401 (fixtures)
 from tests.faults.harness import Fault, Nursery, Op, Outcome, Pool
 
 _QUICK = ("new", "step")  # killed at every operation in the quick run too
-_KEPT_OLD = ".ckpt-old."
+_KEPT_OLD = (".ckpt-old.", ".ckpt-kept.")
+_VISIBLE = "visible, durability unknown"
 WORKERS = 2
 _EXTRA_RUNS = 30  # threads differ from run to run, so a run may have a few operations more
 
@@ -236,6 +237,12 @@ def _check_killed_or_done(name: str, outcome: Outcome, after: Outcome) -> None:
 # ---- errors -------------------------------------------------------------------------------------
 
 
+def _removes(op: Op) -> bool:
+    """Whether it gives what is to be removed a name under which nobody looks for it."""
+    target = Path(op.path.partition(" -> ")[2])
+    return op.name == "rename" and target.name.startswith(".ckpt-tmp.")
+
+
 def _check_error(name: str, errno: str, outcome: Outcome) -> None:
     """A typed error, earlier states untouched, no junk; and the same process could try again."""
     assert outcome.exit_code == 0, str(outcome)
@@ -245,7 +252,7 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
         # Cleaning up may fail where the next save does it; a directory may be there already; what
         # cannot be linked is written.
         names = ("unlink", "rmdir", "mkdir", "link")
-        harmless = {op.number for op in outcome.ops if op.name in names}
+        harmless = {op.number for op in outcome.ops if op.name in names or _removes(op)}
         assert struck in harmless | {0} or _kept_too_much(outcome), f"swallowed: {outcome}"
         return
     (error,) = errors
@@ -255,12 +262,16 @@ def _check_error(name: str, errno: str, outcome: Outcome) -> None:
     if op.name not in ("unlink", "rmdir"):
         expected = EXPECTED[name]
         # It may stand there already: when the directory of the finished rename cannot be synced.
-        # Where two names cannot be swapped, the old one then stays beside it until the next save.
+        # What it replaced then stays beside it until the next save.
         committed = set(_with_parents(expected.new)) - set(_with_parents(expected.old))
         new = {name for name in outcome.reported("new")[0] if not name.startswith(_KEPT_OLD)}
         assert new in (set(), committed), f"junk: {outcome}"
         kept_old = new != set(outcome.reported("new")[0])
-        assert not kept_old or (name == "no_exchange" and op.name == "fsync"), f"junk: {outcome}"
+        replaces = name in ("overwrite", "no_exchange")
+        assert not kept_old or (replaces and op.name == "fsync"), f"junk: {outcome}"
+        visible = 2 in outcome.reported("after_error")[0].values()
+        assert (_VISIBLE in error["text"]) == visible, str(outcome)
+        assert kept_old == (replaces and visible), f"the old one is gone: {outcome}"
     until = next(i for i, event in enumerate(outcome.events) if "error" in event)
     allowed = EXPECTED[name].allowed(outcome.events[:until])
     assert outcome.reported("after_error")[0] in allowed, str(outcome)

@@ -57,8 +57,8 @@ class Counted:
         self._before = self._tensorstore()
         plain_file, plain_data = LocalForm.read, read.DataFiles.read
 
-        def read_file(form: LocalForm, path: str, name: str) -> bytes | None:
-            found = plain_file(form, path, name)
+        def read_file(form: LocalForm, path: str, name: str, *limit: int) -> bytes | None:
+            found = plain_file(form, path, name, *limit)
             self.files.append(len(found or b""))
             return found
 

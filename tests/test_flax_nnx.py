@@ -1022,7 +1022,7 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     readme = Path(__file__).parent.parent / "integrations" / "flax_nnx" / "README.md"
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, str(readme), "exec"), names)

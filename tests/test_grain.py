@@ -980,20 +980,21 @@ def test_what_only_changes_the_speed_is_no_change(tmp_path: Path, opened: Open) 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_description_does_not_depend_on_the_position(shape: str, opened: Open) -> None:
-    from ckpt_grain import _pipeline
+    from ckpt_grain import _lines, _pipeline
 
     first, second = opened(SHAPES[shape]()), opened(SHAPES[shape]())
     take(second, 9)
-    described = _pipeline.describe(first)
-    assert _pipeline.describe(second) == described
-    assert not [line for line in described["lines"] if "0x" in line]
+    for how in (_lines.WHOLE, _lines.FIRM):
+        described = _pipeline.describe(first, how)
+        assert _pipeline.describe(second, how) == described
+        assert not [line for line in described["lines"] if "0x" in line]
 
 
 def test_settings_are_told_the_same_in_every_process(run_python: Any) -> None:
     # Sets of text come in another order in each process, and default reprs hold addresses.
     code = """
 import dataclasses, json
-from ckpt_grain import _pipeline
+from ckpt_grain._lines import Teller, WHOLE
 
 @dataclasses.dataclass
 class Options:
@@ -1005,7 +1006,7 @@ class Plain:
     pass
 
 options = Options(frozenset(map(str, range(9))), {"a": (1, 2.5)}, len)
-print(json.dumps([_pipeline._text(value) for value in (options, Plain(), Plain().__init__)]))
+print(json.dumps([Teller(WHOLE).text(value) for value in (options, Plain(), Plain().__init__)]))
 """
     first, second = (run_python(code, PYTHONHASHSEED=seed) for seed in "12")
     assert first == second

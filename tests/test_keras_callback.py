@@ -130,7 +130,7 @@ def test_save_on_background(tmp_path, background):
     class Look(Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
-                found.append(callback.checkpointer._in_flight.step)
+                found.append(callback.checkpointer._saving.in_flight.step)
 
     found = []
     callback = OrbaxCheckpointCallback(tmp_path, save_on_background=background)
@@ -142,7 +142,7 @@ def test_save_on_background(tmp_path, background):
 def test_save_weights_only(tmp_path):
     model, _ = trained(tmp_path, save_weights_only=True)
     info = ckpt.inspect(tmp_path / "0")
-    tops = {leaf.path.split("/")[0] for leaf in info.items["model"].leaves}
+    tops = {leaf.path.split("/")[0] for leaf in info.items["pytree"].leaves}
     assert tops == {"trainable_variables", "non_trainable_variables"}
     other = km.small(1)
     ckpt_keras.restore(tmp_path, other, what="weights")

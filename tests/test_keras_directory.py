@@ -116,7 +116,7 @@ def test_save_and_restore_by_hand(tmp_path):
 
 def test_a_damaged_byte_does_not_load(tmp_path):
     run(tmp_path, epochs=1)
-    (data_file,) = (tmp_path / "0" / "model" / "d").iterdir()
+    (data_file,) = (tmp_path / "0" / "pytree" / "d").iterdir()
     content = bytearray(data_file.read_bytes())
     content[len(content) // 2] ^= 1
     data_file.write_bytes(content)
@@ -168,9 +168,9 @@ def test_orbax_reads_ours(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     model = km.small(0, keras.optimizers.Adafactor())
     km.fit(model, [OrbaxCheckpointCallback(tmp_path)])
-    expected = ckpt.load(tmp_path / "0")["model"]
+    expected = ckpt.load(tmp_path / "0")["pytree"]
     with ocp.CheckpointManager(tmp_path) as manager:
-        found = manager.restore(0)["model"]
+        found = manager.restore(0)["pytree"]
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     km.assert_same(
         [*map(np.asarray, jax.tree.leaves(found))], [*map(np.asarray, jax.tree.leaves(expected))]
@@ -239,6 +239,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("saved", "wanted"), PAIRS)
 @pytest.mark.filterwarnings("ignore:jax.sharding:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:nothing is trained:UserWarning")
 def test_10_saved_on_one_layout_restored_on_another(tmp_path, on_layout, saved, wanted):
     on_layout(saved)
     model = wide(0)

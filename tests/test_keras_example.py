@@ -40,3 +40,21 @@ def test_the_example_can_fail(tmp_path: Path):
     pytest.importorskip("sklearn")
     (tmp_path / "run").write_text("a file")
     assert example("--directory", str(tmp_path / "run"), "--epochs", "1").returncode != 0
+
+
+def test_the_first_block_of_the_readme_is_complete_and_runs_twice(tmp_path: Path):
+    """As somebody pastes it: nothing before it, and into a notebook again."""
+    readme = ROOT / "integrations" / "keras" / "README.md"
+    code = readme.read_text().partition("```python\n")[2].partition("```")[0]
+    assert "import keras" in code and "load_model" in code
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{code}\n{code}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing is left where it was pasted

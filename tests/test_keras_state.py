@@ -9,7 +9,6 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_keras import ADAPTER
-from ckpt_keras._matching import Named, align_model
 from ckpt_keras._slots import slots_of_model
 
 keras = km.keras
@@ -75,20 +74,6 @@ def test_02_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_02_names_of_ones_own_are_matched_by_position(tmp_path):
-    def named(seed, one, two):
-        keras.utils.set_random_seed(seed)
-        model = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(4, name=one), layers.Dense(4, name=two)]
-        )
-        model.compile("adam", "mse")
-        return model
-
-    model, other = named(0, "zebra", "ant"), named(1, "first", "second")
-    round_trip(tmp_path, model, other)
-    km.assert_same(km.values(model), km.values(other))
-
-
 def test_03_adam_is_adam_7_but_never_sgd(tmp_path):
     model = km.mlp(0, keras.optimizers.Adam(name="adam"))
     km.scramble(model)
@@ -137,6 +122,10 @@ def test_04_every_optimizer_goes_on_bitwise(tmp_path, name):
     other = km.small(1, OPTIMIZERS[name]())
     ckpt.restore(tmp_path / "step", model=other)
     km.assert_same(km.values(model), km.values(other))
+    if name == "ema":
+        # the end of fit puts one buffer into weight and average, and Keras' next one donates both
+        for average in model.optimizer._model_variables_moving_average:
+            average.assign(np.array(average.value))
     km.fit(model, shuffle=False)
     km.fit(other, shuffle=False)
     km.assert_same(km.values(model), km.values(other))
@@ -442,45 +431,3 @@ def test_optimizer_slots_are_made_before_they_are_saved_or_restored(tmp_path):
     assert other.optimizer.built
     assert float(np.abs(np.array(other.optimizer.variables[2].value)).sum()) > 0
     km.assert_same(km.values(model), km.values(other))
-
-
-# ------------------------------------------------------------------------------ matching, pure
-
-
-def entries(*paths, shape=(2,)):
-    return [Named(path, shape, "float32") for path in paths]
-
-
-def test_position_needs_the_order_of_the_save():
-    saved = entries("trainable_variables/b/kernel", "trainable_variables/a/kernel")
-    wanted = entries("trainable_variables/x/kernel", "trainable_variables/y/kernel")
-    names, left = align_model(saved, wanted, ordered=True)
-    assert names == dict(zip([e.path for e in saved], [e.path for e in wanted], strict=True))
-    assert left == set()
-    assert align_model(saved, wanted, ordered=False)[0] == {}
-
-
-def test_rank_counts_numbers_as_numbers():
-    saved = entries(*(f"trainable_variables/dense_{n}/kernel" for n in (10, 2, 1)))
-    wanted = entries(*(f"trainable_variables/dense_{n}/kernel" for n in (21, 22, 23)))
-    names, _ = align_model(saved, wanted, ordered=False)
-    assert [names[f"trainable_variables/dense_{n}/kernel"].split("/")[1] for n in (1, 2, 10)] == [
-        "dense_21",
-        "dense_22",
-        "dense_23",
-    ]
-
-
-def test_one_shape_that_differs_undoes_the_whole_collection():
-    saved = entries("trainable_variables/a/kernel", "trainable_variables/b/kernel")
-    wanted = [
-        *entries("trainable_variables/x/kernel"),
-        *entries("trainable_variables/y/kernel", shape=(3,)),
-    ]
-    assert align_model(saved, wanted, ordered=True)[0] == {}
-
-
-def test_last_names_must_agree():
-    saved = entries("trainable_variables/a/gamma", "trainable_variables/a/beta")
-    wanted = entries("trainable_variables/b/beta", "trainable_variables/b/gamma")
-    assert align_model(saved, wanted, ordered=True)[0] == {}

@@ -21,13 +21,18 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ckpt_core"
 # may import within itself as it likes.
 LAYERS: list[tuple[str, set[str]]] = [
     ("0 errors", {"_errors"}),
-    ("0 ground", {"_fork", "_options"}),
+    ("0 ground", {"_fork", "_lazy", "_options", "_threads"}),
+    ("0 work in the background", {"_pending"}),
+    ("1 pure: names", {"_code"}),
     ("1 pure: trees", {"_policies", "_tree"}),
     ("1 pure: leaves", {"_leaves"}),
     ("1 pure: regions", {"_plan", "_staging"}),
     ("1 pure: what stands on disk", {"_format"}),
     ("1 pure: saved against wanted", {"_match"}),
-    ("2 effects", {"_directory", "_interconnect", "_processes", "_snapshot", "_storage"}),
+    (
+        "2 effects",
+        {"_directory", "_interconnect", "_placing", "_processes", "_snapshot", "_storage"},
+    ),
     ("3 what the spines are made of", {"_adapters", "_events", "_results", "_run_metadata"}),
     ("3 the spines", {"_load", "_save"}),
     (

@@ -375,7 +375,7 @@ def _damage_the_index(step: Path) -> None:
 
 
 def _symlinks(step: Path) -> None:
-    for file in list(step.rglob("ocdbt.process_0/d/*")):
+    for file in list((step / "state").rglob("ocdbt.process_0/d/*")):
         moved = file.rename(step.parent / f"moved-{file.name}")
         file.symlink_to(moved)
 

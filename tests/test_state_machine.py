@@ -95,8 +95,8 @@ class Directory(RuleBasedStateMachine):
         with (
             mock.patch.object(LocalAttempt, method, _killed),
             mock.patch.object(LocalAttempt, "abort"),
-            mock.patch("ckpt_core._directory.local.this_owner", return_value=_DEAD),
-            mock.patch("ckpt_core._directory.local.is_dead", lambda owner, _: owner == _DEAD),
+            mock.patch("ckpt_core._directory.names.this_owner", return_value=_DEAD),
+            mock.patch("ckpt_core._directory.leftovers.is_dead", lambda owner, _: owner == _DEAD),
         ):
             with contextlib.suppress(Killed):
                 self.checkpointer.save(step, self.state(self.value), force=True)

@@ -21,6 +21,8 @@ from ckpt_core._directory import local as directories
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._plan import chunk_count, chunk_parts
 from ckpt_core._save import write
+from ckpt_core._save.agreement import Start, judge_start
+from ckpt_core._save.layout import Layout
 from ckpt_core._tiers import agreement
 
 NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
@@ -318,7 +320,8 @@ def test_a_host_that_was_away_does_not_bring_back_another_past(run: Run, tmp_pat
     assert restored is not None
     assert restored.step == 3
     with run.start() as checkpointer:
-        checkpointer.restore_latest(state=state(99))
+        restored = checkpointer.restore_latest(state=state(99))
+        assert restored is not None and same(restored["state"], 3)
         assert checkpointer.save(5, state(5))  # nothing that the other host has: another past
     run.local = here
     restored = run.restored()
@@ -434,7 +437,7 @@ def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
         checkpointer.save(0, state(0))
         assert held.reached.wait(60)  # the local one is done by then
         checkpointer.save(1, state(1))
-        checkpointer._saves[0].wait()
+        checkpointer._saves[0].wait(lambda: None)
         with pytest.raises(CheckpointError, match="still running"):
             checkpointer.save(3, state(3))
         held.go.set()
@@ -509,15 +512,18 @@ def test_complete_is_what_all_have_with_one_token(everyone: list[dict[int, str]]
 
 
 def test_what_the_processes_say_before_a_save():
-    def judged(*said: agreement.Start) -> list[str]:
-        return json.loads(agreement.judge_start([one.dump() for one in said]))
+    def judged(*said: Start) -> dict[str, Any]:
+        return json.loads(judge_start([one.dump() for one in said]))
 
-    Start = agreement.Start
-    assert judged(Start(1, "t", "x"), Start(1, "t", "y")) == ["x", ""]
-    assert "the step on processes [1]" in judged(Start(1, "t", "x"), Start(2, "t", "y"))[1]
-    assert "structure" in judged(Start(1, "t", "x"), Start(1, "u", "y"))[1]
-    said = judged(Start(1, "t", "x"), Start(1, "", "y", "OSError: full"))[1]
-    assert said == "process 1 cannot save: OSError: full"
+    step, tree = {"the step": 1}, Layout("t", 9)
+    alike = judged(Start(step, tree, "x"), Start(step, tree, "y"))
+    assert (alike["offer"], alike["error"], alike["differing"]) == ("x", "", [])
+    other = judged(Start(step, tree, "x"), Start({"the step": 2}, tree, "y"))
+    assert "the step on processes [1]" in other["error"]
+    unlike = judged(*[Start(step, Layout(name, 9)) for name in "tutu"])
+    assert (unlike["error"], unlike["differing"], unlike["size"]) == ("", [1, 3], 1)
+    refused = judged(Start(step, tree), Start(step, refusal="OSError: full"))
+    assert refused["error"] == "process 1 cannot save: OSError: full"
 
 
 @pytest.mark.parametrize(

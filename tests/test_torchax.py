@@ -27,7 +27,7 @@ from torch import nn  # noqa: E402
 from torchax_nets import Net, batch, call_jax, jax_jit, net, same, torch_view, values  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
-from ckpt_core._results import Pending  # noqa: E402
+from ckpt_core._pending import Pending  # noqa: E402
 from ckpt_torchax import ADAPTER  # noqa: E402
 
 torchax = nets.torchax
@@ -589,7 +589,7 @@ def test_19_scanned_modules(tmp_path: Path):
 def test_19_a_state_dict_comes_back_with_its_versions(tmp_path: Path):
     state, target = net(0).state_dict(), net(1).state_dict()
     ckpt.save(tmp_path / "a", state)
-    restored = ckpt.load(tmp_path / "a", target)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]
     assert restored._metadata["norm"] == {"version": 2}
     for name, value in restored.items():
         assert value is target[name]
@@ -721,7 +721,10 @@ def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
     weights = {name: value.jax() for name, value in model.state_dict().items()}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"weights": weights, "epoch": 2, "global_step": 200})
-    restored = ckpt.load(tmp_path / "a", {"weights": other, "epoch": 0, "global_step": 0})
+    target = {"weights": other, "epoch": 0, "global_step": 0}
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"weights: load changes nothing.*restore"):
+        ckpt.load(tmp_path / "a", target)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]
     assert restored["weights"] is other
     assert int(restored["global_step"]) == 200
     assert same(values(model), values(other))
@@ -751,7 +754,7 @@ def test_13_text_keys_of_other_tools_become_ints(tmp_path: Path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "a", {"state": moments, "param_groups": groups})
     _, fresh = start()
-    ckpt.load(tmp_path / "a", fresh, missing="keep")
+    ckpt.restore(tmp_path / "a", state=fresh, missing="keep")
     state = fresh.state_dict()["state"]
     assert list(state) == [0, 1]
     assert torch.equal(

@@ -91,7 +91,11 @@ def test_however_it_lies_in_memory(tmp_path: Path, name: str):
         target["x"].detach().zero_()
     else:
         target["x"] = torch.zeros(3).expand(2, 3)
-    restored = ckpt.load(tmp_path / "a", target)["x"]
+    before = target["x"].detach().clone()
+    loaded = ckpt.load(tmp_path / "a", target)["x"]
+    assert loaded is not target["x"] and loaded.requires_grad == target["x"].requires_grad
+    assert torch.equal(loaded, make()) and torch.equal(target["x"], before)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]["x"]
     assert restored is target["x"]
     assert torch.equal(restored, make())
 

@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._checkpointer.branch import Branch
 from ckpt_core._checkpointer.reading import Reading
+from ckpt_core._checkpointer.saving import Saving
+from ckpt_core._checkpointer.turns import Turns, in_turn
 from ckpt_core._decision import SaveDecision
 from ckpt_core._directory import refuse_file, resolve
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, GraceExceeded
 from ckpt_core._fence import Fence
-from ckpt_core._inflight import InFlight, wait_for_all
+from ckpt_core._fork import HOME_PID
+from ckpt_core._inflight import InFlight, raise_failures, settle_all, wait_for_all
 from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
@@ -20,10 +24,9 @@ from ckpt_core._policies.names import StepNames, check_step
 from ckpt_core._preemption import Preemption
 from ckpt_core._retention import Retention
 from ckpt_core._run_metadata import write_run_metadata
-from ckpt_core._save import NOTHING, Links, collect_items, form_for, prepare_save
-from ckpt_core._staging import Copy, Staging
-from ckpt_core._steps import Steps
-from ckpt_core._tiers import LocalTier, StepToSave, Tiers, find_run, next_lineage
+from ckpt_core._save import NOTHING, collect_items, form_for
+from ckpt_core._steps import Steps, refuse_one_checkpoint
+from ckpt_core._tiers import LocalTier, StepToSave, Tiers, find_run
 from ckpt_core._unread import UnreadValues
 
 
@@ -31,7 +34,12 @@ class Checkpointer(Reading):
     """A directory of checkpoints, one per step, for one training run.
 
     Step ``n`` is the state after the 0-based step ``n`` was completed: save after the update, and
-    resume with ``n + 1``. Where several processes run, all must make the same calls.
+    resume with ``n + 1``. Where several processes run, all must make the same calls, in the same order.
+
+    Its methods may be called from any thread: saves, restores and deletions take turns, each waiting until
+    the one before has returned. A call from within another (from a signal handler, a listener or a
+    policy) is refused. Asking (``all_steps``, ``latest_step``, ``metrics``, ...) and
+    ``wait_until_finished`` wait for no turn.
 
     Args:
         directory: where steps lie; made if missing. A path, or ``memory://``, ``s3://``, ``gs://``.
@@ -44,7 +52,8 @@ class Checkpointer(Reading):
         save_policy, keep_policy: policies of ``ckpt.when`` and ``ckpt.keep``, instead of the above.
         step_prefix, step_format_fixed_length: names of step directories, as in Orbax.
         asynchronous: write in the background what ``save`` took a snapshot of.
-        read_only: never write anything; for evaluators.
+        read_only: never write anything, and take over from nobody; for evaluators. Without it a
+            restore stops the run that saves there.
         local_directory: on a fast disk or in the memory of each host, shared or not: takes every
             save first, each process writing all that it holds, and keeps the newest
             (``Options.local_max_to_keep``). ``directory`` then takes those that
@@ -94,29 +103,49 @@ class Checkpointer(Reading):
         options: Options | None = None,
     ) -> None:
         self._directory, local = resolve(directory)
+        self._saves: list[InFlight] = []
+        self._turns = Turns(self._directory, self._saves)
         refuse_file(self._directory)
         self._form = form_for(self._directory, local)
+        refuse_one_checkpoint(self._form, self._directory, local)
         names = StepNames(step_prefix, step_format_fixed_length)
         self._steps = Steps(self._directory, self._form, names)
         self._options = checked_options(options)
         policy = choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode)
         self._damaged: set[int] = set()
         self._retention = Retention(self._steps, self._form, policy, self._options, self._damaged)
-        self._best = (best_metric, best_mode)
-        self._asynchronous = asynchronous
-        self._read_only = read_only
-        self._in_flight = InFlight(self._directory)
+        self._best, self._read_only = (best_metric, best_mode), read_only
         self._mine: set[int] = set()
         self._unread = UnreadValues()
-        self._fence, self._links = Fence(self._directory, self._form), Links()
-        kept_bytes = self._options.max_host_bytes
-        self._staging, self._local_staging = Staging(kept_bytes), Staging(kept_bytes)
+        self._fence = Fence(self._directory, self._form)
         self._processes = _processes.this_run()
+        self._branch = Branch(
+            self._steps,
+            self._form,
+            self._fence,
+            self._retention,
+            self._processes,
+            self._options,
+            self._mine,
+            self._damaged,
+            read_only,
+            moves=local,
+        )
+        self._saving = Saving(
+            self._steps,
+            self._saves,
+            self._branch,
+            self._processes,
+            self._options,
+            asynchronous,
+            self._mine,
+            self._damaged,
+        )
         when_to = choose_save_policy(save_policy, save_interval_steps)
         persist = self._options.persist_policy
         listening = when_to if persist is None else when.any_of(when_to, persist)
         self._preemption = Preemption(self._processes, listening, self._options)
-        self._closed = self._lineage_began = False
+        self._closed = False
         self._local: LocalTier | None = None
         if local_directory is not None:
             run = find_run(
@@ -125,13 +154,12 @@ class Checkpointer(Reading):
             self._local = LocalTier(
                 local_directory, run, names, self._processes, self._options, read_only
             )
+            self._branch.set_local(self._local)
+            self._saving.set_local(self._local)
         self._tiers = Tiers(self._steps, self._local)
         # not a method of this object: dropped without close(), it is to end at once
         self._decision = self._deciding(when_to, self._tiers.latest)
         self._persist = None if persist is None else self._deciding(persist, self._steps.latest)
-        self._saves = [self._in_flight]
-        if self._local is not None:
-            self._saves.insert(0, self._local.in_flight)
         if not read_only and self._processes.index == 0:
             self._retention.clean()
 
@@ -139,6 +167,7 @@ class Checkpointer(Reading):
         timeout_secs = self._options.timeout_secs
         return SaveDecision(policy, self._processes, self._preemption, newest, timeout_secs)
 
+    @in_turn
     def save(
         self,
         step: int,
@@ -169,125 +198,54 @@ class Checkpointer(Reading):
             **named: named items.
 
         Raises:
-            CheckpointExists: another writer's step of this number, or newer ones, are on disk.
-            RestoredValueIgnored: a restored value was never read and the old one is being saved.
+            CheckpointExists: another writer's step of this number, or newer ones, are on disk, and
+                this one never restored one before them.
+            RestoredValueIgnored: a restored value was never read, or an item of the restored step was
+                not restored, and something is being saved under its name.
             Exception: what made the previous asynchronous save fail, with its own type.
         """
         self._refuse_if_read_only("save")
-        for running in self._saves:
-            running.raise_failure()
+        raise_failures(self._saves)
         self._preemption.is_at(step := check_step(step))
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
+        overwrite = overwrite or step in self._saving.unsure  # a try that failed has left it there
         begun = {running.step for running in self._saves}
         if not overwrite and (step in self._mine or step in begun):
-            return False
-        if not force and not self.should_save(step):
+            self._branch.tell_of_repeat(step)
             return False
         self._unread.check(chosen)
+        if not force and not self._wants(step):
+            return False
         persists = self._local is None or force or self._persists(step)
-        self._make_way(persists)
-        if step in self._damaged and not overwrite:
-            self._damaged.remove(step)
-            self._decision.done_by_first(lambda: self._retention.set_aside(step))
-        if persists or not self._mine:
-            elsewhere = set[int]() if self._local is None else self._local.foreign
-            self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere)
+        self._saving.make_way(persists)
+        self._branch.make_room(step, overwrite, persists)
         what = StepToSave(step, chosen, state is not NOTHING, metadata, numbers)
-        local = None if self._local is None else self._prepare_local(what, self._local, persists)
-        persistent = self._prepare_persistent(what, overwrite) if persists else None
+        self._saving.start(what, overwrite, persists, lambda: self._began(step, persists))
+        return True
+
+    def _began(self, step: int, persists: bool) -> None:
         self._decision.save_began(step)
         if persists and self._persist is not None:
             self._persist.save_began(step)
-        if self._local is not None and local is not None:
-            self._local.in_flight.start(step, local)
-        if persistent is not None and (self._asynchronous or self._local is not None):
-            first = None if self._local is None else self._local.in_flight
-            self._in_flight.start(step, persistent, after=first)
-        elif persistent is not None:
-            persistent()
-        if not self._asynchronous:
-            wait_for_all(self._saves)
-        return True
 
     def _persists(self, step: int) -> bool:
         """Whether a step that is saved goes to the persistent directory too; all must ask."""
         # of a run that is told to stop, the host may be gone before the next one starts
         last = self._preemption.wants(step) or self._preemption.known
-        return self._persist is None or self._persist.wants(step, self._in_flight.running) or last
-
-    def _make_way(self, persists: bool) -> None:
-        """Waits for the saves that a new one must not overtake, or refuses to."""
-        before = self._saves if persists else self._saves[:1]
-        if self._options.on_pending == "fail":
-            for running in before:
-                running.refuse_if_running()
-        wait_for_all(before)
-
-    def _prepare_local(
-        self, what: StepToSave, local: LocalTier, persists: bool
-    ) -> Callable[[], None]:
-        if not self._lineage_began:
-            newest = self._steps.latest
-            self._begin_lineage(local, lambda: local.goes_on_from(newest()), keep=False)
-            self._lineage_began = True
-        work = local.prepare(what, self._copying(self._local_staging))
-
-        def save_and_note() -> None:
-            try:
-                work()
-            finally:
-                self._local_staging.release()
-            self._damaged.discard(what.step)
-            if not persists:
-                self._mine.add(what.step)
-
-        return save_and_note
-
-    def _begin_lineage(self, local: LocalTier, goes_on: Callable[[], bool], *, keep: bool) -> None:
-        """Local steps that training does not go on from count no more, on whatever host they lie."""
-        run = next_lineage(self._form, self._directory, self._processes, self._options, goes_on)
-        local.begin_lineage(run, keep=keep)
-
-    def _prepare_persistent(self, what: StepToSave, overwrite: bool) -> Callable[[], None]:
-        step = what.step
-        work = prepare_save(
-            self._steps.path(step) if overwrite else self._steps.new_path(step),
-            what.items,
-            single=what.single,
-            overwrite=overwrite,
-            metadata=what.metadata,
-            options=self._options,
-            copy=self._copying(self._staging),
-            metrics=what.metrics,
-            guard=self._fence,
-            links=self._links,
-            step=step,
+        return (
+            self._persist is None
+            or self._persist.wants(step, self._saving.in_flight.running)
+            or last
         )
 
-        def save_and_retain() -> None:
-            try:
-                work()
-            finally:
-                self._staging.release()
-            self._mine.add(step)
-            self._damaged.discard(step)
-            if self._processes.index == 0:
-                self._retention.apply(step)
-
-        return save_and_retain
-
-    def _copying(self, staging: Staging) -> Copy | None:
-        """How the next save copies host memory; the one before, which had the same buffers, has ended."""
-        if staging.lent:
-            staging.release()
-        return staging.copy if self._asynchronous else None
-
+    @in_turn
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; where several processes run, all must ask."""
-        return not self._read_only and self._decision.wants(
-            check_step(step), self._saves[0].running
-        )
+        return self._wants(check_step(step))
+
+    def _wants(self, step: int) -> bool:
+        return not self._read_only and self._decision.wants(step, self._saves[0].running)
 
     @property
     def should_stop(self) -> bool:
@@ -302,47 +260,55 @@ class Checkpointer(Reading):
         """Whether to save this step and stop; all processes agree, where several run."""
         return self._preemption.reached(step)
 
+    @in_turn
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Keeps JSON that belongs to the whole run beside its steps, where Orbax keeps it too."""
         self._refuse_if_read_only("write_run_metadata")
         if self._processes.index == 0:
             write_run_metadata(self._form, self._directory, metadata)
 
+    @in_turn
     def delete(self, step: int) -> None:
         """Removes a step."""
         self._refuse_if_read_only("delete")
         step = check_step(step)
-        wait_for_all(self._saves)
+        settle_all(self._saves)
         in_local = self._local is not None and step in self._local.complete
+        self._branch.before_delete(step, self._tiers.latest)
 
         def delete() -> None:
             if not in_local or step in self._steps.all():
                 self._retention.delete(step)
 
-        self._decision.done_by_first(delete)
-        if self._local is not None:
-            self._local.delete_where(lambda other: other == step)
-        self._forget([step])
+        try:
+            self._decision.done_by_first(delete)
+            if self._local is not None:
+                self._local.delete_where(lambda other: other == step)
+        finally:
+            self._forget(
+                [step]
+            )  # also where this was interrupted: it may be gone, and be saved anew
 
+    @in_turn
     def rollback_to(self, step: int) -> list[int]:
         """Retires every step newer than ``step``, so that training goes on from it; gives them."""
         self._refuse_if_read_only("rollback_to")
         step = check_step(step)
-        wait_for_all(self._saves)
+        settle_all(self._saves)
         steps = self._decision.steps_of_first(self.all_steps())
-        if self._local is not None:
-            # first of all: hosts that are away have steps of the past that is left here
-            self._begin_lineage(self._local, lambda: False, keep=True)
-        self._decision.done_by_first(lambda: self._retention.delete_newer(step))
-        if self._local is not None:
-            self._local.delete_where(lambda other: other > step)
-        return self._forget([other for other in steps if other > step])
+        self._branch.leave_newer(step)
+        newer = [other for other in steps if other > step]
+        try:
+            self._decision.done_by_first(lambda: self._retention.delete_newer(step))
+            if self._local is not None:
+                self._local.delete_where(lambda other: other > step)
+        finally:
+            self._forget(newer)
+        return newer
 
-    def _forget(self, deleted: list[int]) -> list[int]:
-        self._mine.difference_update(deleted)
-        self._damaged.difference_update(deleted)
+    def _forget(self, deleted: list[int]) -> None:
+        self._branch.forget(deleted)
         self._decision.forget()
-        return deleted
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; what was started before is then durable, in each tier.
@@ -351,36 +317,52 @@ class Checkpointer(Reading):
             GraceExceeded: the run was told to stop, and ``Options.grace_secs`` are over.
             Exception: what made the save fail, with its own type.
         """
-        wait_for_all(self._saves, self._preemption.secs_left)
+        settle_all(self._saves, self._preemption.secs_left)
 
+    @in_turn
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""
-        if self._closed:
-            return
+        raise_failures(self._saves, self._end())
+
+    def _end(self) -> GraceExceeded | None:
+        """Waits for a running save and lets go of the directory; whether it was too late for that."""
         self._closed = True
-        try:
-            self.wait_until_finished()
-        finally:
-            self._preemption.close()
-            if not any(running.running for running in self._saves):
-                self._fence.close()
-                if self._local is not None:
-                    self._local.close()
+        late = wait_for_all(self._saves, self._preemption.secs_left)
+        self._preemption.close()
+        if not any(running.running for running in self._saves):
+            self._fence.close()
+            if self._local is not None:
+                self._local.close()
+        return late
 
     def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.close()
-            return
+        if os.getpid() == HOME_PID:  # a forked child leaves the block, and its parent is in it
+            self._leave(error)
+
+    @in_turn
+    def _leave(self, error: BaseException | None) -> None:
+        late = self._end()
         try:
-            self.close()
+            raise_failures(self._saves, late)
         except BaseException as failure:
+            if error is None:
+                raise
             # the user's own error is what they must see; ours must not hide it
             error.add_note(
                 f"ckpt: closing {self._directory} failed too: {type(failure).__name__}: {failure}"
             )
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self._directory}: {self._state()}>"
+
+    def _state(self) -> str:
+        if self._closed:
+            return "closed"
+        saving = [str(save.step) for save in self._saves if save.running]
+        return f"saving step {saving[0]}" if saving else "read only" if self._read_only else "open"
 
     def _refuse_if_read_only(self, what: str) -> None:
         if self._closed:

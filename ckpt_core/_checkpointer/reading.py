@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from typing import Any
 
-from ckpt_core import _load
+from ckpt_core import _adapters, _load
+from ckpt_core._checkpointer.branch import Branch
+from ckpt_core._checkpointer.saving import Saving
+from ckpt_core._checkpointer.turns import Turns, in_turn
 from ckpt_core._decision import SaveDecision
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._inflight import InFlight, wait_for_all
+from ckpt_core._inflight import InFlight, settle_all
 from ckpt_core._inspect import describe_opened
 from ckpt_core._options import Options
 from ckpt_core._policies import keep
@@ -19,7 +22,6 @@ from ckpt_core._recovery import restore_newest
 from ckpt_core._results import CheckpointInfo, Restored
 from ckpt_core._retention import Retention
 from ckpt_core._run_metadata import read_run_metadata
-from ckpt_core._save import Links
 from ckpt_core._steps import Steps
 from ckpt_core._tiers import Tiers
 from ckpt_core._unread import UnreadValues
@@ -29,6 +31,7 @@ class Reading:
     """The half of a Checkpointer that changes nothing on disk."""
 
     _directory: str
+    _turns: Turns
     _form: Form
     _steps: Steps
     _tiers: Tiers
@@ -36,10 +39,11 @@ class Reading:
     _best: tuple[str | None, str | None]
     _retention: Retention
     _decision: SaveDecision
-    _saves: Sequence[InFlight]
+    _saves: list[InFlight]
     _damaged: set[int]
-    _links: Links
+    _saving: Saving
     _unread: UnreadValues
+    _branch: Branch
 
     @property
     def directory(self) -> str:
@@ -88,8 +92,11 @@ class Reading:
         """A step without its arrays; see ``ckpt_core.inspect``."""
         return describe_opened(self._tiers.open(step))
 
+    @in_turn
     def restore_latest(
         self,
+        state: Any = _load.NO_STATE,
+        /,
         *,
         items: Mapping[str, Any] | None = None,
         only: Any = None,
@@ -103,11 +110,16 @@ class Reading:
     ) -> Restored | None:
         """The newest step that is whole, restored; None where the directory has no step.
 
-        A damaged step is skipped with a warning that names the damage, and never deleted: when
-        training saves a step of that number again, it is moved to the directory ``damaged``. A
+        The directory is claimed for this writer, unless it is ``read_only``: the next commit of an
+        older run in it fails. What is newer than the restored step by then makes way for the next
+        save, moved to ``retired`` (in an object store: deleted).
+
+        A damaged step is skipped with a warning that names the damage, and never deleted: the next
+        save moves it to the directory ``damaged`` (in an object store it stays). A
         mismatch between code and checkpoint is raised: the code is wrong, not the disk.
 
         Args:
+            state: the target where ``save(step, state)`` wrote the steps; in the result it is ``state``.
             strict_latest: raise instead of going back past a damaged step.
             (others: see ``ckpt_core.restore``)
 
@@ -115,26 +127,31 @@ class Reading:
             CheckpointCorrupt: there are steps, and none can be loaded.
             StructureMismatch: the targets do not fit.
         """
-        wait_for_all(self._saves)
+        settle_all(self._saves)
         request = _load.make_request(
             only, rename, cast, missing, unexpected, options or self._options
         )
-        chosen = {**(items or {}), **targets}
-        self._tiers.look()
+        chosen = _load.collect_targets(state, items, targets)
+        self._branch.begin_restore()
         restored = restore_newest(
             self._tiers,
             lambda step: self._restore(step, chosen, request),
             strict_latest,
-            lambda steps: self._decision.steps_of_first(steps),
+            lambda steps: self._branch.saw(self._decision.steps_of_first(steps)),
             self._damaged,
         )
         if restored is not None:
-            self._unread.watch(restored, chosen)
+            self._unread.watch(restored, chosen, unexpected)
+            self._branch.restored(restored.step)
+        else:
+            _adapters.notice(chosen.values())
         return restored
 
+    @in_turn
     def restore(
         self,
         step: int,
+        state: Any = _load.NO_STATE,
         /,
         *,
         items: Mapping[str, Any] | None = None,
@@ -146,21 +163,32 @@ class Reading:
         options: Options | None = None,
         **targets: Any,
     ) -> Restored:
-        """One step restored into live objects; see ``ckpt_core.restore``."""
-        wait_for_all(self._saves)
+        """One step restored into live objects, or into ``state`` as ``save(step, state)`` took it.
+
+        See ``ckpt_core.restore``.
+
+        Claims the directory and decides what makes way for the next save, as ``restore_latest``. To
+        compare with an older step in between is no step back: a save goes on from the newest one
+        before it that was restored or saved here.
+        """
+        settle_all(self._saves)
         request = _load.make_request(
             only, rename, cast, missing, unexpected, options or self._options
         )
-        chosen = {**(items or {}), **targets}
-        restored = self._restore(check_step(step), chosen, request)
-        self._unread.watch(restored, chosen)
+        chosen = _load.collect_targets(state, items, targets)
+        step = check_step(step)
+        self._branch.begin_restore()
+        restored = self._restore(step, chosen, request)
+        self._unread.watch(restored, chosen, unexpected)
+        self._branch.restored(step)
         return restored
 
+    @in_turn
     def load(
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
-        wait_for_all(self._saves)
+        settle_all(self._saves)
         arguments.setdefault("options", self._options)
         request = _load.request_from("load", like, arguments)
         with self._handing_no_damage_on():
@@ -176,7 +204,7 @@ class Reading:
         try:
             yield
         except CheckpointCorrupt:
-            self._links.forget()
+            self._saving.links.forget()
             raise
 
     def wait_for_new_step(

@@ -12,7 +12,13 @@ from ckpt_core._directory.links import identify as identify
 from ckpt_core._directory.links import link_files as link_files
 from ckpt_core._directory.local import LocalForm as LocalForm
 from ckpt_core._directory.local import refuse_file as refuse_file
-from ckpt_core._directory.local import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
+from ckpt_core._directory.locks import is_locked as is_locked
+from ckpt_core._directory.names import resolve as resolve
+from ckpt_core._directory.owner import introduction as introduction
+from ckpt_core._directory.owner import is_dead as is_dead
+from ckpt_core._directory.owner import this_owner as this_owner
 from ckpt_core._directory.store import StoreForm as StoreForm
 from ckpt_core._directory.system import is_local_disk as is_local_disk
+from ckpt_core._directory.traces import Trace as Trace
+from ckpt_core._directory.traces import traces as traces

@@ -8,9 +8,6 @@ from typing import Protocol
 
 from ckpt_core._directory.locks import Claim
 
-TEMPORARY_PREFIX = ".ckpt-tmp."
-REPLACED_PREFIX = ".ckpt-old."
-
 
 class Attempt(Protocol):
     """One try at writing one checkpoint; invisible until ``commit``."""
@@ -38,12 +35,20 @@ class Attempt(Protocol):
         """
         ...
 
-    def commit(self, record_name: str, record: bytes) -> None:
-        """Makes everything durable, then writes the record, then makes the checkpoint visible."""
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        """Writes the record, last of all, and makes everything durable; nothing is visible yet."""
+        ...
+
+    def commit(self) -> None:
+        """Makes the checkpoint visible, after ``make_durable``.
+
+        From the moment when it is, nothing is deleted but what it replaced, and that when all of it is
+        durable. An error that comes later says ``VISIBLE``; ``is_visible`` knows it.
+        """
         ...
 
     def abort(self) -> None:
-        """Removes whatever was written; never raises."""
+        """Removes whatever was written, unless it is visible already; never raises."""
         ...
 
 
@@ -62,8 +67,15 @@ class Form(Protocol):
         """The try that another process began, for the files of this process."""
         ...
 
-    def read(self, path: str, name: str) -> bytes | None:
-        """A file of a checkpoint, or None where there is none."""
+    def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
+        """A file of a checkpoint, or None where there is none; links are followed.
+
+        Args:
+            limit_bytes: that it can have; by its name (``most_bytes``) where it is not given.
+
+        Raises:
+            CheckpointCorrupt: it is longer, no regular file, or a link that leads nowhere.
+        """
         ...
 
     def put(self, path: str, name: str, data: bytes) -> None:
@@ -86,7 +98,14 @@ class Form(Protocol):
         ...
 
     def files(self, path: str) -> dict[str, int]:
-        """Relative path and size of every file of a checkpoint."""
+        """Relative path and size of every file of a checkpoint; -1 for what is no regular file.
+
+        Links are followed, into each directory once.
+        """
+        ...
+
+    def size(self, path: str, name: str) -> int | None:
+        """Size of one file, as in ``files``; None where there is none."""
         ...
 
     def children(self, path: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Who a temporary directory belongs to, and whether that process is still alive.
+"""Who a hidden directory or a claim belongs to, and whether that process still lives.
 
-The owner stands in the directory's name: a digest of host, boot and process namespace, the
-process id and its start time. No file has to be written for it, and none is left over.
+The owner stands in the directory's name, or in the file that makes the claim: a digest of host, boot
+and process namespace, the process id and its start time.
 """
 
 from __future__ import annotations
@@ -9,17 +9,28 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import socket
 import time
 
 FOREIGN_AGE_SECS = 3600.0
-"""A temporary directory of another host is taken for dead when nothing changed in it for this long."""
+"""What belongs to an unknown process is taken for left behind when nothing changed in it for so long."""
+_OWNER = re.compile(r"([0-9a-f]+)-([0-9]{1,9})-([0-9]*)")
 
 
 @functools.cache
 def this_owner() -> str:
     """The name part that says: this process."""
-    return f"{_host()}-{os.getpid()}-{_start_time(os.getpid())}"
+    return f"{_host()}-{os.getpid()}-{_start_time(os.getpid()) or ''}"
+
+
+os.register_at_fork(after_in_child=this_owner.cache_clear)
+
+
+def introduction() -> str:
+    """This process in words, and the time."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
 
 @functools.cache
@@ -38,23 +49,52 @@ def _host() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
-def _start_time(pid: int) -> str:
-    """Start time of a process in clock ticks; empty where it does not run or cannot be known."""
+def _start_time(pid: int) -> str | None:
+    """Start time of a process in clock ticks; empty where it has ended, None where /proc says nothing.
+
+    With ``hidepid`` the processes of other users are not there at all.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             # the command, in parentheses, may hold anything
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return None
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def lives(owner: str) -> bool | None:
+    """Whether a process still runs; None where that cannot be known, as it is elsewhere.
+
+    On this host a process is taken for ended only where there is none of its number, or where that
+    one is known to have started at another time.
+    """
+    parts = _OWNER.fullmatch(owner)
+    if parts is None or parts[1] != _host() or int(parts[2]) == 0:
+        return None
+    pid, start = int(parts[2]), parts[3]
+    now = _start_time(pid)
+    if now == "":
+        return False
+    if now is not None and start:
+        return now == start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # EPERM: there is one, of another user
+        return True
+    return True
+
+
 def is_dead(owner: str, path: str) -> bool:
-    """Whether the process that a temporary directory at ``path`` is named after has ended."""
-    host, _, process = owner.partition("-")
-    pid, _, start = process.partition("-")
-    if host == _host() and pid.isdigit() and os.path.isdir("/proc/self"):
-        return _start_time(int(pid)) != start
+    """Whether the process that what lies at ``path`` belongs to has ended, as far as can be known.
+
+    Of a process elsewhere that is guessed: where nothing has changed below ``path`` for long.
+    """
+    living = lives(owner)
+    if living is not None:
+        return not living
     try:
         newest = max(os.stat(entry).st_mtime for entry in _entries(path))
     except OSError:

@@ -12,11 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ckpt_core._directory.locks import Claim
-from ckpt_core._errors import CheckpointError, CheckpointExists
+from ckpt_core._directory.owner import introduction
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.limits import most_bytes
 
 RECORD = "ckpt.json"
 ATTEMPT = "ckpt.attempt"
-"""Written first: says that what is there without a record is a try of ours, and may be cleared."""
+"""Written first: says that what is there without a record is a try of ours, and may be cleared.
+
+It holds the token of the try, and who began it.
+"""
 _FOREIGN_SIGNS = ("commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA")
 
 
@@ -56,14 +61,22 @@ class StoreForm:
             )
         if present:
             keys.delete_all()  # what a try that never committed left behind
-        keys.put(ATTEMPT, token.encode())
-        return StoreAttempt(path, keys)
+        keys.put(ATTEMPT, f"{token} {introduction()}".encode())
+        return StoreAttempt(path, keys, token)
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
         return StoreAttempt(path, self._open(path))
 
-    def read(self, path: str, name: str) -> bytes | None:
-        return self._open(path).get(name)
+    def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
+        # an object has all the bytes that its size says, so this costs what its owner paid for
+        data = self._open(path).get(name)
+        most = most_bytes(name) if limit_bytes is None else limit_bytes
+        if data is not None and len(data) > most:
+            raise CheckpointCorrupt(
+                f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
+                file=name,
+            )
+        return data
 
     def put(self, path: str, name: str, data: bytes) -> None:
         self._open(path).put(name, data)
@@ -77,6 +90,10 @@ class StoreForm:
 
     def files(self, path: str) -> dict[str, int]:
         return _sizes(self._open(path))
+
+    def size(self, path: str, name: str) -> int | None:
+        data = self._open(path).get(name)
+        return None if data is None else len(data)
 
     def children(self, path: str) -> list[str]:
         names = {key.partition("/")[0] for key in self._open(path).list() if "/" in key}
@@ -117,11 +134,17 @@ def _sizes(keys: Keys, prefix: str = "", told: Mapping[str, int] | None = None) 
 
 
 class StoreAttempt:
-    """One try; see ``Attempt``."""
+    """One try; see ``Attempt``.
 
-    def __init__(self, path: str, keys: Keys) -> None:
+    Args:
+        token: of the try that this process began; None in one that it joined.
+    """
+
+    def __init__(self, path: str, keys: Keys, token: str | None = None) -> None:
         self._path = path
         self._keys = keys
+        self._token = token
+        self._record = RECORD, b""
 
     @property
     def path(self) -> str:
@@ -139,7 +162,19 @@ class StoreAttempt:
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
         return _sizes(self._keys, f"{below}/" if below else "", told or {})
 
-    def commit(self, record_name: str, record: bytes) -> None:
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        # what was put is durable, and the record is what makes the checkpoint visible
+        self._record = record_name, record
+
+    def commit(self) -> None:
+        record_name, record = self._record
+        token, who = self._standing()
+        if token != self._token:
+            raise CheckpointError(
+                f"{self._path}: another try ({who}, token {token or 'none'}) has begun to write here since, "
+                "and removed what this one wrote: nothing was committed. Give each run a directory of "
+                "its own"
+            )
         if self._keys.put_if_absent(record_name, record):
             return
         if self._keys.get(record_name) != record:
@@ -147,5 +182,10 @@ class StoreAttempt:
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
-            if self._keys.get(RECORD) is None:
+            if self._standing()[0] == self._token and self._keys.get(RECORD) is None:
                 self._keys.delete_all()
+
+    def _standing(self) -> tuple[str, str]:
+        """Token of the try whose files lie here, and who began it."""
+        token, _, who = (self._keys.get(ATTEMPT) or b"").decode(errors="replace").partition(" ")
+        return token, who or "an unknown one"

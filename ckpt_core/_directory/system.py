@@ -70,7 +70,7 @@ def is_local_disk(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Removes a directory with all that is in it, or a file; never raises."""
+    """``remove_tree`` of what can be removed; never raises."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -78,10 +78,17 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def refuse_special(mode: int, path: str) -> None:
+def remove_tree(path: str) -> None:
+    """Removes a directory with all that is in it, or a file; of a link the link, not what it leads to."""
+    if os.path.islink(path):
+        os.unlink(path)
+        return
+    shutil.rmtree(path)
+
+
+def refuse_special(mode: int, path: str, name: str) -> None:
     """Raises CheckpointCorrupt for what is no regular file."""
     if not stat.S_ISREG(mode):
-        name = os.path.basename(path)
         raise CheckpointCorrupt(
             f"{path} is no regular file (a pipe, a device or a socket)", file=name
         )

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
-from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
+from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Key, Node, Path, is_plain_tuple, leaf_below
 
-_KINDS = frozenset({"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom"})
+_KINDS = frozenset(
+    {"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom", "code"}
+)
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
 
 
 def dump_nodes(root: Node) -> list[Any]:
-    """The structure as a flat list: 0 for a leaf, None for None, else kind, class, keys."""
+    """The structure as a flat list: 0 for a leaf, None for None, else kind, class, keys.
+
+    A leaf that Orbax's trees hold one key deeper (``Below``) is that key; anything else that they do
+    follows ``["below", key, 1]``.
+    """
     out: list[Any] = []
     _dump_node(root, out)
     return out
@@ -22,10 +28,12 @@ def dump_nodes(root: Node) -> list[Any]:
 
 def _dump_node(node: Node, out: list[Any]) -> None:
     if node.kind == "leaf":
-        out.append(0)
+        out.append(node.type_name or 0)
     elif node.kind == "none":
         out.append(None)
     elif node.kind == "expanded":
+        if node.type_name:
+            out.append(["below", node.type_name, 1])
         _dump_node(node.children[0], out)
     else:
         keys = len(node.keys) if node.kind in ("list", "tuple") else node.keys
@@ -48,22 +56,27 @@ def load_nodes(tokens: list[Any], paths: list[Path]) -> Node:
 def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tuple[Node, int]:
     """The node that begins at a position, and the position after its last child."""
     token = tokens[at]
-    if token == 0:
+    if token == 0 or type(token) is str:
         paths.append(path)
-        return LEAF, at + 1
+        return (leaf_below(token) if token else LEAF), at + 1
     if token is None:
         return NONE, at + 1
     if len(path) > MAX_DEPTH:
         raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
     kind, type_name, keys = token
+    if kind == "below":
+        child, at = _load_node(tokens, at + 1, path, paths)
+        return Node("expanded", (), (child,), str(type_name)), at
     entries = _entries(kind, keys)
     at += 1
     count = len(entries)
     # most containers hold leaves only, thousands of them at times: nothing is done for each
-    all_there = at + count <= len(tokens) and tokens[at : at + 1] == [0]
-    if all_there and tokens[at : at + count].count(0) == count:
+    first = tokens[at] if count and at + count <= len(tokens) else None
+    is_leaf = first == 0 or type(first) is str
+    if is_leaf and tokens[at : at + count].count(first) == count:
         paths += zip(*map(repeat, path), entries, strict=False)
-        return Node(kind, tuple(entries), (LEAF,) * count, str(type_name)), at + count
+        leaf = leaf_below(first) if first else LEAF
+        return Node(kind, tuple(entries), (leaf,) * count, str(type_name)), at + count
     children: list[Node] = []
     for key in entries:
         if tokens[at] == 0:
@@ -76,16 +89,25 @@ def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tup
     return Node(kind, tuple(entries), tuple(children), str(type_name)), at
 
 
-def _entries(kind: str, keys: Any) -> Sequence[str | int]:
+def _entries(kind: str, keys: Any) -> Sequence[Key]:
     """The keys of a container, found possible; of a list no more than said, as it may not be true."""
     if kind not in _KINDS:
         raise ValueError(f"unknown kind of container {kind!r}")
+    if kind == "code" and keys:
+        raise ValueError("a function has no children")
     if isinstance(keys, int):
         if type(keys) is not int or not 0 <= keys < _MOST_CHILDREN:
             raise ValueError(f"impossible number of children {keys!r}")
         return range(keys)
-    entries = tuple(keys)
+    entries: tuple[Key, ...] = tuple(keys)
+    if list in map(type, entries):  # JSON has no tuples
+        entries = tuple(map(_key, entries))
     if not _KEY_TYPES.issuperset(map(type, entries)):
-        wrong = next(key for key in entries if type(key) not in _KEY_TYPES)
-        raise ValueError(f"impossible key {wrong!r}")
+        wrong = [key for key in entries if type(key) not in _KEY_TYPES and not is_plain_tuple(key)]
+        if wrong:
+            raise ValueError(f"impossible key {wrong[0]!r}")
     return entries
+
+
+def _key(value: Any) -> Any:
+    return tuple(map(_key, value)) if isinstance(value, list) else value

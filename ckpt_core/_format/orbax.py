@@ -34,20 +34,33 @@ HANDLERS = {
 }
 """v0 type names, which both generations of Orbax resolve (v0 does not know v1's)."""
 
+_FOLDERS = {"metrics": "metrics.tree"}
+"""Items whose names are those of folders that Orbax reads for itself."""
+RESERVED_FOLDERS = frozenset(_FOLDERS.values())
+
 _SEQUENCE, _NAMED = 1, 2
 _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
-def check_names(paths: Iterable[Path]) -> list[str]:
+def folder_of(item: str) -> str:
+    """The folder of an item: its name, unless Orbax keeps something of its own under that."""
+    return _FOLDERS.get(item, item)
+
+
+def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
     """The array name of every path.
+
+    Args:
+        paths: as people see them, for the messages.
+        stored: the same in Orbax's trees, which decide the names.
 
     Raises:
         UnsupportedLeaf: two paths share a name; both are named.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
-    for path in paths:
-        name = array_name(path)
+    for path, there in zip(paths, stored, strict=True):
+        name = array_name(there)
         if not _is_text(name):
             raise UnsupportedLeaf(
                 f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it",
@@ -116,12 +129,16 @@ _EMPTY = {
     "namedtuple": "None",
     "dataclass": "Dict",
     "custom": "None",
+    "code": "None",
 }
 
 
 def _describe(
     node: Node, keys: str, texts: tuple[str, ...], specs: Iterator[LeafSpec], entries: list[str]
 ) -> None:
+    if node.kind in ("leaf", "expanded") and node.type_name:
+        keys += f',{{"key":{_quoted(node.type_name)},"key_type":{_NAMED}}}'
+        texts = (*texts, node.type_name)
     if node.kind == "expanded":
         _describe(node.children[0], keys, texts, specs, entries)
     elif node.kind == "leaf" or not node.children:

@@ -171,7 +171,7 @@ def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
             for key, text in value.items()
             if text
         }
-    except (AttributeError, ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise CheckpointCorrupt(f"{file}: not a sharding file: {error!r}", file=file) from error
 
 

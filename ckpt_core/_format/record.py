@@ -7,7 +7,6 @@ list of nodes in depth-first order, so the nesting of the JSON does not depend o
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import operator
@@ -19,7 +18,15 @@ from typing import Any, NamedTuple
 
 import crc32c
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._format.limits import (
+    MOST_BYTES,
+    SHORT_BYTES,
+    file_name,
+    file_size,
+    item_name,
+    refuse_too_long,
+)
 from ckpt_core._format.nodes import dump_nodes, load_nodes
 from ckpt_core._format.scan import scan_record
 from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
@@ -33,7 +40,7 @@ MARKER = "ckpt"
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
-_MAX_BYTES = 2**60
+_MAX_PROCESSES = 2**24
 _MISFITS = (
     KeyError,
     TypeError,
@@ -42,6 +49,7 @@ _MISFITS = (
     IndexError,
     OverflowError,
     RecursionError,
+    MemoryError,
 )
 """What a record that is not ours makes of the code that reads it."""
 
@@ -171,7 +179,11 @@ class Record:
 
 
 def dump_record(record: Record) -> bytes:
-    """The bytes of ckpt.json."""
+    """The bytes of ckpt.json.
+
+    Raises:
+        CheckpointError: a file is longer than what is read back.
+    """
     body = {
         "format_version": FORMAT_VERSION,
         "token": record.token,
@@ -189,6 +201,10 @@ def dump_record(record: Record) -> bytes:
     }
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
+    sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
+    sizes[RECORD_FILE] = len(data)
+    if max(sizes.values()) > SHORT_BYTES:
+        refuse_too_long(sizes)
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
@@ -203,12 +219,16 @@ def parse_json(data: bytes, file: str) -> Any:
     """The value of a JSON file.
 
     Raises:
-        CheckpointCorrupt: no JSON, or nested too deep.
+        CheckpointCorrupt: no JSON, nested too deep, or more values than there is memory for.
     """
     try:
         return json.loads(data.decode(errors="surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise CheckpointCorrupt(f"{file}: not valid JSON: {error}", file=file) from error
+    except MemoryError as error:
+        raise CheckpointCorrupt(
+            f"{file}: no memory for the values in its {len(data)} bytes", file=file
+        ) from error
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
@@ -254,9 +274,9 @@ def load_record(data: bytes) -> Record:
         if not value["items"]:
             raise ValueError("it names no item")
         return Record(
-            items={_item_name(name): _load_item(item) for name, item in value["items"].items()},
+            items={item_name(name): _load_item(item) for name, item in value["items"].items()},
             files={
-                _file_name(name): FileRecord(_size(size), int(crc), bool(is_data))
+                file_name(name): FileRecord(file_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
             },
             token=str(value["token"]),
@@ -276,33 +296,16 @@ def load_record(data: bytes) -> Record:
 
 def _parse(body: bytes) -> Any:
     """The record as values; the leaves of an item are a tuple where they have been made already."""
-    with contextlib.suppress(*_MISFITS):  # written otherwise, or wrong: it is said below what is
+    try:
         return scan_record(body.decode(), _load_leaf)
+    except _MISFITS as error:  # written otherwise, or wrong: it is said below what is
+        if raised_by_a_handler(error) is not None:
+            raise
     return parse_json(body, RECORD_FILE)
 
 
 def _bad(what: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{RECORD_FILE}: {what}", file=RECORD_FILE)
-
-
-def _size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_BYTES:
-        raise ValueError(f"impossible size {value!r}")
-    return value
-
-
-def _item_name(name: str) -> str:
-    if not name or name.startswith(".") or len(name.encode(errors="replace")) > 255:
-        raise ValueError(f"impossible name of an item {name[:80]!r}")
-    if "/" in name or "\0" in name:
-        raise ValueError(f"impossible name of an item {name[:80]!r}")
-    return name
-
-
-def _file_name(name: str) -> str:
-    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"impossible name of a file {name[:80]!r}")
-    return name
 
 
 def _load_item(value: dict[str, Any]) -> ItemRecord:
@@ -321,6 +324,9 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
         raise ValueError(f"unknown form of an item {value['form']!r}")
     if value["codec"] is not None:
         codec_parts(value["codec"])
+    count = value["process_count"]
+    if type(count) is not int or not 1 <= count <= _MAX_PROCESSES:
+        raise ValueError(f"impossible number of processes {count!r}")
     return ItemRecord(
         form=str(value["form"]),
         tree=root,
@@ -328,7 +334,7 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
         leaves=leaves,
         shardings=shardings,
         codec=value["codec"],
-        process_count=int(value["process_count"]),
+        process_count=count,
     )
 
 
@@ -356,10 +362,13 @@ def _checked_leaf(
     spec = leaf_spec(kind, dtype, shape, detail)
     if dtype and kind != "key":
         dtype_from_name(dtype)
-    if spec.stored_bytes >= _MAX_BYTES:
+    if spec.stored_bytes >= MOST_BYTES:
         raise ValueError(f"impossible shape {shape!r}")
     stored = spec.stored_shape if spec.stored_dtype else ()
-    if len(chunk) != len(stored) or any(type(n) is not int or n < 1 for n in chunk):
+    if len(chunk) != len(stored) or any(
+        type(step) is not int or not 1 <= step <= max(1, size)
+        for step, size in zip(chunk, stored, strict=True)
+    ):
         raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
     if codec is not None:
         codec_parts(codec)  # refuses codecs that it does not know
@@ -369,16 +378,10 @@ def _checked_leaf(
 def library_versions() -> dict[str, str]:
     """Versions of ckpt, of what it rests on, and of the frameworks in use."""
     names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
-    frameworks = {
-        "flax": "flax",
-        "optax": "optax",
-        "keras": "keras",
-        "torch": "torch",
-        "torchax": "torchax",
-        "grain": "grain",
-    }
+    for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
+        names[framework] = framework
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for distribution, module in (names | frameworks).items():
+    for distribution, module in names.items():
         if module in sys.modules:
             found[distribution] = _version(distribution)
     return found

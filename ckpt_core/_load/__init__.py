@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ckpt_core import _processes
 from ckpt_core._directory import resolve
@@ -14,6 +14,7 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._load.broadcast import Broadcast, Lockstep
 from ckpt_core._load.finish import read_planned
 from ckpt_core._load.in_place import InPlace
+from ckpt_core._load.live import detached, refuse_twice
 from ckpt_core._load.opened import Opened, open_checkpoint
 from ckpt_core._load.plan import (
     NOT_SAVED,
@@ -25,17 +26,52 @@ from ckpt_core._load.plan import (
 )
 from ckpt_core._load.read import read_leaves
 from ckpt_core._load.request import Only, Rename, Request, Tally, check_target
+from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
-from ckpt_core._load.wants import Reading
+from ckpt_core._load.wants import NO_STATE, Reading
 from ckpt_core._load.watched import progress, watched
 from ckpt_core._options import Options
-from ckpt_core._results import PendingLoad, Restored
+from ckpt_core._pending import PendingLoad, nobody_is_left
+from ckpt_core._results import Restored
 from ckpt_core._storage import new_context
 
 Opening = Callable[[], Opened]
+Like = TypeVar("Like")
 
 
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: None = None,
+    /,
+    *,
+    item: str | None = None,
+    only: Only = None,
+    rename: Rename = None,
+    sharding: Any = None,
+    as_numpy: bool = False,
+    cast: bool = False,
+    missing: str = "error",
+    unexpected: str = "error",
+    options: Options | None = None,
+) -> Any: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: Like,
+    /,
+    *,
+    item: str | None = None,
+    only: Only = None,
+    rename: Rename = None,
+    sharding: Any = None,
+    as_numpy: bool = False,
+    cast: bool = False,
+    missing: str = "error",
+    unexpected: str = "error",
+    options: Options | None = None,
+) -> Like: ...
 def load(
     path: str | os.PathLike[str],
     like: Any = None,
@@ -55,7 +91,9 @@ def load(
 
     Without ``like`` the containers that were saved come back, arrays on the sharding they had where
     the devices allow it, else on the default device. With ``like`` (live or abstract arrays), its
-    containers, dtypes and shardings count, and both sides must agree.
+    containers, dtypes and shardings count, and both sides must agree; a Python number in it takes
+    whatever number was saved, and an array stays one. ``like`` is left as it is: of a live object
+    (NNX) a copy comes back, and one that cannot be copied is refused.
 
     Args:
         path: of the checkpoint, of one item in it, or of a directory that Orbax wrote.
@@ -80,6 +118,7 @@ def load(
         CheckpointNotFound: no checkpoint or item there.
         CheckpointCorrupt: a byte differs from what was saved.
         StructureMismatch: every difference between the two sides, before anything is read.
+        UnsupportedLeaf: a live object in ``like`` that only ``restore`` can set.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -106,21 +145,34 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     """
     where = resolve(path)[0]
     item = arguments.pop("item", None)
-    # the round is taken now: threads would take theirs in any order
-    request = request_from("load_async", like, arguments)
-    alone = replace(request.options, broadcast=False)
-    request = replace(request, round=_processes.next_round(), options=alone)
-    return PendingLoad(
+    # what the caller does to the tree and its live objects later changes nothing
+    wanted = detached(like)
+    request = request_from("load_async", wanted, arguments)
+    request = replace(
+        request,
+        # taken now: threads would take theirs in any order
+        round=_processes.next_round(),
+        options=replace(request.options, broadcast=False),
+        abandoned=nobody_is_left,
+    )
+    pending = PendingLoad(
         where,
-        lambda: load_checkpoint(lambda: open_checkpoint(where), like, item, request),
+        lambda: load_checkpoint(lambda: open_checkpoint(where), wanted, item, request),
         "ckpt-load",
     )
+    try:
+        pending.start()
+    except BaseException:
+        pending.abandon()
+        raise
+    return pending
 
 
 def load_checkpoint(
     opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
     """``load`` of what ``opening`` opens."""
+    request = replace(request, copying=True)
 
     def read(reading: Reading) -> Any:
         opened = opening()
@@ -128,21 +180,32 @@ def load_checkpoint(
             return _load_items(opened, like, item, request, step, tally, reading)
 
     # what comes as numpy is a matter of this process alone
-    return read(read_leaves) if request.as_numpy else _together(read, request)
+    if request.as_numpy:
+        return read(read_leaves)
+    return _together(read, request, request.round or _processes.next_round(), "load")
 
 
-def _together(read: Callable[[Reading], Any], request: Request) -> Any:
-    """Reads; where several processes run, none goes on before all have read."""
+def _together(read: Callable[[Reading], Any], request: Request, tag: str, call: str = "") -> Any:
+    """Reads; where several processes run, none goes on before all have read.
+
+    Args:
+        tag: of the round.
+        call: what is done, where it is the first thing that is agreed on in the round.
+    """
     processes = _processes.this_run()
     if processes.count == 1:
         return read(read_leaves)
-    tag = request.round or _processes.next_round()
     timeout_secs = request.options.timeout_secs
+    if not request.options.broadcast:
+        tag = tag if call else f"{tag}/load"
+        return processes.together(
+            tag, lambda: read(read_leaves), timeout_secs, _cannot_load, call=call
+        )
+    if call:  # before the first transfer: those who do something else would never come to it
+        processes.agree(tag, "", lambda _: "", timeout_secs, f"{call} with broadcast")
+    lockstep = Lockstep(processes, tag, timeout_secs, _cannot_load)
 
     def work() -> Any:
-        if not request.options.broadcast:
-            return read(read_leaves)
-        lockstep = Lockstep(processes, tag, timeout_secs, _cannot_load)
         return lockstep.run(lambda: read(Broadcast(lockstep)))
 
     return processes.together(f"{tag}/load", work, timeout_secs, _cannot_load)
@@ -182,7 +245,7 @@ def _load_items(
     for name, saved in chosen.items():
         wanted = likes[name] if likes is not None and like is not None else NOT_SAVED
         prepared.append(plan_item(opened, saved, wanted, request, context))
-    raise_mismatches(opened, prepared)
+    raise_mismatches(opened, prepared, request)
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
     values = {
@@ -196,6 +259,7 @@ def _load_items(
 
 def restore(
     path: str | os.PathLike[str],
+    state: Any = NO_STATE,
     /,
     *,
     items: Mapping[str, Any] | None = None,
@@ -215,16 +279,19 @@ def restore(
     that their old and new state need not fit into memory together; where that fails midway, through
     damage, such an object can be used no more until a restore succeeds (jax says "Array has been
     deleted"). With ``Options(atomic_restore=True)`` all is read and verified before anything is
-    changed. Data pipelines, which begin to prefetch meanwhile, are set back if it fails.
+    changed. What was set otherwise (data pipelines, which begin to prefetch meanwhile; small and
+    other objects) is set back if it fails or is interrupted; the error says where that was impossible.
 
     Args:
         path: of the checkpoint.
+        state: the target for a checkpoint that was saved as one state; in the result it is ``state``.
         items: further targets by name, for names that are arguments.
         only, rename, cast, missing, unexpected, options: as for ``load``.
         **targets: a live object, or a tree of live or abstract arrays, for each item wanted.
 
     Raises:
         CheckpointNotFound, CheckpointCorrupt, StructureMismatch: as for ``load``.
+        UnsupportedLeaf: one live object under two names.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -234,7 +301,8 @@ def restore(
         Array([1., 1., 1.], dtype=float32)
     """
     request = make_request(only, rename, cast, missing, unexpected, options)
-    return restore_checkpoint(lambda: open_checkpoint(path), {**(items or {}), **targets}, request)
+    chosen = collect_targets(state, items, targets)
+    return restore_checkpoint(lambda: open_checkpoint(path), chosen, request)
 
 
 def restore_checkpoint(
@@ -245,23 +313,24 @@ def restore_checkpoint(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    begun: list[Callable[[], None]] = []
     options = request.options
-    in_place = None if options.atomic_restore else InPlace(options.max_host_bytes)
+    in_place = InPlace(options.max_host_bytes)
+    tag = request.round or _processes.next_round()
+    watching = contextlib.ExitStack()
+    agreed: list[tuple[Opened, Tally, list[Planned], Any]] = []
+
+    def plan() -> tuple[Opened, Tally, list[Planned], Any]:
+        opened = opening()
+        tally = watching.enter_context(watched(opened, request.options, step))
+        return opened, tally, *_plan_items(opened, targets, request, step, tally)
 
     def read(reading: Reading) -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
-        with contextlib.ExitStack() as watching:
-
-            def plan() -> tuple[Opened, Tally, list[Planned], Any]:
-                opened = opening()
-                tally = watching.enter_context(watched(opened, request.options, step))
-                return opened, tally, *_plan_items(opened, targets, request, step, tally)
-
-            opened, tally, prepared, context = (
-                plan() if in_place is None else _agreed(plan, request)
-            )
+        with watching:
+            # taken out: whoever keeps an error keeps this function, and must not keep old arrays
+            opened, tally, prepared, context = agreed.pop() if agreed else plan()
             # pipelines begin to prefetch while the arrays are read
-            begun.extend(planned.begin() for planned in prepared if planned.begin is not None)
+            for planned in prepared:
+                in_place.begin(planned)
             leaves = [
                 read_planned(opened, planned, request, context, tally, reading, in_place)
                 for planned in prepared
@@ -269,29 +338,35 @@ def restore_checkpoint(
             return opened, tally, prepared, leaves
 
     try:
-        with contextlib.nullcontext() if in_place is None else in_place.giving_up():
-            opened, tally, prepared, leaves = _together(read, request)
-            finished = {
-                planned.item.name: planned.finish(read_leaves)
-                for planned, read_leaves in zip(prepared, leaves, strict=True)
-            }
-    except BaseException:
-        for undo in reversed(begun):
-            undo()
+        call = "restore with atomic_restore"
+        if not options.atomic_restore:
+            with contextlib.ExitStack() as failing:
+                failing.push(watching)
+                agreed.append(_agreed(plan, request, tag))
+                failing.pop_all()
+            call = ""
+        opened, tally, prepared, leaves = _together(read, request, tag, call)
+        values = in_place.finish(prepared, leaves)
+    except BaseException as error:
+        in_place.give_up(error)
         raise
-    values = {name: finished[name] for name in targets}
     return Restored(
-        values, path=opened.path, metadata=opened.metadata, report=tally.report(), step=step
+        dict(zip(targets, values, strict=True)),
+        path=opened.path,
+        metadata=opened.metadata,
+        report=tally.report(),
+        step=step,
+        saved_items=frozenset(targets if opened.single else opened.items),
     )
 
 
-def _agreed(plan: Callable[[], Any], request: Request) -> Any:
+def _agreed(plan: Callable[[], Any], request: Request, tag: str) -> Any:
     """Plans; where several processes run, none changes anything before all could."""
     processes = _processes.this_run()
     if processes.count == 1:
         return plan()
-    tag = f"{_processes.next_round()}/planned"
-    return processes.together(tag, plan, request.options.timeout_secs, _cannot_load)
+    call = "restore with broadcast" if request.options.broadcast else "restore"
+    return processes.together(tag, plan, request.options.timeout_secs, _cannot_load, call=call)
 
 
 def _plan_items(
@@ -303,7 +378,8 @@ def _plan_items(
         plan_item(opened, find_item(opened, name), target, request, context)
         for name, target in targets.items()
     ]
-    raise_mismatches(opened, prepared)
+    refuse_twice(targets, prepared)
+    raise_mismatches(opened, prepared, request)
     check_patterns(opened, prepared, request)
     tally.progress = progress(opened, prepared, request.options, step)
     return prepared, context

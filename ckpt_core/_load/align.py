@@ -10,7 +10,7 @@ from ckpt_core import _adapters
 from ckpt_core._leaves import LeafSpec
 from ckpt_core._load.opened import SavedItem
 from ckpt_core._match import MatchRules, Select
-from ckpt_core._tree import Path, format_path
+from ckpt_core._tree import Path, flatten, format_path, stored_paths
 
 
 def align(
@@ -28,6 +28,28 @@ def align(
     if names:
         rules = replace(rules, rename=_then(renamed, names))
     return rules, _without(selected, left_alone) if left_alone else selected
+
+
+def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:
+    """The rules for a tree that Orbax wrote: its keys are text, and what it has one key deeper is found.
+
+    Orbax calls the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    """
+    rules = replace(rules, loose_keys=True)
+    flat = flatten(like, expand=_adapters.expander(stored=True))
+    stored = stored_paths(flat.root, flat.paths)
+    if stored is flat.paths:
+        return rules
+    renamed = rules.rename or (lambda path: path)
+    there = {renamed(format_path(path)) for path in item.paths}
+    wanted = list(map(format_path, flat.paths))
+    known = set(wanted)
+    names = {
+        old: new
+        for old, new in zip(map(format_path, stored), wanted, strict=True)
+        if old in there and old not in known and new not in there
+    }
+    return replace(rules, rename=_then(renamed, names)) if names else rules
 
 
 def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from ckpt_core import _interconnect
+from ckpt_core._lazy import jax
 from ckpt_core._load.buffers import aligned
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.read import read_leaves
@@ -117,7 +117,7 @@ class _Layout:
 @functools.lru_cache(4096)
 def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
     """None where all is in one process: nothing can be shared then."""
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return None
     found: dict[Region, set[int]] = {}
     seen = hashlib.sha256()

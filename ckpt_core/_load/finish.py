@@ -18,7 +18,9 @@ from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.wants import Planned, Reading, Want
 from ckpt_core._plan import region_size
-from ckpt_core._tree import array_name, format_path
+from ckpt_core._tree import format_path
+
+_ON_DEVICES = frozenset({"jax", "key"})
 
 
 def read_planned(
@@ -58,6 +60,7 @@ def read_planned(
         for result, (want, parts) in zip(
             results, reading(opened, item, wants, request.options, context), strict=True
         ):
+            request.refuse_if_abandoned()
             target = planned.targets[result]
             leaf = want.leaf
             size_bytes = sum([part.nbytes for part in parts.values()])
@@ -85,15 +88,18 @@ def _texts(opened: Opened, item: SavedItem) -> Callable[[int], str]:
         if not document:
             where = format_path(item.paths[leaf])
             document.append(orbax.parse_strings(opened.read_file(name, leaf=where), name))
-        return orbax.read_string(document[0], array_name(item.paths[leaf]))
+        return orbax.read_string(document[0], item.name_of(leaf))
 
     return text
+
+
+_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError)
 
 
 def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
     try:
         return from_text(text(position), spec)
-    except (ValueError, TypeError, KeyError) as error:
+    except _NO_SUCH_TEXT as error:
         if isinstance(error, CheckpointError):
             raise
         where = format_path(item.paths[position])
@@ -112,9 +118,11 @@ def _count(planned: Planned, tally: Tally, item: SavedItem) -> None:
         tally.loaded.append(path)
         target = planned.targets.get(result)
         described = item.shardings[position]
-        sharding = None if target is None else target.sharding
-        if sharding is None or not described:
+        if target is None or not {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES:
             continue
+        if not described and item.orbax is not None:
+            continue  # nobody knows where it lay
+        sharding = target.sharding
         pair = (id(described), id(sharding))
         if pair not in moved:
             moved[pair] = place.is_resharded(described, sharding)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +10,20 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_trees
+from ckpt_core._format.limits import most_bytes
 from ckpt_core._leaves import STORED_DTYPES, LeafSpec, is_known_impl
 from ckpt_core._load.opened import Opened, SavedItem, naming
 from ckpt_core._load.wants import Array, Reads, Want
-from ckpt_core._options import MIB
-from ckpt_core._plan import (
-    Region,
-    whole,
-)
+from ckpt_core._plan import Region, whole
 from ckpt_core._storage import (
     ForeignArray,
+    Values,
+    most_chunk_bytes,
     open_array,
+    read_index,
     read_region,
 )
+from ckpt_core._threads import run_each
 from ckpt_core._tree import format_path
 
 
@@ -63,34 +62,57 @@ class OrbaxReader:
         return job
 
 
-def _open_orbax_array(
-    opened: Opened, item: SavedItem, name: str, context: Any, limit_bytes: int
-) -> ForeignArray:
+def _opened_arrays(opened: Opened, item: SavedItem, context: Any) -> dict[str, ForeignArray]:
     tree = item.orbax
     assert tree is not None
-    ocdbt = tree.ocdbt
-    if ocdbt is None:
-        ocdbt = opened.form.read(opened.path, item.file("manifest.ocdbt")) is not None
+    paths = {leaf.name: leaf.path for leaf in tree.leaves if leaf.value_type != "string"}
+    if not paths:
+        return {}
+    ocdbt = _in_database(opened, item) if tree.ocdbt is None else tree.ocdbt
     location = opened.location / item.directory if item.directory else opened.location
-    path = next(leaf.path for leaf in tree.leaves if leaf.name == name)
-    with naming(opened, path):
-        return open_array(
-            location, name, context, zarr3=tree.zarr3, ocdbt=ocdbt, limit_bytes=limit_bytes
-        )
+    values = _stored_values(opened, item, ocdbt, context)
+    limit_bytes = most_chunk_bytes(values.total_bytes)
+
+    def open_named(name: str) -> ForeignArray:
+        with naming(opened, paths[name]):
+            return open_array(
+                location,
+                name,
+                context,
+                zarr3=tree.zarr3,
+                ocdbt=ocdbt,
+                limit_bytes=limit_bytes,
+                values=values,
+            )
+
+    arrays = run_each(open_named, list(paths), 8, "ckpt-open")
+    return dict(zip(paths, arrays, strict=True))
 
 
-def _opened_arrays(opened: Opened, item: SavedItem, context: Any) -> dict[str, ForeignArray]:
-    assert item.orbax is not None
-    sizes = opened.form.files(f"{opened.path}/{item.directory}" if item.directory else opened.path)
-    # a chunk that claims far more than compression can explain would abort the process
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit_bytes = min(max(256 * MIB, 4096 * sum(sizes.values())), memory_bytes)
-    names = [leaf.name for leaf in item.orbax.leaves if leaf.value_type != "string"]
-    with ThreadPoolExecutor(8, "ckpt-open") as pool:
-        arrays = pool.map(
-            lambda name: _open_orbax_array(opened, item, name, context, limit_bytes), names
-        )
-        return dict(zip(names, arrays, strict=True))
+def _in_database(opened: Opened, item: SavedItem) -> bool:
+    return opened.form.size(opened.path, item.file("manifest.ocdbt")) is not None
+
+
+def _stored_values(opened: Opened, item: SavedItem, ocdbt: bool, context: Any) -> Values:
+    """The sizes of what is stored, found possible: TensorStore takes what it is told for true."""
+    directory = f"{opened.path}/{item.directory}" if item.directory else opened.path
+    files = opened.form.files(directory)
+    for name, size in files.items():
+        if size < 0:
+            raise CheckpointCorrupt(
+                f"{directory}: {name} is no regular file, or a link that leads nowhere",
+                file=item.file(name),
+            )
+        if name.rpartition("/")[2].startswith("manifest.") and size > most_bytes("manifest.ocdbt"):
+            raise CheckpointCorrupt(
+                f"{directory}: {name} has {size} bytes, more than an index can have",
+                file=item.file(name),
+            )
+    if not ocdbt:
+        return Values(files.items())
+    location = opened.location / item.directory if item.directory else opened.location
+    index = read_index(location, context)
+    return Values((key, extent.size_bytes) for key, extent in index.items())
 
 
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
@@ -137,8 +159,17 @@ def _orbax_spec(
 
 def read_special(opened: Opened, item: SavedItem, context: Any) -> Array:
     """The one array of Orbax's Array and random-key items, which is called ``checkpoint``."""
-    ocdbt = opened.form.read(opened.path, item.file("manifest.ocdbt")) is not None
+    ocdbt = _in_database(opened, item)
     location = opened.location / item.directory
-    zarr3 = opened.form.read(opened.path, item.file("checkpoint/zarr.json")) is not None
-    array = open_array(location, "checkpoint", context, zarr3=zarr3, ocdbt=ocdbt)
+    zarr3 = opened.form.size(opened.path, item.file("checkpoint/zarr.json")) is not None
+    values = _stored_values(opened, item, ocdbt, context)
+    array = open_array(
+        location,
+        "checkpoint",
+        context,
+        zarr3=zarr3,
+        ocdbt=ocdbt,
+        limit_bytes=most_chunk_bytes(values.total_bytes),
+        values=values,
+    )
     return read_region(array, whole(array.shape), "checkpoint")

@@ -1,28 +1,27 @@
-"""Live objects set while a restore reads, so that memory never holds their old and new state whole."""
+"""Live objects set by a restore: while it reads, so that memory never holds their old and new state
+whole, and at its end; and what becomes of them where it fails."""
 
 from __future__ import annotations
 
-import contextlib
-import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
+from ckpt_core._errors import drop_locals
+from ckpt_core._lazy import jax
 from ckpt_core._load.wants import Planned
 from ckpt_core._options import MIB
-from ckpt_core._tree import Path
 
 _BATCH_BYTES = 128 * MIB
 
 
 class InPlace:
-    """Sets arrays on live objects as they come, instead of all at the end.
+    """Sets the live objects of one restore.
 
-    Each array that is set frees the one that it takes the place of, so that beside one state no
-    more than a batch of the other is in memory. What was begun cannot be undone: where the restore
-    fails, the objects hold parts of two states, and ``giving_up`` sees to it that nobody trains on
-    that.
+    Each array that is set while others are read frees the one that it takes the place of, so that
+    beside one state no more than a batch of the other is in memory. What was begun so cannot be
+    undone: where the restore fails, the objects hold parts of two states, and ``give_up`` sees to
+    it that nobody trains on that. What is set at the end is set back instead. Whatever is about to
+    change is noted first, since an exception may come from a signal's handler at any moment.
 
     Args:
         limit_bytes: how much may wait to be set.
@@ -30,58 +29,127 @@ class InPlace:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
-        self._waiting: dict[Path, Any] = {}
+        self._waiting: dict[int, Any] = {}
         self._waiting_bytes = 0
         self._late_bytes = 0
-        self._set: list[Any] = []
-        self._begun: dict[str, None] = {}
+        self._new: list[Any] = []
+        self._begun: dict[str, Planned] = {}
+        self._undos: list[tuple[Planned, Callable[[], object] | None]] = []
+
+    def begin(self, planned: Planned) -> None:
+        """Sets an item that has ``begin`` before the others are read."""
+        if planned.begin is not None and planned.hold is not None:
+            self._undos.append((planned, planned.hold()))
+            planned.begin()
 
     def take(self, planned: Planned, result: int, value: Any, size_bytes: int) -> None:
         """Takes one array that was read, and sets those that wait once they are enough."""
         if planned.set_leaves is None or not isinstance(value, jax.Array):
             return
-        self._waiting[planned.paths[result]] = value
+        self._waiting[result] = value
         self._waiting_bytes += size_bytes
-        planned.kept[result] = None  # or the old array would live on in the plan
         # never few bytes at a time: to set some leaves is to walk through all of an object
         room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
         if self._waiting_bytes >= room_bytes:
-            was_set = planned.set_leaves(self._waiting)
-            if was_set:
-                self._begun[planned.item.name] = None
-                self._set += was_set
-            self._waiting, self._waiting_bytes = {}, 0
+            self._set_waiting(planned)
+
+    def _set_waiting(self, planned: Planned) -> None:
+        assert planned.set_leaves is not None
+        name, first = planned.item.name, planned.item.name not in self._begun
+        self._new += self._waiting.values()
+        self._begun[name] = planned
+        held = planned.set_leaves(
+            {planned.paths[result]: value for result, value in self._waiting.items()}
+        )
+        self._new += held
+        if held:
+            for result in self._waiting:
+                planned.kept[result] = None  # or the old array would live on in the plan
+        elif first:
+            del self._begun[name]  # it takes nothing but at the end
+        self._waiting, self._waiting_bytes = {}, 0
 
     def end_of_item(self) -> None:
         """Leaves the rest of an item to be set at the end; it counts towards what may wait."""
         self._late_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = {}, 0
 
-    @contextlib.contextmanager
-    def giving_up(self) -> Generator[None]:
-        """Where the block fails, makes what was set unusable, and says so."""
-        try:
-            yield
-        except BaseException as error:
-            if self._begun:
-                self._give_up(error)
-            raise
+    def finish(self, prepared: Sequence[Planned], leaves: Sequence[list[Any]]) -> list[Any]:
+        """The values of all items, live objects set; the last that a restore does."""
+        values: list[Any] = []
+        for planned, read in zip(prepared, leaves, strict=True):
+            if planned.hold is not None and planned.begin is None:
+                begun = planned.item.name in self._begun
+                self._undos.append((planned, None if begun else planned.hold()))
+            values.append(planned.finish(read))
+        return values
 
-    def _give_up(self, error: BaseException) -> None:
-        for array in self._set:
+    def give_up(self, error: BaseException) -> None:
+        """Sets back what can be, makes the rest unusable, and adds to the error what became of it."""
+        interrupt: BaseException | None = None
+        for work in (self._delete_new, self._set_back):
+            for _ in range(2):  # who interrupts this, too, is heard when it is done
+                try:
+                    work(error)
+                    break
+                except Exception as failure:
+                    error.add_note(f"ckpt: giving up the restore failed, too: {failure}")
+                    break
+                except BaseException as another:
+                    interrupt = another
+        if self._begun:
+            drop_locals(error)  # who keeps the error must not keep the old arrays
+        # the error's traceback holds this object, which must not hold the old arrays
+        self._begun, self._new, self._undos, self._waiting = {}, [], [], {}
+        if interrupt is not None:
+            raise interrupt from error
+
+    def _delete_new(self, error: BaseException) -> None:
+        """Of objects that were set in parts: deletes what is new, so that jax refuses to use it."""
+        if not self._begun:
+            return
+        for array in self._new:
             array.delete()
-        error.add_note(
-            f"ckpt: {', '.join(name or 'the target' for name in self._begun)} held parts of two states, and "
-            "the new parts were deleted, so that nothing goes on with them. Restore another step "
-            "into it, or make it anew. Options(atomic_restore=True) changes nothing before all is "
-            "read, for twice the memory"
-        )
-        # whoever keeps the error, to restore an older step meanwhile, must not keep the old arrays
-        seen: set[int] = set()
-        chain: list[BaseException | None] = [error]
-        while chain:
-            link = chain.pop()
-            if link is not None and id(link) not in seen:
-                seen.add(id(link))
-                traceback.clear_frames(link.__traceback__)
-                chain += [link.__cause__, link.__context__]
+        names: list[str] = []
+        for name, planned in self._begun.items():
+            old = {id(leaf) for leaf in planned.kept if leaf is not None}
+            for array in _arrays(planned):  # an adapter may have set copies of what it was given
+                if id(array) not in old:
+                    array.delete()
+            if any(array.is_deleted() for array in _arrays(planned)):
+                names.append(name or "the target")
+        if names:
+            error.add_note(
+                f"ckpt: {', '.join(names)} held parts of two states, and "
+                "the new parts were deleted, so that nothing goes on with them. Restore another step "
+                "into it, or make it anew. Options(atomic_restore=True) changes nothing before all is "
+                "read, for twice the memory"
+            )
+
+    def _set_back(self, error: BaseException) -> None:
+        while self._undos:
+            planned, undo = self._undos[-1]
+            name = planned.item.name or "the target"
+            try:
+                if undo is not None:
+                    undo()
+                elif planned.item.name not in self._begun:
+                    error.add_note(
+                        _mixed(name, "what it held was too large to be kept, or is not known")
+                    )
+            except Exception as failure:
+                why = f"setting it back failed: {type(failure).__name__}: {failure}"
+                error.add_note(_mixed(name, why))
+            self._undos.pop()
+
+
+def _arrays(planned: Planned) -> list[Any]:
+    """The arrays that the item's objects hold now."""
+    return [leaf for leaf in planned.held_now() if isinstance(leaf, jax.Array)]
+
+
+def _mixed(name: str, why: str) -> str:
+    return (
+        f"ckpt: {name} may hold parts of two states: it was being set when this happened, and {why}. "
+        "Make it anew, or restore into it again, before it is used"
+    )

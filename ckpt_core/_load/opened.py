@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import zlib
 from collections.abc import Generator, Sequence
@@ -11,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core._directory import Form, LocalForm, StoreForm, resolve
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax, orbax_trees
+from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import (
     FORMAT_VERSION,
     MARKER,
@@ -24,8 +24,10 @@ from ckpt_core._format.record import (
     parse_json,
 )
 from ckpt_core._leaves import LeafSpec
+from ckpt_core._load.absent import not_found
+from ckpt_core._plan import chunk_count, whole
 from ckpt_core._storage import KeyValues, Location
-from ckpt_core._tree import LEAF, Node, Path, array_name, format_path
+from ckpt_core._tree import LEAF, Node, Path, array_name, format_path, stored_paths
 
 _HEAD_BYTES = 32
 
@@ -69,6 +71,11 @@ class SavedItem:
         """Name of a leaf's array."""
         return self.names[leaf] if self.names else array_name(self.paths[leaf])
 
+    def most_keys(self) -> int:
+        """How many keys its database can have: of every array its metadata and chunks."""
+        pairs = zip(self.specs, self.chunks, strict=True)
+        return sum(1 + chunk_count(whole(spec.stored_shape), chunk) for spec, chunk in pairs)
+
     @property
     def leaves(self) -> list[tuple[Path, LeafSpec]]:
         """Path and description of every leaf."""
@@ -106,22 +113,36 @@ class Opened:
         Raises:
             CheckpointCorrupt: it is missing, or not as it was saved.
         """
-        data = self.form.read(self.path, name)
+        expected = None if self.record is None else self.record.files.get(name)
+        if self.record is not None and expected is None:
+            raise CheckpointCorrupt(
+                f"{self.path}: file {name} was never saved", file=name, leaf=leaf
+            )
+        limit = most_bytes(name)
+        if expected is not None:
+            limit = min(limit, expected.size_bytes)
+        data = self.form.read(self.path, name, limit)
         if data is None:
             raise CheckpointCorrupt(f"{self.path}: file {name} is missing", file=name, leaf=leaf)
-        if self.record is not None:
-            expected = self.record.files.get(name)
-            if expected is None:
-                raise CheckpointCorrupt(
-                    f"{self.path}: file {name} was never saved", file=name, leaf=leaf
-                )
-            if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):
-                raise CheckpointCorrupt(
-                    f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
-                    file=name,
-                    leaf=leaf,
-                )
+        if expected is not None and (
+            expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data)
+        ):
+            raise CheckpointCorrupt(
+                f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
+                file=name,
+                leaf=leaf,
+            )
         return data
+
+    def sizes_in(self, item: SavedItem) -> dict[str, int]:
+        """What the record says of the sizes of an item's files, by their paths in the item."""
+        files = {} if self.record is None else self.record.files
+        inside = item.file("")
+        return {
+            name.removeprefix(inside): entry.size_bytes
+            for name, entry in files.items()
+            if name.startswith(inside)
+        }
 
 
 @contextlib.contextmanager
@@ -160,6 +181,9 @@ def naming_checkpoint(path: str) -> Generator[None]:
     try:
         yield
     except CheckpointCorrupt as error:
+        interrupt = raised_by_a_handler(error.__cause__)
+        if interrupt is not None:
+            raise interrupt from None
         if path in str(error):
             raise
         raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error
@@ -196,6 +220,7 @@ def _no_record(path: str) -> CheckpointCorrupt:
 def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
     items: dict[str, SavedItem] = {}
     for name, item in record.items.items():
+        stored = stored_paths(item.tree, item.paths)
         items[name] = SavedItem(
             name=name,
             form=item.form,
@@ -203,10 +228,11 @@ def _open_ours(path: str, local: bool, form: Form, record: Record) -> Opened:
             paths=item.paths,
             specs=item.specs,
             shardings=item.leaf_shardings,
+            names=() if stored is item.paths else list(map(array_name, stored)),
             chunks=item.chunks,
             codecs=item.codecs,
             process_count=item.process_count,
-            directory=name,
+            directory=orbax.folder_of(name),
         )
     return Opened(
         path,
@@ -238,11 +264,12 @@ def _open_flat(path: str, local: bool, form: Form, tree: orbax_trees.OrbaxTree) 
         if record is None:
             raise _no_record(path)
         opened = _open_ours(parent, local, form, load_record(record))
-        if name not in opened.items:
-            raise CheckpointCorrupt(
-                f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE
-            )
-        return replace(opened, items={name: opened.items[name]}, single=True)
+        for item in opened.items.values():
+            if name == item.directory:
+                return replace(opened, items={item.name: item}, single=True)
+        raise CheckpointCorrupt(
+            f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE
+        )
     logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
     item = _orbax_tree_item(path, form, "", "", tree)
     return Opened(path, Location(path, local), form, {"": item}, True)
@@ -285,7 +312,7 @@ def _open_orbax(path: str, local: bool, form: Form, step: dict[str, Any]) -> Ope
         else:
             items[name] = item
     if not items:
-        raise _not_found(path, form)
+        raise not_found(path, form)
     logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
     single = len(items) == 1 and next(iter(items)) in ("default", "state")
     return Opened(
@@ -321,35 +348,6 @@ def _orbax_item(path: str, form: Form, name: str, known: str) -> SavedItem | Non
 
 def _files_in(form: Form, path: str, name: str) -> list[str]:
     return [part.rpartition("/")[2] for part in form.files(f"{path}/{name}") if "/" not in part]
-
-
-def _not_found(path: str, form: Form) -> CheckpointNotFound:
-    """The error for a path without a checkpoint, with what may have been meant."""
-    if not form.exists(path):
-        parent, _, name = path.rpartition("/")
-        near = (
-            difflib.get_close_matches(name, form.children(parent), n=3, cutoff=0.3)
-            if parent
-            else []
-        )
-        others = near or sorted(form.children(parent))[-5:] if parent else []
-        hint = f"; beside it are {', '.join(others)}" if others else ""
-        return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
-    inside = sorted(form.children(path), key=lambda text: (len(text), text))
-    steps = [
-        name
-        for name in inside
-        if form.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()
-    ]
-    if steps:
-        return CheckpointNotFound(
-            f"{path} is a directory of checkpoints, not one: load one of {', '.join(steps[-5:])}, or "
-            "use Checkpointer(directory)"
-        )
-    what = (
-        f"it holds {', '.join(inside[:5])}" if inside else "it is empty, or its save never finished"
-    )
-    return CheckpointNotFound(f"no checkpoint at {path}: {what}")
 
 
 def format_version(opened: Opened) -> int | None:

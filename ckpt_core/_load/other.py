@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-import jax
+import numpy as np
 
 from ckpt_core import _adapters, _processes
 from ckpt_core._errors import (
+    CheckpointCorrupt,
     CheckpointError,
     Mismatch,
     StructureMismatch,
 )
 from ckpt_core._format import states
+from ckpt_core._lazy import jax
 from ckpt_core._load import place
 from ckpt_core._load.foreign import read_special
 from ckpt_core._load.opened import Opened, SavedItem
@@ -40,29 +43,21 @@ def plan_other(opened: Opened, saved: SavedItem, like: Any, context: Any) -> Pla
 
 def _plan_pipeline(saved: SavedItem, adapter: Any, like: Any, state: Any) -> Planned:
     """Set before the arrays are read, so that the pipeline fills up meanwhile; undone on failure."""
-    begun = False
 
-    def begin() -> Callable[[], None]:
-        nonlocal begun
+    def hold() -> Callable[[], object]:
         before = getattr(adapter, "get_position", adapter.get_state)(like)
+        return lambda: adapter.set_state(like, before)
 
-        def undo() -> None:
-            adapter.set_state(like, before)
-
-        try:
-            adapter.set_state(like, state)
-        except Exception:
-            undo()
-            raise
-        begun = True
-        return undo
-
-    def finish(_: list[Any]) -> Any:
-        if not begun:
-            adapter.set_state(like, state)
-        return like
-
-    return Planned(saved, [], [], {}, finish, begin=begin)
+    return Planned(
+        saved,
+        [],
+        [],
+        {},
+        lambda _: like,
+        hold=hold,
+        begin=lambda: adapter.set_state(like, state),
+        live=[(like, False)],
+    )
 
 
 def _process_state(opened: Opened, saved: SavedItem, adapter: Any, like: Any) -> Any:
@@ -103,8 +98,24 @@ def _process_state(opened: Opened, saved: SavedItem, adapter: Any, like: Any) ->
     if opened.record is not None:
         exact = f"{saved.directory}/exact/{name}"
         return states.load_exact(opened.read_file(exact), exact)
-    text = opened.read_file(f"{saved.directory}/{name}").decode(errors="surrogatepass")
-    return text if adapter is None else adapter.from_text(like, text)
+    file = f"{saved.directory}/{name}"
+    try:
+        text = opened.read_file(file).decode(errors="surrogatepass")
+        return _json_or(text) if adapter is None else adapter.from_text(like, text)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointCorrupt(
+            f"{file}: not the state of a process: {error!r}", file=file
+        ) from error
+
+
+def _json_or(text: str) -> Any:
+    """The value of what Grain and others of Orbax's handlers write as JSON; else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _special_value(opened: Opened, saved: SavedItem, context: Any) -> Any:
@@ -114,9 +125,14 @@ def _special_value(opened: Opened, saved: SavedItem, context: Any) -> Any:
         tree = saved.orbax
         as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
         return array if as_numpy else place.as_jax(array, saved.name)
+    if array.ndim == 0 or array.dtype != np.uint32:
+        raise CheckpointCorrupt(
+            f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",
+            leaf=saved.name,
+        )
     note = opened.form.read(opened.path, f"{saved.name}/jax_random_key_metadata/metadata") or b"{}"
     if b'"typed": true' in note or b'"typed":true' in note:
         # Orbax does not say which implementation; the key's width tells all but unsafe_rbg
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=impl)
-    return jax.numpy.asarray(array)
+        return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
+    return jax.device_put(array)

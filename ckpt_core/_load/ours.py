@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import crc_of
 from ckpt_core._load.buffers import Share, aligned
 from ckpt_core._load.checksums import ItemChecksums
-from ckpt_core._load.opened import Opened, SavedItem
+from ckpt_core._load.compressed import open_compressed
+from ckpt_core._load.opened import Opened, SavedItem, naming
 from ckpt_core._load.wants import Array, Reads, Want
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._plan import (
@@ -25,12 +27,13 @@ from ckpt_core._plan import (
     covered_blocks,
     keyed_parts,
     region_shape,
+    rows_per_block,
     whole,
 )
 from ckpt_core._storage import (
     DataFiles,
     Extent,
-    open_array,
+    most_stored_bytes,
     read_index,
     read_region,
     read_value,
@@ -62,11 +65,12 @@ class Reader:
         self._context = context
         self._verify = options.checksums
         self._location = opened.location / item.directory
-        self._files = DataFiles(self._location)
+        self._files = DataFiles(self._location, opened.sizes_in(item), is_local_disk)
         opened.read_file(f"{item.directory}/manifest.ocdbt")
         few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [item.name_of(want.leaf) for want in wants] if few else None
-        self._index = read_index(self._location, context, wanted)
+        check, most = self._files.check, item.most_keys
+        self._index = read_index(self._location, context, wanted, check, most)
         self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
         self._crcs = ItemChecksums(opened, item, few=few)
 
@@ -147,9 +151,10 @@ class Reader:
         """The bytes of every block of a chunk, and what their checksum must be."""
         chunk = self._item.chunks[leaf]
         rows = (0, chunk[0] if chunk else 1)
+        count = -(-rows[1] // rows_per_block(chunk, itemsize, self._crcs.block_bytes))
+        if count != len(crcs):  # before there is something made for each
+            raise self._corrupt(leaf, f"{len(crcs)} checksums for chunk {key}, not {count}")
         _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=self._crcs.block_bytes)
-        if len(blocks) != len(crcs):
-            raise self._corrupt(leaf, f"{len(crcs)} checksums for chunk {key}, not {len(blocks)}")
         for block, crc in zip(blocks, crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
@@ -193,11 +198,8 @@ class Reader:
         parts = {region: keyed_parts(region, chunk) for region in regions}
         keys = dict.fromkeys(key for keyed in parts.values() for key, _ in keyed)
         found = {key: self._find(leaf, prefix + key, chunk_size) for key in keys}
-        try:
-            dtype = want.dtype or spec.numpy_dtype
-            buffers = {region: aligned(region_shape(region), dtype) for region in regions}
-        except (MemoryError, ValueError) as error:
-            raise self._corrupt(leaf, f"no memory for its shape {spec.stored_shape}") from error
+        dtype = want.dtype or spec.numpy_dtype
+        buffers = {region: self._room(leaf, region_shape(region), dtype) for region in regions}
         shares: dict[str, list[Share]] = {key: [] for key in keys}
         for region, keyed in parts.items():
             for key, part in keyed:
@@ -206,6 +208,12 @@ class Reader:
             full_key, extent = found[key]
             jobs += self._chunk_jobs(leaf, full_key, extent, of_chunk)
         return buffers
+
+    def _room(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        try:
+            return aligned(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise self._corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
 
     def _direct(self, leaf: int) -> bool:
         return self._location.local and self._item.codecs[leaf] is None
@@ -218,11 +226,25 @@ class Reader:
             raise self._corrupt(
                 leaf, f"chunk {key} has {extent.size_bytes} bytes, not {chunk_size}"
             )
+        if extent.size_bytes > most_stored_bytes(chunk_size):
+            what = f"{extent.size_bytes} bytes, too many for {chunk_size}"
+            raise self._corrupt(leaf, f"chunk {key} has {what}")
         if extent.file and self._opened.record is not None:
             file = f"{self._item.directory}/{extent.file}"
-            if file not in self._opened.record.files:
+            listed = self._opened.record.files.get(file)
+            if listed is None:
                 raise self._corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
+            if extent.offset + extent.size_bytes > listed.size_bytes:
+                raise self._corrupt(leaf, f"chunk {key} lies beyond the end of it", extent.file)
+            self._check_file(leaf, extent.file)
         return key, extent
+
+    def _check_file(self, leaf: int, file: str) -> None:
+        """Before anything of it is read, also by TensorStore."""
+        try:
+            self._files.check([file])
+        except CheckpointCorrupt as error:
+            raise self._corrupt(leaf, str(error), file) from error
 
     def _corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where = format_path(self._item.paths[leaf])
@@ -270,14 +292,15 @@ class Reader:
         itemsize = self._item.specs[leaf].numpy_dtype.itemsize
         block_bytes = self._crcs.block_bytes if self._verify else 4 * MIB
         touched: dict[int, tuple[Block, list[Share]]] = {}
+        last = max(share.rows[1] for share in shares) - 1
+        if crcs is not None and last // rows_per_block(chunk, itemsize, block_bytes) >= len(crcs):
+            raise self._corrupt(leaf, f"too few checksums for chunk {key}")
         for share in shares:
             first, blocks = covered_blocks(
                 chunk, itemsize, rows=share.rows, block_bytes=block_bytes
             )
             for number, block in enumerate(blocks, first):
                 touched.setdefault(number, (block, []))[1].append(share)
-        if crcs is not None and max(touched) >= len(crcs):
-            raise self._corrupt(leaf, f"too few checksums for chunk {key}")
         for number, (block, takers) in touched.items():
             crc = None if crcs is None else crcs[number]
             yield functools.partial(self._read_block, leaf, key, extent, block, takers, crc)
@@ -298,7 +321,7 @@ class Reader:
         if memory is not None:
             self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
             return
-        values = np.empty((block.stop - block.start, *chunk[1:]), dtype)
+        values = self._room(leaf, (block.stop - block.start, *chunk[1:]), dtype)
         memory = values.reshape(-1).view(np.uint8)
         self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
         with np.errstate(all="ignore"):  # a cast that was asked for may overflow
@@ -339,11 +362,17 @@ class Reader:
     def _decode(self, leaf: int, key: str, shares: list[Share], crcs: list[int] | None) -> None:
         """A compressed chunk: decoded whole by TensorStore, then verified."""
         name, chunk = self._item.name_of(leaf), self._item.chunks[leaf]
-        self._index.get(f"{name}/zarr.json" if name else "zarr.json")  # refused where it is outside
-        array = open_array(self._location, name, self._context, cached=False)
         shape = self._item.specs[leaf].stored_shape
-        if array.shape != shape:
-            raise self._corrupt(leaf, f"zarr.json says shape {array.shape}, the record {shape}")
+
+        def head(size: int) -> bytes:
+            data = np.zeros(min(size, self._index[key].size_bytes), np.uint8)
+            self._fill(leaf, key, self._index[key], 0, data, None)
+            return data.tobytes()
+
+        with naming(self._opened, self._item.paths[leaf]):
+            array = open_compressed(
+                self._location, self._item, leaf, key, self._index, head, self._context
+            )
         region = tuple(
             (position * step, min((position + 1) * step, size))
             for position, step, size in zip(shares[0].part.index, chunk, shape, strict=True)
@@ -352,7 +381,8 @@ class Reader:
         # straight into its place where one region takes all of it as it is
         sole = _sole(shares, dtype)
         place = None if sole is None else sole.whole_chunk(chunk)
-        values = np.zeros(chunk, dtype) if place is None else place
+        values = self._room(leaf, chunk, dtype) if place is None else place
+        values[...] = 0
         part = values[(*(slice(0, stop - start) for start, stop in region), ...)]
         read_region(array, region, name, part)
         if crcs is not None:

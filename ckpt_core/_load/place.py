@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from ckpt_core import _snapshot
-from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
-from ckpt_core._leaves import LeafSpec, as_logical, dtype_from_name, from_host_array
+from ckpt_core import _placing, _snapshot
+from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
+from ckpt_core._lazy import jax
+from ckpt_core._leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array
 from ckpt_core._load.opened import SavedItem
 from ckpt_core._plan import Region, whole
 from ckpt_core._tree import Path, format_path
 
 Array = np.ndarray[Any, Any]
 
-_jax_config: Any = jax.config  # its flags are not typed
 _SIXTY_FOUR = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
@@ -55,6 +54,23 @@ class SavedLeaf:
         self.kind, self.shape, self.dtype = spec.kind, spec.shape, spec.dtype
 
 
+def describe_target(leaf: Any, path: Path) -> LeafSpec:
+    """What a leaf of a target asks for.
+
+    Raises:
+        UnsupportedLeaf: a value that nothing which was saved can take the place of.
+    """
+    try:
+        return describe(leaf, path)
+    except UnsupportedLeaf as error:
+        raise UnsupportedLeaf(
+            f"{error.leaf}: a {error.type_name} cannot be a target, as no checkpoint holds one: give an array, "
+            "a jax.ShapeDtypeStruct or a plain value of what was saved there, or load without a target",
+            leaf=error.leaf,
+            type_name=error.type_name,
+        ) from None
+
+
 Chooser = Callable[[int], Any]
 """From a leaf's position in the saved item to its sharding (None: uncommitted)."""
 
@@ -65,7 +81,7 @@ def plain_targets(
     """Targets for a load without ``like``: everything as it was saved."""
     targets: dict[int, Target] = {}
     # what lies alike has one target, unless a path may decide
-    alike = sharding is None or isinstance(sharding, (Sharding, Mesh))
+    alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
     known: dict[tuple[LeafSpec, int], Target] = {}
     for position in positions:
         spec = item.specs[position]
@@ -92,11 +108,11 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     described = item.shardings[position]
     if sharding is None:
         return _snapshot.rebuild_sharding(described)
-    if isinstance(sharding, Mesh):
-        return _snapshot.rebuild_sharding(described, sharding) or NamedSharding(
-            sharding, PartitionSpec()
+    if isinstance(sharding, jax.sharding.Mesh):
+        return _snapshot.rebuild_sharding(described, sharding) or jax.sharding.NamedSharding(
+            sharding, jax.sharding.PartitionSpec()
         )
-    if isinstance(sharding, Sharding):
+    if isinstance(sharding, jax.sharding.Sharding):
         return _fitting(sharding, item.specs[position])
     if callable(sharding):
         return sharding(format_path(item.paths[position]), item.specs[position])
@@ -107,7 +123,7 @@ def _at_path(tree: Any, path: Path) -> Any:
     """The sharding that a tree of shardings, or a prefix of one, holds for a leaf."""
     node = tree
     for entry in path:
-        if node is None or isinstance(node, (Sharding, Mesh)):
+        if node is None or isinstance(node, (jax.sharding.Sharding, jax.sharding.Mesh)):
             break
         try:
             named = isinstance(entry, str) and not isinstance(node, Mapping)
@@ -117,15 +133,15 @@ def _at_path(tree: Any, path: Path) -> Any:
                 f"sharding= has nothing for leaf {format_path(path)}: pass a Sharding, a Mesh, a tree of "
                 "shardings with the structure of the checkpoint, or a function of (path, leaf)"
             ) from None
-    if node is not None and not isinstance(node, Sharding):
+    if node is not None and not isinstance(node, jax.sharding.Sharding):
         raise TypeError(f"sharding= holds a {type(node).__name__} for leaf {format_path(path)}")
     return node
 
 
-def _fitting(sharding: Sharding, spec: LeafSpec) -> Sharding:
+def _fitting(sharding: jax.sharding.Sharding, spec: LeafSpec) -> jax.sharding.Sharding:
     """One sharding for a whole tree: leaves of too few dimensions are replicated."""
-    if isinstance(sharding, NamedSharding) and len(sharding.spec) > len(spec.shape):
-        return NamedSharding(sharding.mesh, PartitionSpec())
+    if isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.spec) > len(spec.shape):
+        return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
     return sharding
 
 
@@ -150,7 +166,8 @@ def _target(
 
 
 def _refuse_narrowing(dtype: str, path: Path | str) -> None:
-    if dtype in _SIXTY_FOUR and not _jax_config.jax_enable_x64:
+    flags: Any = jax.config  # which are not typed
+    if dtype in _SIXTY_FOUR and not flags.jax_enable_x64:
         where = path if isinstance(path, str) else format_path(path)
         raise CheckpointError(
             f"{where}: {dtype} would lose half its bits: jax runs without 64-bit types. Set "
@@ -161,7 +178,7 @@ def _refuse_narrowing(dtype: str, path: Path | str) -> None:
 def as_jax(array: Array, where: str) -> Any:
     """A jax array of a host array, never a narrower one."""
     _refuse_narrowing(array.dtype.name, where)
-    return jax.numpy.asarray(array)
+    return jax.device_put(array)
 
 
 def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -> list[Target]:
@@ -172,17 +189,47 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
         sharding = None
         if spec.kind in ("jax", "key"):
             sharding = _snapshot.wanted_sharding(leaf)
-            if sharding is None and isinstance(leaf, (jax.ShapeDtypeStruct, SavedLeaf)):
+            if sharding is None and not isinstance(leaf, jax.Array):
                 sharding = _default_sharding(item.shardings[position], mesh)
         targets.append(_target(item, position, spec, sharding, False))
     return targets
+
+
+_PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
+
+
+def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
+    """What a leaf becomes where a target of that description takes it: a saved array stays an array.
+
+    A Python number in a target says that there is a number, not of which sort: another dtype, or
+    none, would change what later steps compute in.
+    """
+    if wanted.kind not in _PYTHON_NUMBERS or saved.kind in _PYTHON_NUMBERS:
+        return wanted
+    if saved.kind not in ("jax", "numpy", "numpy_scalar"):
+        return wanted
+    kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
+    if len(kinds) == 1:
+        return saved
+    dtype = wanted.numpy_dtype  # a cast that was asked for
+    if saved.kind == "jax":
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    return LeafSpec(saved.kind, dtype.name, saved.shape)
+
+
+def _family(dtype: np.dtype[Any]) -> str:
+    """Numbers of one family fit a Python number of it: ints, floats, bools, complex ones."""
+    for family in (np.integer, np.floating, np.complexfloating):
+        if jax.dtypes.issubdtype(dtype, family):
+            return family.__name__
+    return dtype.name
 
 
 def _mesh_of(leaves: Any) -> Any:
     for leaf in leaves:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             sharding = _snapshot.wanted_sharding(leaf)
-            if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+            if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
                 return sharding.mesh
     return None
 
@@ -192,9 +239,9 @@ def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
     saved = _snapshot.rebuild_sharding(described)
     if mesh is None or described is None:
         return saved
-    if isinstance(saved, NamedSharding) and saved.mesh == mesh:
+    if isinstance(saved, jax.sharding.NamedSharding) and saved.mesh == mesh:
         return saved
-    return NamedSharding(mesh, PartitionSpec())
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
 def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> None:
@@ -214,14 +261,15 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
     if unplaced and jax.process_count() > 1 and any(item.shardings):
         raise CheckpointError(
             f"item {item.name!r}: several processes run and the saved sharding does not fit their "
-            "devices: pass sharding=, a like with shardings, or as_numpy=True"
+            "devices: give a target with shardings, or load with sharding= or as_numpy=True"
         )
     free = _snapshot.free_bytes()
     needed = sum(spec.stored_bytes for spec in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(
             f"item {item.name!r}: {needed:,} bytes do not fit into the {free:,} free bytes of the "
-            "default device: pass sharding= to spread them, or as_numpy=True to keep them on the host"
+            "default device: spread them by a target with shardings or load with sharding=, or keep them on "
+            "the host with as_numpy=True"
         )
 
 
@@ -232,17 +280,19 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
         if target.sharding is None and saved.kind != "key":
             raise CheckpointError(f"{format_path(path)}: not a PRNG key")
         keyed = {region[:-1]: part for region, part in parts.items()}
-        return _snapshot.place_key(saved.shape, spec.dtype, target.sharding, keyed)
+        return _placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
     if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
         logical = parts  # nothing to convert
     else:
         logical = _logical(saved, spec, parts, path)
     if spec.kind == "jax":
         dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
-        value = _snapshot.place(saved.shape, target.sharding, logical, dtype)
-        if saved.detail == "weak":
-            value = _snapshot.weaken(value, target.sharding)
-        return value
+        if saved.detail == "weak" and spec.dtype == saved.dtype and logical:
+            (part,) = logical.values()
+            weak = _placing.place_weak(part, target.sharding)
+            if weak is not None:
+                return weak
+        return _placing.place(saved.shape, target.sharding, logical, dtype)
     (array,) = logical.values()
     if saved.kind == "key":
         return array
@@ -307,7 +357,13 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
     return converted
 
 
-def is_resharded(described: dict[str, Any], sharding: Any) -> bool:
-    """Whether a sharding is another one than the saved."""
+def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
+    """Whether a sharding is another one than the saved; None is the default device, on either side."""
+    if not described:
+        return sharding is not None and len(sharding.device_set) > 1
+    if sharding is None:
+        shape = described.get("shape")
+        sizes = [size for size in shape if isinstance(size, int)] if isinstance(shape, list) else []
+        return described.get("sharding_type") == "NamedSharding" and math.prod(sizes) > 1
     saved = _snapshot.rebuild_sharding(described)
     return saved is None or saved != sharding

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
-
-import jax
 
 from ckpt_core import _adapters
 from ckpt_core._errors import (
@@ -15,26 +14,48 @@ from ckpt_core._errors import (
     Mismatch,
     StructureMismatch,
 )
-from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe
-from ckpt_core._load import place
-from ckpt_core._load.align import align
+from ckpt_core._lazy import jax
+from ckpt_core._leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._load import functions, place
+from ckpt_core._load.align import align, under_orbax_names
 from ckpt_core._load.foreign import with_specs
+from ckpt_core._load.live import Copies, held, setting_back
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.other import plan_other
 from ckpt_core._load.place import SavedLeaf
 from ckpt_core._load.request import Request
 from ckpt_core._load.wants import NOT_SAVED, Planned
-from ckpt_core._match import Match, MatchRules, Select, match, positions_of, selector
-from ckpt_core._tree import LEAF, FlatTree, Node, flatten, format_path, importable_type, unflatten
+from ckpt_core._load.without_value import (
+    WITHOUT_VALUE,
+    is_deleted,
+    refuse_abstract_kept,
+    tell_of_abstract_rest,
+)
+from ckpt_core._match import MatchRules, Select, match, positions_of, selector
+from ckpt_core._tree import (
+    LEAF,
+    FlatTree,
+    Key,
+    Node,
+    flatten,
+    format_path,
+    importable_type,
+    unflatten,
+)
 
 
 def find_item(opened: Opened, name: str) -> SavedItem:
-    """The item of that name.
+    """The item of that name; of a checkpoint that is one tree, whatever that is called, ``state``.
+
+    The one tree of a checkpoint is ``state`` and, as Orbax's managers call it, ``default``.
 
     Raises:
         CheckpointNotFound: with the names of those that exist.
     """
     if name not in opened.items:
+        only = next(iter(opened.items.values()))
+        if opened.single and len(opened.items) == 1 and name in ("state", "default"):
+            return only
         known = ", ".join(opened.items) or "none"
         raise CheckpointNotFound(f"{opened.path} has no item {name!r}; it has: {known}")
     return opened.items[name]
@@ -44,6 +65,9 @@ def plan_item(
     opened: Opened, saved: SavedItem, like: Any, request: Request, context: Any
 ) -> Planned:
     """Matches one item against its target; reads no array of ours."""
+    copies = Copies(like, saved.name) if request.copying else None
+    if copies is not None and _adapters.adapter_for(like) is not None:
+        like, copies = copies(like), None
     if saved.form == "numpy_key":
         return _plan_numpy_key(opened, saved, request, context)
     if saved.form != "tree":
@@ -59,9 +83,10 @@ def plan_item(
         )
     if adapter is not None and _adapters.is_lenient(adapter):
         return _plan_lenient(item, adapter, like, request)
-    expand = _adapters.expander(like, lambda: _unread(item))
+    live: list[tuple[Any, bool]] = []
+    expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
-    return _plan_strict(item, flat, like, request)
+    return _plan_strict(item, flat, like, request, live)
 
 
 def _unread(item: SavedItem) -> Any:
@@ -82,14 +107,14 @@ def _plan_numpy_key(opened: Opened, saved: SavedItem, request: Request, context:
     return planned
 
 
-def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -> Planned:
+def _plan_strict(
+    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: list[tuple[Any, bool]]
+) -> Planned:
     """Both sides must agree, but for what the request allows."""
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     rules = request.rules
     if item.orbax is not None:
-        rules = MatchRules(
-            rules.rename, rules.cast, rules.missing, rules.unexpected, loose_keys=True
-        )
+        rules = under_orbax_names(item, like, rules)
     selected = _selection(request.only, item.name, like)
     everything = selected is None
     rules, selected = align(item, like, rules, selected)
@@ -100,19 +125,21 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         selected=selected,
         item=item.name or None,
     )
-    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
-    set_leaves = None if request.options.atomic_restore else _adapters.setter_of_parts(like)
+    if everything and rules.unexpected == "error":
+        found.mismatches += functions.differing(item, flat.root, rules)
+    refuse_abstract_kept(found, flat, wanted, item, everything, selected)
+    if live and selected is not None and not found.mismatches:
+        tell_of_abstract_rest(found, flat, item)
+    at_once = request.copying or request.options.atomic_restore
+    set_leaves = None if at_once else _adapters.setter_of_parts(like)
     targets: dict[int, place.Target] = {}
     if not found.mismatches:
-        chosen = [
-            (result, position)
-            for result, position in enumerate(found.source)
-            if position is not None
-        ]
-        entries = [
-            (position, wanted[result] or item.specs[position], flat.leaves[result])
-            for result, position in chosen
-        ]
+        chosen = [(result, leaf) for result, leaf in enumerate(found.source) if leaf is not None]
+        entries: list[tuple[int, LeafSpec, Any]] = []
+        for result, position in chosen:
+            saved, asked = item.specs[position], wanted[result]
+            spec = saved if asked is None else place.kind_of_result(saved, asked)
+            entries.append((position, spec, flat.leaves[result]))
         made = place.like_targets(item, entries)
         if request.sharding is not None:
             made = _with_sharding(item, entries, made, request.sharding)
@@ -120,15 +147,26 @@ def _plan_strict(item: SavedItem, flat: FlatTree, like: Any, request: Request) -
         # what is set in parts takes the room of what is there
         placed = request.sharding is not None or set_leaves is not None
         place.check_room(item, made, placed)
+    # not the tree itself in what follows: a restore forgets the leaves that it has set
+    root, kept = flat.root, flat.leaves
+
+    def hold() -> Callable[[], object] | None:
+        if all(_adapters.is_held_by_reference(obj) for obj, _ in live):
+            return functools.partial(unflatten, root, list(kept))
+        return held(like, request.options.max_host_bytes)
+
     return Planned(
         item,
         found.source,
-        flat.leaves,
+        kept,
         targets,
-        lambda leaves: unflatten(flat.root, leaves),
+        lambda leaves: unflatten(root, leaves),
         found,
+        hold=hold if live else None,
+        held_now=lambda: flatten(like, expand=_adapters.expander()).leaves,
         set_leaves=set_leaves,
         paths=flat.paths,
+        live=live,
     )
 
 
@@ -152,42 +190,10 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
     if isinstance(leaf, SavedLeaf):
         return None
     # donated, or of a restore that failed: where a value goes, none is needed
-    if _is_deleted(leaf):
+    if is_deleted(leaf):
         weak: bool = getattr(leaf, "weak_type", False)
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
-    return describe(leaf, path)
-
-
-def _is_deleted(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
-
-
-def _refuse_abstract_kept(
-    found: Match,
-    flat: FlatTree,
-    wanted: Sequence[LeafSpec | None],
-    item: SavedItem,
-    everything: bool,
-    selected: Select | None,
-) -> None:
-    """An abstract leaf, or a deleted one, has no value to keep: what is missing stays an error.
-
-    Where a part is selected, the rest of an abstract tree stays abstract; but of what an adapter
-    wants as it was saved, the object has nothing at all.
-    """
-    without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
-    for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
-        if source is not None:
-            continue
-        chosen = selected is None or (spec is not None and selected(path, spec))
-        deleted = chosen and _is_deleted(leaf)
-        if not deleted and not isinstance(leaf, without_value):
-            continue
-        text = format_path(path)
-        if not any(entry.path == text for entry in found.mismatches):
-            why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
-            now = "as saved" if spec is None else f"{spec} ({why})"
-            found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
+    return place.describe_target(leaf, path)
 
 
 def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
@@ -202,6 +208,8 @@ def _plan_as_saved(item: SavedItem, request: Request) -> Planned:
     root = item.root
     if selected is not None:
         root = _pruned(root, itertools.count(), set(positions)) or Node("dict")
+    elif request.rules.rename is None:
+        functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]
         for result, position in enumerate(positions)
@@ -244,9 +252,11 @@ def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
         return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
     if node.kind == "leaf":
         return node if next(counter) in keep else None
+    if node.kind == "expanded":
+        return _pruned(node.children[0], counter, keep)
     if not node.children:
         return node if node.kind == "none" else None
-    left: list[tuple[str | int, Node]] = []
+    left: list[tuple[Key, Node]] = []
     for key, child in zip(node.keys, node.children, strict=True):
         if child.kind == "leaf":  # most nodes are: no call for each
             kept = child if next(counter) in keep else None
@@ -257,7 +267,7 @@ def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
     return _remaining(node, left)
 
 
-def _remaining(node: Node, left: list[tuple[str | int, Node]]) -> Node | None:
+def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
     """A container of what is left of its children."""
     if len(left) == len(node.children):
         return Node(node.kind, node.keys, tuple(child for _, child in left), node.type_name)
@@ -270,8 +280,11 @@ def _remaining(node: Node, left: list[tuple[str | int, Node]]) -> Node | None:
 
 def _plan_lenient(item: SavedItem, adapter: Any, like: Any, request: Request) -> Planned:
     """A user's own object gets exactly what was saved, on the shardings that it uses now."""
-    flat = flatten(adapter.get_state(like))
+    flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
+    # in the classes that it has now, where they are the saved ones
+    same = flat.root == item.root
+    item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     planned = _plan_as_saved(item, request)
     for result, position in enumerate(planned.positions):
         assert position is not None
@@ -289,6 +302,12 @@ def _plan_lenient(item: SavedItem, adapter: Any, like: Any, request: Request) ->
         return like
 
     planned.finish = finish
+    planned.live = [(like, False)]
+    planned.hold = lambda: setting_back(
+        lambda leaves: adapter.set_state(like, unflatten(flat.root, leaves)),
+        flat.leaves,
+        request.options.max_host_bytes,
+    )
     return planned
 
 
@@ -318,22 +337,36 @@ def check_patterns(opened: Opened, prepared: list[Planned], request: Request) ->
     )
 
 
-def raise_mismatches(opened: Opened, prepared: list[Planned]) -> None:
+def raise_mismatches(opened: Opened, prepared: list[Planned], request: Request) -> None:
+    """Raises StructureMismatch with all that differs, and with what would allow it."""
     mismatches = [
         entry for planned in prepared if planned.match for entry in planned.match.mismatches
     ]
     if mismatches:
-        raise StructureMismatch(mismatches, where=opened.path, advice=_advice(mismatches))
+        advice = _advice(mismatches, request.rules)
+        raise StructureMismatch(mismatches, where=opened.path, advice=advice)
 
 
-def _advice(mismatches: list[Mismatch]) -> str:
+def _advice(mismatches: list[Mismatch], rules: MatchRules) -> str:
+    """What would allow the differences, less what was given already."""
     kinds = {entry.kind for entry in mismatches}
-    hints = [
-        ("missing", 'missing="keep" keeps what the target holds'),
-        ("unexpected", 'unexpected="ignore" leaves saved leaves out'),
-        ("dtype", "cast=True converts dtypes"),
-    ]
-    told = [hint for kind, hint in hints if kind in kinds]
-    if {"missing", "unexpected"} <= kinds:
+    told: list[str] = []
+    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
+    without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
+    if without_value < len(missing) and rules.missing == "error":
+        told.append('missing="keep" keeps what the target holds')
+    if "unexpected" in kinds:
+        told.append('unexpected="ignore" leaves saved leaves out')
+    if "dtype" in kinds and not rules.cast:
+        told.append("cast=True converts dtypes")
+    if "function" in kinds:
+        told.append('unexpected="ignore" keeps the functions of the target')
+    if {"missing", "unexpected"} <= kinds and rules.rename is None:
         told.append("rename= maps saved paths to wanted ones")
-    return f"Where this is intended: {'; '.join(told)}." if told else ""
+    lines = [f"Where this is intended: {'; '.join(told)}."] if told else []
+    if without_value or ("missing" in kinds and rules.missing != "error"):
+        lines.append(
+            "The target holds no value there that could be kept: give it one (an object that was made, in "
+            "place of an abstract one), or select with only= what was saved."
+        )
+    return " ".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from ckpt_core._load.foreign import OrbaxReader
@@ -13,6 +12,7 @@ from ckpt_core._load.ours import Reader
 from ckpt_core._load.wants import Array, Reads, Want
 from ckpt_core._options import MIB, Options
 from ckpt_core._plan import Region, region_size
+from ckpt_core._threads import Job, Workers
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048
@@ -35,24 +35,22 @@ def read_leaves(
     )
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
-    with reader, ThreadPoolExecutor(threads, "ckpt-read") as pool:
-        running: tuple[Reads, list[Future[None]]] = ([], [])
+    with reader, Workers(threads, "ckpt-read") as workers:
+        running: tuple[Reads, list[Job]] = ([], [])
         for batch in _batches(item, wants, limit):
             planned = reader.plan(batch)
             if len(wants) == 1 and len(planned[0][2]) == 1:  # to wake a thread would take longer
                 planned[0][2].pop()()
-            started = [pool.submit(job) for _, _, jobs in planned for job in jobs]
+            started = [workers.submit(job) for _, _, jobs in planned for job in jobs]
             yield from _finished(*running)
             running = (planned, started)
         yield from _finished(*running)
 
 
-def _finished(
-    planned: Reads, started: list[Future[None]]
-) -> Iterator[tuple[Want, dict[Region, Array]]]:
+def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:
     # every job of a batch may serve several leaves, so all must have ended before one is given
-    for future in started:
-        future.result()
+    for job in started:
+        job.result()
     for want, parts, _ in planned:
         yield want, parts
 

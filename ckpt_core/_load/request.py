@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
+from ckpt_core._load.wants import NO_STATE
 from ckpt_core._match import MatchRules, Select, renamer
 from ckpt_core._options import Options, checked_options
+from ckpt_core._policies.arguments import INSTEAD
 from ckpt_core._results import RestoreReport
 
 Only = str | Iterable[str] | Select | type | None
@@ -45,7 +48,13 @@ class Tally:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments that all loads share; ``round`` names the agreement of several processes."""
+    """The arguments that all loads share.
+
+    Attributes:
+        round: names the agreement of several processes.
+        copying: live objects of a target are copied, not set.
+        abandoned: whether nobody wants the result any more.
+    """
 
     rules: MatchRules
     only: Only
@@ -53,6 +62,15 @@ class Request:
     sharding: Any = None
     as_numpy: bool = False
     round: str = ""
+    copying: bool = False
+    abandoned: Callable[[], bool] | None = None
+
+    def refuse_if_abandoned(self) -> None:
+        """Raises CheckpointError where nobody can ask for the result any more."""
+        if self.abandoned is not None and self.abandoned():
+            raise CheckpointError(
+                "the interpreter ends, and nobody waits for what was being loaded"
+            )
 
 
 def make_request(
@@ -70,8 +88,35 @@ def make_request(
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
     missing = "keep" if missing == "ignore" else missing
+    if isinstance(only, list):
+        only = list(only)  # what the caller does to it later changes no load
     rules = MatchRules(renamer(rename), cast, missing, unexpected)
     return Request(rules, only, checked_options(options), sharding, as_numpy)
+
+
+def collect_targets(
+    state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The targets by item that a call's arguments ask for; ``state`` is ``NO_STATE`` where none was passed.
+
+    Raises:
+        TypeError: a state together with items, a name twice, or the name that at a save is that of the
+            numbers of a step.
+    """
+    twice = sorted(set(items or {}) & set(named))
+    if twice:
+        raise TypeError(f"targets {', '.join(twice)} were passed twice: by name and in items=")
+    if "metrics" in named:
+        raise TypeError(f"metrics= is no target, as it is no item at a save: {INSTEAD}")
+    chosen = {**(items or {}), **named}
+    if state is NO_STATE:
+        return chosen
+    if chosen:
+        raise TypeError(
+            f"pass one state, or targets by name ({', '.join(chosen)}), not both: a checkpoint that was "
+            "saved as one state has one item, and in another each target needs its item's name"
+        )
+    return {"state": state}
 
 
 _NAMES = frozenset(

@@ -45,6 +45,14 @@ Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
 """Per leaf: the buffers by region, and the jobs that fill them (any job may serve several leaves)."""
 
 
+class _NoState:
+    """Stands for a state that was not passed, as None is one; says so in ``help``."""
+
+    def __repr__(self) -> str:
+        return "(not passed)"
+
+
+NO_STATE = _NoState()
 NOT_SAVED = object()
 """Stands for a target that was not given, as None is a target."""
 
@@ -60,10 +68,14 @@ class Planned:
         targets: what each leaf that is read becomes, by position in the result.
         finish: from the leaves of the result to the item's value.
         match: for the report; None without a target.
-        begin: of an item that is set before the others are read: sets it, and gives what undoes that.
+        hold: of an item with live objects: gives what sets them back to what they hold now, or None
+            where that cannot be. Changes nothing.
+        begin: of an item that is set before the others are read: sets it; ``hold`` comes first.
+        held_now: the leaves that its live objects hold now, where ``set_leaves`` is given.
         set_leaves: of a live object that can be set in parts: sets values, by path, and gives those
             that it holds now; None elsewhere.
         paths: in the result, where ``set_leaves`` is given.
+        live: objects that are set in place, each with whether a tree may hold it twice.
     """
 
     item: SavedItem
@@ -72,6 +84,9 @@ class Planned:
     targets: dict[int, Target]
     finish: Callable[[list[Any]], Any]
     match: Match | None = None
-    begin: Callable[[], Callable[[], None]] | None = None
+    hold: Callable[[], Callable[[], object] | None] | None = None
+    begin: Callable[[], None] | None = None
+    held_now: Callable[[], Sequence[Any]] = tuple
     set_leaves: Callable[[Mapping[Path, Any]], list[Any]] | None = None
     paths: Sequence[Path] = ()
+    live: Sequence[tuple[Any, bool]] = ()

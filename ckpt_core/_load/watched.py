@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Generator, Sequence
 
-from ckpt_core._errors import CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._events import Event, Kind, Progress, tell
+from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.opened import Opened, naming_checkpoint
 from ckpt_core._load.request import Tally
 from ckpt_core._load.wants import Planned
@@ -41,8 +42,27 @@ def watched(opened: Opened, options: Options, step: int | None) -> Generator[Tal
             yield tally
     except BaseException as error:
         happened("restore_failed", error)
+        if isinstance(error, CheckpointCorrupt) and _was_replaced(opened):
+            raise _replaced(opened) from error
         raise
     happened("restored")
+
+
+def _was_replaced(opened: Opened) -> bool:
+    """Whether another checkpoint, or none, is at the path now: what was read is of two."""
+    if opened.record is None:
+        return False
+    try:
+        record = opened.form.read(opened.path, RECORD_FILE)
+    except (OSError, CheckpointCorrupt):
+        return False  # what is there is damaged
+    return record is None or not record.startswith(opened.head)
+
+
+def _replaced(opened: Opened) -> CheckpointNotFound:
+    return CheckpointNotFound(
+        f"{opened.path} was deleted or replaced just now, by retention or another writer"
+    )
 
 
 @contextlib.contextmanager
@@ -59,9 +79,7 @@ def held(opened: Opened) -> Generator[None]:
         try:
             stack.enter_context(opened.form.reading(opened.path, opened.head))
         except FileNotFoundError:
-            raise CheckpointNotFound(
-                f"{opened.path} was deleted or replaced just now, by retention or another writer"
-            ) from None
+            raise _replaced(opened) from None
         yield
 
 

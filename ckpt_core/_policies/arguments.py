@@ -42,6 +42,12 @@ def choose_keep_policy(
     return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
 
 
+INSTEAD = (
+    'an object that is to be an item of this name is passed as items={"metrics": ...}, to save and restore '
+    "it alike"
+)
+
+
 def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """The metrics as Python floats.
 
@@ -50,15 +56,33 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}"
+            f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}: {INSTEAD}"
         )
     numbers: dict[str, float] = {}
     for name, value in (metrics or {}).items():
         array = np.asarray(value)
         if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
             raise TypeError(
-                f"metrics takes numbers, and {name!r} is a {type(value).__name__}: to save an item called "
-                "'metrics' or other objects, pass items={...}"
+                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
             )
         numbers[name] = float(array)
     return numbers
+
+
+def _what(value: object) -> str:
+    shape: object = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
+
+
+def _instead(name: object, value: object) -> str:
+    """What to write where no number was given for a metric."""
+    if not isinstance(name, str):
+        return "names are str"
+    if isinstance(value, dict):
+        inner = next(iter(value), "train")
+        return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
+    if isinstance(value, str) or value is None:
+        return "leave it out, or save it as metadata={...}"
+    if getattr(value, "shape", None):
+        return "take one number of it, such as its mean"
+    return INSTEAD

@@ -15,6 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+_POLICIES = ("all", "best", "every_secs", "every_steps", "latest", "newer_than", "steps")
+
+
+def __dir__() -> list[str]:
+    return list(_POLICIES)  # what a person looks for here
+
 
 @dataclass(frozen=True)
 class StepFacts:

@@ -53,7 +53,10 @@ def check_step(step: int) -> int:
     try:
         number = operator.index(step)
     except TypeError:
-        raise TypeError(f"step must be an integer, got {step!r}") from None
+        told = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
+        raise TypeError(
+            f"step must be an integer, got {told}: the step comes first, as in save(step, state)"
+        ) from None
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")
     return number

@@ -13,6 +13,12 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+_POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "preempted")
+
+
+def __dir__() -> list[str]:
+    return list(_POLICIES)  # what a person looks for here
+
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,28 +15,30 @@ import numpy as np
 
 from ckpt_core import _processes
 from ckpt_core._directory import Attempt, Form, LocalForm, StoreForm, resolve
-from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._fork import HOME_PID, forked
-from ckpt_core._format.orbax import COMMIT_FILE
+from ckpt_core._format.orbax import COMMIT_FILE, RESERVED_FOLDERS
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import DEFAULTS, Options, checked_options
-from ckpt_core._results import PendingSave
+from ckpt_core._pending import PendingSave
 from ckpt_core._save.links import Links
 from ckpt_core._save.prepare import PreparedItem, prepare_item, refuse_idle_patterns
-from ckpt_core._save.write import Guard, Notes, Write
+from ckpt_core._save.write import CALL, Guard, Notes, Write
 from ckpt_core._staging import Copy
 from ckpt_core._storage import (
     KeyValues,
     Location,
 )
 
-_RESERVED_ITEMS = frozenset({"metrics", "metadata"})
 _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
 
 
 class _Nothing:
     """Stands for a state that was not passed, as None is a state."""
+
+    def __repr__(self) -> str:
+        return "..."  # what help() shows of the argument
 
 
 NOTHING = _Nothing()
@@ -55,7 +58,8 @@ def save(
     """A durable checkpoint at ``path``; returns when a power cut can no longer lose it.
 
     Blocks until everything is written, verified to be on disk and renamed into place. Where
-    several processes run, all must call it, with the same structure.
+    several processes run, all must call it, with the same structure, shardings and options (those that
+    matter on disk are compared first); numbers, text, numpy arrays and metadata are those of process 0.
 
     Args:
         path: of the checkpoint's directory; must not exist. Parents are made.
@@ -77,7 +81,7 @@ def save(
     """
     chosen = collect_items(state, items, named)
     single = not isinstance(state, _Nothing)
-    prepare_save(
+    prepared = prepare_save(
         path,
         chosen,
         single=single,
@@ -85,7 +89,12 @@ def save(
         metadata=metadata,
         options=options,
         copy=None,
-    )()
+    )
+    try:
+        prepared.run()
+    except BaseException:
+        prepared.undo()
+        raise
 
 
 def save_async(
@@ -112,7 +121,7 @@ def save_async(
     """
     chosen = collect_items(state, items, named)
     single = not isinstance(state, _Nothing)
-    work = prepare_save(
+    prepared = prepare_save(
         path,
         chosen,
         single=single,
@@ -121,12 +130,42 @@ def save_async(
         options=options,
         copy=np.copy,
     )
-    return PendingSave(resolve(path)[0], work, "ckpt-save")
+    try:
+        pending = PendingSave(resolve(path)[0], prepared.run, "ckpt-save")
+        pending.start()
+        return pending
+    except BaseException:
+        prepared.undo()  # nothing, if it goes on
+        raise
 
 
 def form_for(path: str, local: bool) -> Any:
     """How directories work where ``path`` lies."""
     return LocalForm() if local else StoreForm(lambda url: KeyValues(Location(url, False)))
+
+
+class PreparedSave:
+    """A save whose snapshot was taken: either it is run, once, or undone.
+
+    Args:
+        write: writes and commits it.
+        give_back: gives its room back where it is never written.
+    """
+
+    def __init__(self, write: Callable[[], None], give_back: Callable[[], None]) -> None:
+        self._write = write
+        self._give_back = give_back
+        self._claim = threading.Lock()
+
+    def run(self) -> None:
+        """Writes and commits; on failure nothing is left behind."""
+        if self._claim.acquire(blocking=False):
+            self._write()
+
+    def undo(self) -> None:
+        """Gives its room back, if it was not run."""
+        if self._claim.acquire(blocking=False):
+            self._give_back()
 
 
 def prepare_save(
@@ -142,8 +181,9 @@ def prepare_save(
     guard: Guard | None = None,
     links: Links | None = None,
     step: int | None = None,
-) -> Callable[[], None]:
-    """Takes the snapshot now and gives the function that writes and commits it.
+    around: Callable[[Callable[[], None]], None] | None = None,
+) -> PreparedSave:
+    """Takes the snapshot now, of all that was passed; gives what writes and commits it.
 
     Args:
         copy: copies host memory that the caller could change; None where nothing is copied.
@@ -151,6 +191,7 @@ def prepare_save(
         guard: asked who may write: before anything is written, and before the commit.
         links: what a Checkpointer remembers of its last step, to share unchanged files with it.
         step: for events.
+        around: calls what writes and commits, and does what goes with it, in the same thread.
         (others: see ``save``)
     """
     if os.getpid() != HOME_PID:
@@ -165,29 +206,48 @@ def prepare_save(
     prepared: list[PreparedItem] = []
     attempt: Attempt | None = None
     refusal: Exception | None = None
-    story.happened("save_started")
-    try:
-        prepared = prepare_items(items, metadata, processes, options, copy, single)
-        if processes.index == 0:
-            attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
-    except Exception as error:
-        if processes.count == 1:
-            story.happened("save_failed", error=error)
-            raise
-        refusal = error  # the others wait for this process: it is told to them, and raised then
-    blocking_secs = story.happened("snapshot_taken")
+    said, numbers, blocking_secs = None, dict(metrics or {}), 0.0
+
+    def give_back() -> None:
+        if attempt is not None:
+            attempt.abort()
+
+    def never_begun() -> None:
+        processes.refuse(tag, CALL, CheckpointError("its save could not begin"))
+        give_back()
 
     def write_and_commit() -> None:
-        notes = Notes(single, metadata, dict(metrics or {}), guard, links, step, blocking_secs)
-        write = Write(form, target, local, prepared, notes, processes, options, token, tag)
         try:
+            notes = Notes(single, overwrite, said, numbers, guard, links, step, blocking_secs)
+            write = Write(form, target, local, prepared, notes, processes, options, token, tag)
             written = write.run(attempt, refusal)
         except BaseException as error:
+            give_back()
             story.happened("save_failed", error=error)
             raise
         story.committed(written, blocking_secs)
 
-    return write_and_commit
+    run = write_and_commit if around is None else lambda: around(write_and_commit)
+    saving = PreparedSave(run, never_begun)
+    story.happened("save_started")
+    try:
+        said = frozen_metadata(metadata)
+        prepared = prepare_items(items, processes, options, copy, single)
+        if processes.index == 0:
+            if guard is not None:
+                guard.take()
+                if not local:  # there a try begins by removing what another one has written
+                    guard.check()
+            attempt = form.begin(target, overwrite=overwrite, durable=options.durable, token=token)
+        blocking_secs = story.happened("snapshot_taken")
+    except BaseException as error:
+        if processes.count == 1 or not isinstance(error, Exception):
+            processes.refuse(tag, CALL, error)
+            give_back()
+            story.happened("save_failed", error=error)
+            raise
+        refusal = error  # the others wait for this process: it is told to them, and raised then
+    return saving
 
 
 class Story:
@@ -230,15 +290,13 @@ class Story:
 
 def prepare_items(
     items: Mapping[str, Any],
-    metadata: Any,
     processes: _processes.Processes,
     options: Options,
     copy: Copy | None,
     single: bool,
     own: bool = False,
 ) -> list[PreparedItem]:
-    """``prepare_item`` of all items of a save; refuses what cannot be saved with them."""
-    check_metadata(metadata)
+    """``prepare_item`` of all items of a save."""
     prepared = [
         prepare_named(name, value, processes, options, copy, single, own)
         for name, value in items.items()
@@ -312,16 +370,21 @@ def _check_item_name(name: Any) -> None:
         or name.startswith((".", "_"))
         or len(name) > 200
     )
-    if bad or name in _RESERVED_ITEMS or name in (RECORD_FILE, COMMIT_FILE):
+    taken = {*RESERVED_FOLDERS, RECORD_FILE, COMMIT_FILE}
+    if bad or name in taken:
         raise ValueError(
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
-            f"beginning with '.' or '_', and none of {', '.join(sorted(_RESERVED_ITEMS))}"
+            f"beginning with '.' or '_', and none of {', '.join(sorted(taken))}"
         )
 
 
-def check_metadata(metadata: Any) -> None:
-    """Refuses metadata that JSON cannot hold."""
+def frozen_metadata(metadata: Any) -> Any:
+    """Metadata as it is now, and as JSON gives it back.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
     try:
-        json.dumps(metadata)
+        return json.loads(json.dumps(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"metadata must be plain JSON values: {error}") from error

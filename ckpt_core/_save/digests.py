@@ -37,9 +37,9 @@ def digest_own(
     """What one process has written, for ``digest_all``: a line of text, about 60 bytes a file."""
     sizes = own_data(attempt, items, process)
     for item in items:
-        names = [f"{item.name}/{name}" for name in item.state_files]
+        names = [f"{item.folder}/{name}" for name in item.state_files]
         if item.record.form == "tree":
-            names.append(f"{item.name}/{CHECKSUM_DIRECTORY}/process_{process}")
+            names.append(f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{process}")
         sizes |= {name: len(attempt.read(name)) for name in names}
     databases = {_database(item, process): item for item in items}
     found = _digests(attempt, sizes, databases, local, context)
@@ -76,7 +76,7 @@ def digest_all(
     present = attempt.files(told={name: entry.size_bytes for name, entry in known.items()})
     _require_all(attempt, known, present)
     rest = {name: size for name, size in present.items() if name not in known}
-    databases = {} if told else {item.name: item for item in items}
+    databases = {} if told else {item.folder: item for item in items}
     return known | _digests(attempt, rest, databases, local, context)
 
 
@@ -94,7 +94,7 @@ def _require_all(
 
 
 def _database(item: PreparedItem, process: int) -> str:
-    return f"{item.name}/ocdbt.process_{process}"
+    return f"{item.folder}/ocdbt.process_{process}"
 
 
 def _numbers(entry: FileRecord) -> tuple[int, int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from ckpt_core._plan import BLOCK_BYTES, keyed_parts, whole
 from ckpt_core._save.origins import LEAST_FILE_BYTES, Origins
 from ckpt_core._save.prepare import PreparedItem
 from ckpt_core._storage import ArrayToWrite, DataFiles, Extent, KeyRun, Location
+from ckpt_core._threads import run_each
 
 _THREADS = min(4, os.cpu_count() or 1)
 _FIRST_LOOK_BYTES = 64 * KIB
@@ -106,7 +106,7 @@ class Links:
             return None
         try:
             linker = _ItemLinker(self._last, item, self._changing, context)
-            return linker.link(f"{target}/{item.name}")
+            return linker.link(f"{target}/{item.folder}")
         except (OSError, CheckpointCorrupt) as error:
             logger.debug("%s: everything is written anew: %s", target, error)
             return None
@@ -159,13 +159,13 @@ class _ItemLinker:
     def __init__(
         self, last: _SavedStep, item: PreparedItem, changing: set[tuple[str, str]], context: Any
     ) -> None:
-        prefix = f"{item.name}/"
+        prefix = f"{item.folder}/"
         self._saved = last.arrays[item.name]
         self._checksums = last.checksums[item.name]
         self._item = item
         self._changing = changing
         self._context = context
-        self._location = Location(f"{last.path}/{item.name}", True)
+        self._location = Location(f"{last.path}/{item.folder}", True)
         self._identities = {
             name.removeprefix(prefix): identity
             for name, identity in last.identities.items()
@@ -189,7 +189,7 @@ class _ItemLinker:
             return None
         plan = origins.plan({name: keys[name] for name in chosen})
         link_files(self._location.path, target, plan.links, self._identities)
-        prefix = f"{self._item.name}/"
+        prefix = f"{self._item.folder}/"
         crcs = self._checksums
         return Linked(
             frozenset(chosen),
@@ -263,9 +263,5 @@ def _keys(array: ArrayToWrite) -> list[str]:
 
 def _those_that(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
     """The names for which it holds, found out in parallel."""
-    try:
-        with ThreadPoolExecutor(_THREADS, "ckpt-compare") as pool:
-            found = list(pool.map(holds, names))
-    except RuntimeError:  # the interpreter is shutting down and starts no more threads
-        found = [holds(name) for name in names]
+    found = run_each(holds, names, _THREADS, "ckpt-compare")
     return [name for name, held in zip(names, found, strict=True) if held]

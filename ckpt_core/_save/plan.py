@@ -8,7 +8,8 @@ describe it.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ from ckpt_core._plan import (
     whole,
 )
 from ckpt_core._save.codecs import codecs_of
-from ckpt_core._tree import FlatTree, Node, Path, format_path
+from ckpt_core._save.layout import Fact, Layout, Leaf, facts, layout_of
+from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 
 _REMEMBERED = 8
 
@@ -91,18 +93,38 @@ class TreePlan:
         leaves: how each of them is stored.
         record: of the item.
         shardings: of each leaf as Orbax writes it, or None.
+        outline: of the tree.
+        own: whether it is one process's own checkpoint.
     """
 
     names: tuple[str, ...]
     leaves: tuple[PlannedLeaf, ...]
     record: ItemRecord
     shardings: tuple[dict[str, Any] | None, ...]
+    outline: Outline = field(compare=False, repr=False)
+    own: bool = False
 
     @functools.cached_property
     def texts(self) -> tuple[int, ...]:
         """Positions of the leaves that are stored as text."""
         kinds = (leaf.spec.kind for leaf in self.leaves)
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
+
+    def facts(self) -> Iterator[Fact]:
+        """All that other processes must see alike, leaf by leaf."""
+        outline = self.outline
+        described = (
+            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding)
+            for leaf, stored, sharding in zip(
+                self.leaves, outline.stored, outline.shardings, strict=True
+            )
+        )
+        return facts(outline.root, described, self.own)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Equal on two processes where all facts are; worked out once for trees that are alike."""
+        return layout_of(self.facts())
 
     @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:
@@ -212,7 +234,7 @@ def plan_tree(
     Raises:
         UnsupportedLeaf: two leaves come to one array name.
     """
-    names = tuple(orbax.check_names(outline.paths))
+    names = tuple(orbax.check_names(outline.paths, stored_paths(outline.root, outline.paths)))
     if isinstance(compression, tuple):
         common, codecs = None, codecs_of(compression[0], outline.paths, dict(compression[1]))
     else:
@@ -249,7 +271,7 @@ def plan_tree(
         common,
         1 if own else process_count,
     )
-    return TreePlan(names, tuple(planned), record, tuple(shardings))
+    return TreePlan(names, tuple(planned), record, tuple(shardings), outline, own)
 
 
 class LeafPlanner:

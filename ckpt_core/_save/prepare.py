@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +48,11 @@ class PreparedItem:
     landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
 
     @property
+    def folder(self) -> str:
+        """Where its files are, relative to the checkpoint."""
+        return orbax.folder_of(self.name)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays, one for each leaf."""
         return () if self.plan is None else self.plan.names
@@ -81,7 +85,7 @@ def prepare_item(
         files = states.dump(state, adapter.to_text(state), processes.index, processes.count)  # pyright: ignore
         record = ItemRecord("process", NONE, process_count=processes.count)
         return PreparedItem(name, record, state_files=files)
-    expand_one, writable = _adapters.expander(), False
+    expand_one, writable = _adapters.expander(stored=True), False
 
     def expand(obj: Any) -> Any:
         nonlocal writable
@@ -157,15 +161,6 @@ def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Com
     return compression
 
 
-def tree_digest(items: Sequence[PreparedItem]) -> str:
-    """The same on all processes that save the same structure."""
-    digest = hashlib.sha256()
-    for item in items:
-        specs = [str(leaf.spec) for leaf in item.record.leaves]
-        digest.update(repr((item.name, item.record.form, item.names, specs)).encode())
-    return digest.hexdigest()
-
-
 def refuse_idle_patterns(items: list[PreparedItem], compression: Mapping[str, Any]) -> None:
     """Raises ValueError where a pattern of ``Options.compression`` matches no leaf."""
     refuse_idle(compression, [(item.name, item.record.paths) for item in items])
@@ -194,10 +189,11 @@ def _bring_to_host(
     plan: TreePlan, parts: Sequence[list[Any]], to_host: Callable[[Any], Any]
 ) -> None:
     """Replaces parts on devices by arrays on the host, which nothing that the caller does changes."""
-    for leaf, values in zip(plan.leaves, parts, strict=True):
-        if leaf.held is not None:
-            for position, value in enumerate(values):
-                values[position] = to_host(value)
+    with _snapshot.fetching():
+        for leaf, values in zip(plan.leaves, parts, strict=True):
+            if leaf.held is not None:
+                for position, value in enumerate(values):
+                    values[position] = to_host(value)
 
 
 def _arrays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,9 +25,10 @@ from ckpt_core._format.record import (
     library_versions,
 )
 from ckpt_core._options import Options
+from ckpt_core._save.agreement import agree_to_save
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.links import Linked, Links
-from ckpt_core._save.prepare import PreparedItem, tree_digest
+from ckpt_core._save.prepare import PreparedItem
 from ckpt_core._storage import (
     ArrayWriter,
     Location,
@@ -36,16 +36,19 @@ from ckpt_core._storage import (
     new_context,
 )
 
+CALL = "save"
+"""What processes that save together tell each other."""
+
 
 class Guard(Protocol):
     """Who may write to a directory; process 0 asks it. Either may raise, and the save is undone."""
 
     def take(self) -> None:
-        """Before anything is written."""
+        """Before the try begins, which removes what others have left."""
         ...
 
     def check(self) -> None:
-        """Last before the commit."""
+        """Last before the commit, when everything is durable."""
         ...
 
 
@@ -55,14 +58,16 @@ class Notes:
 
     Attributes:
         single: whether a bare tree was passed.
+        overwrite: whether a checkpoint that is there is replaced.
         metadata, metrics: the user's own.
-        guard: asked before anything is written and again before the commit.
+        guard: asked last before the commit; whoever begins the try has asked it before.
         links: what a Checkpointer remembers of the last step, to share its files.
         step: for events.
         snapshot_secs: how long the caller was blocked.
     """
 
     single: bool
+    overwrite: bool = False
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     guard: Guard | None = None
@@ -107,48 +112,48 @@ class Write:
     def run(self, attempt: Attempt | None, refusal: Exception | None = None) -> int:
         """Writes, agrees, commits; gives the bytes of the arrays that this process wrote.
 
+        Where it fails, whoever began the attempt aborts it.
+
         Args:
             attempt: of process 0; None on the others.
             refusal: why this process cannot save, where the others have to be told.
         """
-        try:
-            attempt = self._agree_to_start(attempt, refusal)
-            self._together("written", lambda: self._write_items(attempt), hear=self._digests.extend)
-            self._together("committed", lambda: self._commit(attempt), only_first=True)
-            if self._links is not None:
-                self._links.committed()
-            return self._written_bytes
-        except BaseException:
-            if attempt is not None and self._processes.index == 0:
-                attempt.abort()
-            raise
+        attempt = self._agree_to_start(attempt, refusal)
+        self._together("written", lambda: self._write_items(attempt), hear=self._digests.extend)
+        self._together("committed", lambda: self._commit(attempt), only_first=True)
+        if self._links is not None:
+            self._links.committed()
+        return self._written_bytes
 
     def _agree_to_start(self, attempt: Attempt | None, refusal: Exception | None) -> Attempt:
-        """Agreement 1: on the token, the structure and where to write."""
+        """Agreement 1: on the token, where to write, and all that decides what lies where."""
         if self._processes.count == 1:
             assert attempt is not None
             return attempt
-        where = ""
-        if attempt is not None:
-            attempt.write("ckpt.token", self._token.encode())
-            where = attempt.path
-        mine = {
-            "where": where,
-            "token": self._token,
-            "tree": tree_digest(self._items),
-            "path": self._target,
-            "refusal": "" if refusal is None else f"{type(refusal).__name__}: {refusal}",
-        }
-        said = json.loads(self._agree("start", json.dumps(mine)))
-        if refusal is not None:
-            raise refusal
-        if said["error"]:
-            raise CheckpointError(f"{self._target}: {said['error']}")
-        joined = attempt or self._form.join(
-            self._target, said["where"], durable=self._options.durable
+        try:
+            if attempt is not None:
+                attempt.write("ckpt.token", self._token.encode())
+        except Exception as error:
+            refusal = error  # the others wait to hear from this process
+        said = agree_to_save(
+            self._processes,
+            self._tag,
+            CALL,
+            self._target,
+            self._items,
+            {
+                "the path": self._target,
+                "overwrite=": self._notes.overwrite,
+                "Options(durable=)": self._options.durable,
+                "whether one state or named items are saved": self._notes.single,
+                "the version of ckpt": library_versions().get("ckpt-core"),
+            },
+            None if attempt is None else [attempt.path, self._token],
+            refusal,
+            self._options.timeout_secs,
         )
-        if attempt is None:
-            self._token = said["token"]
+        joined = attempt or self._form.join(self._target, said[0], durable=self._options.durable)
+        self._token = said[1]
 
         def see() -> None:
             try:
@@ -163,10 +168,6 @@ class Write:
 
         self._together("seen", see)
         return joined
-
-    def _agree(self, what: str, value: str) -> str:
-        timeout_secs = self._options.timeout_secs
-        return self._processes.agree(f"{self._tag}/{what}", value, _first_or_refusal, timeout_secs)
 
     def _together(
         self,
@@ -194,8 +195,6 @@ class Write:
         self._context = new_context(durable=self._options.durable)
         self._items[:] = [item.landed() for item in self._items]
         writers: list[ArrayWriter] = []
-        if self._notes.guard is not None and self._processes.index == 0:
-            self._notes.guard.take()
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._processes.index == 0 and self._local:
@@ -236,7 +235,7 @@ class Write:
             writers: that of a tree's arrays is added, to be finished, or aborted where this fails.
         """
         for name, data in item.state_files.items():
-            attempt.write(f"{item.name}/{name}", data)
+            attempt.write(f"{item.folder}/{name}", data)
         if item.record.form != "tree":
             return sum(map(len, item.state_files.values()))
         arrays, linked = item.arrays, None
@@ -245,7 +244,7 @@ class Write:
         options = self._options
         trees = sum(one.record.form == "tree" for one in self._items)  # all are under way at once
         writer = ArrayWriter(
-            Location(f"{attempt.path}/{item.name}", self._local),
+            Location(f"{attempt.path}/{item.folder}", self._local),
             self._processes.index,
             self._processes.count,
             self._context,
@@ -260,7 +259,7 @@ class Write:
                 writer.take_over(child, runs)
         checksums = writer.put(arrays) | ({} if linked is None else linked.checksums)
         self._checksums[item.name] = checksums
-        name = f"{item.name}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
+        name = f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{self._processes.index}"
         attempt.write(name, dump_checksums(checksums))
         return sum(array.size_bytes for array in arrays)
 
@@ -269,7 +268,7 @@ class Write:
         for item in self._items:
             if item.record.form == "tree" and self._processes.count > 1:
                 merge(
-                    Location(f"{attempt.path}/{item.name}", self._local),
+                    Location(f"{attempt.path}/{item.folder}", self._local),
                     self._processes.count,
                     self._context,
                     target_data_file_bytes=self._options.target_data_file_bytes,
@@ -292,13 +291,14 @@ class Write:
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
         )
-        if self._notes.guard is not None:
-            self._notes.guard.check()
         if self._links is not None:
             self._links.prepare(
                 self._target, attempt.path, self._items, self._checksums, record.files
             )
-        attempt.commit(RECORD_FILE, dump_record(record))
+        attempt.make_durable(RECORD_FILE, dump_record(record))
+        if self._notes.guard is not None:  # last of all: nothing that takes time comes after it
+            self._notes.guard.check()
+        attempt.commit()
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
         """Size and digest of every file, the other processes' included."""
@@ -314,53 +314,34 @@ class Write:
 
     def _describe(self, attempt: Attempt) -> None:
         """Process 0: writes what needs no array."""
-        for name, data in self._metadata_files():
+        for name, data in self._metadata_files(attempt):
             attempt.write(name, data)
             self._described[name] = FileRecord.of(data)
 
-    def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
+    def _metadata_files(self, attempt: Attempt) -> Iterable[tuple[str, bytes]]:
         """Everything that Orbax reads besides the arrays."""
         handlers: dict[str, str] = {}
         for item in self._items:
-            handlers[item.name] = orbax.HANDLERS[_handler(item)]
+            handlers[item.folder] = orbax.HANDLERS[_handler(item)]
             if item.record.form == "process":
                 note = dump_json(
                     {"format": "ckpt process state", "process_count": self._processes.count}
                 )
-                yield f"{item.name}/metadata", note
-                yield f"{item.name}/data.json", note
+                yield f"{item.folder}/metadata", note
+                yield f"{item.folder}/data.json", note
                 continue
             assert item.plan is not None
             for name, data in item.plan.files:
-                yield f"{item.name}/{name}", data
+                yield f"{item.folder}/{name}", data
             if item.texts:
                 paths = dict(zip(item.names, item.record.paths, strict=True))
-                yield f"{item.name}/{orbax.STRINGS_FILE}", orbax.strings_file(item.texts, paths)
+                yield f"{item.folder}/{orbax.STRINGS_FILE}", orbax.strings_file(item.texts, paths)
         if self._notes.metrics:
             handlers["metrics"] = orbax.HANDLERS["json"]
             yield "metrics/metrics", dump_json(self._notes.metrics)
         yield orbax.STEP_METADATA, orbax.step_metadata(handlers, self._notes.metadata)
         text = f"Checkpoint commit was successful to {self._target}"
         yield orbax.COMMIT_FILE, text.encode(errors="surrogateescape")
-
-
-def _first_or_refusal(texts: list[str]) -> str:
-    """Where process 0 writes and its token, or what keeps the processes from saving together."""
-    everyone = [json.loads(text) for text in texts]
-    first = everyone[0]
-    error = ""
-    for key, what in (("tree", "the structure of the state"), ("path", "the path")):
-        differing = [index for index, one in enumerate(everyone) if one[key] != first[key]]
-        if differing:
-            error = (
-                f"{what} on processes {differing} differs from that on process 0: all processes "
-                "must save the same tree to the same path"
-            )
-    for index, one in enumerate(everyone):
-        if one["refusal"]:
-            error = f"process {index} cannot save: {one['refusal']}"
-            break
-    return json.dumps({"where": first["where"], "token": first["token"], "error": error})
 
 
 def _handler(item: PreparedItem) -> str:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorstore as ts
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
 from ckpt_core._leaves import LeafSpec
 from ckpt_core._plan import INLINE_BYTES, Region, chunk_parts, region_slices
+from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.zarr import layout_of, zarr_metadata
 
 _CACHE_BYTES = 100_000_000
@@ -82,8 +82,17 @@ class Location:
         return Location(f"{self.path.rstrip('/')}/{name}", self.local)
 
     def spec(self) -> dict[str, Any]:
-        """TensorStore's spec of it."""
+        """TensorStore's spec of it.
+
+        Raises:
+            CheckpointError: the path is no UTF-8.
+        """
         if self.local:
+            if any("\udc80" <= character <= "\udcff" for character in self.path):
+                raise CheckpointError(
+                    f"{self.path!r} is no UTF-8, and TensorStore, which writes and reads the arrays, takes "
+                    "no other paths: give the directory another name"
+                )
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
         return dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
 
@@ -208,15 +217,12 @@ class ArrayWriter:
             child: the directory, relative to this database.
             runs: first and last key of each run of keys.
         """
-        try:
-            source: Any = ts.KvStore.open(
-                database_spec(self._location / child), context=self._context
-            ).result()
-            for first, last in runs:
-                taken = ts.KvStore.KeyRange(first, last + b"\0")
-                source.experimental_copy_range_to(self._keys, taken).result()
-        except Exception as error:
-            raise system_error(error, f"taking over {child}") from error
+        doing = f"taking over {child}"
+        spec = database_spec(self._location / child)
+        source = settled(ts.KvStore.open(spec, context=self._context), doing)
+        for first, last in runs:
+            taken = ts.KvStore.KeyRange(first, last + b"\0")
+            settled(source.experimental_copy_range_to(self._keys, taken), doing)
 
     def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, list[int]]:
         """Starts writing arrays, whose values must not change until ``finish``.
@@ -317,12 +323,9 @@ class ArrayWriter:
 
     def start(self) -> None:
         """Starts writing what was queued; the caller may compute meanwhile."""
-        try:
-            for write in self._writes:
-                write.copy.result()
-            self._committing.append(self._transaction.commit_async())
-        except Exception as error:
-            raise system_error(error, "writing arrays") from error
+        for write in self._writes:
+            settled(write.copy, "writing arrays")
+        self._committing.append(self._transaction.commit_async())
 
     def finish(self, watch: Callable[[], None] | None = None) -> None:
         """Waits until everything started is in the database, and durable if the context is.
@@ -330,23 +333,19 @@ class ArrayWriter:
         Args:
             watch: called now and then meanwhile.
         """
-        try:
-            for committing in self._committing:
-                while watch is not None and not committing.done():
-                    with contextlib.suppress(TimeoutError):
-                        committing.result(timeout=_WATCH_SECS)
-                    watch()
-                committing.result()
-            self._committing.clear()
-        except Exception as error:
-            raise system_error(error, "writing arrays") from error
+        for committing in self._committing:
+            while watch is not None and not committing.done():
+                with contextlib.suppress(TimeoutError):
+                    committing.result(timeout=_WATCH_SECS)
+                watch()
+            settled(committing, "writing arrays")
+        self._committing.clear()
 
     def abort(self) -> None:
         """Drops what was queued, and returns when nothing is being written any more."""
         self._transaction.abort()
         for future in [*(write.copy for write in self._writes), *self._committing]:
-            with contextlib.suppress(Exception):
-                future.result()
+            future.exception()
 
 
 def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:
@@ -358,6 +357,20 @@ def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piec
                 for (begin, _), (start, stop) in zip(region, part.in_region, strict=True)
             )
             yield cut, values[region_slices(part.in_region)]
+
+
+def settled(future: Any, doing: str) -> Any:
+    """The value of TensorStore's future, once it is there.
+
+    What a signal handler raises meanwhile comes out as it is, whatever its class.
+
+    Raises:
+        OSError, CheckpointError: the future's own failure.
+    """
+    error = future.exception()
+    if error is not None:
+        raise system_error(error, doing) from error
+    return future.result()
 
 
 _ERRNO = re.compile(r"os_error_code='(\d+)'")

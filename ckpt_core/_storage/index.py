@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import bisect
 import functools
+import sys
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import tensorstore as ts
-
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._options import MIB
+from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.bounds import refuse_file
 from ckpt_core._storage.database import Location
 
 _NODES_AT_ONCE = 64
+_MOST_NODE_BYTES = 128 * MIB
+"""As it is stored: ours have some 64 KiB decoded, and Orbax asks for 100 MB."""
+_MOST_BYTES_AT_ONCE = 4 * MIB
+_FEW_KEYS = 2**16
+"""Up to so many keys nobody counts how many there can be."""
 
 
 class Extent(NamedTuple):
@@ -79,25 +87,36 @@ class Index(Mapping[str, Extent]):
         return len(self._entries)
 
 
-def read_index(item: Location, context: Any, names: Iterable[str] | None = None) -> Index:
+def read_index(
+    item: Location,
+    context: Any,
+    names: Iterable[str] | None = None,
+    check: Callable[[Iterable[str]], None] = lambda _: None,
+    most_keys: Callable[[], int] = lambda: sys.maxsize,
+) -> Index:
     """The keys of the database at ``item`` with their places.
 
     Args:
         item: where the database lies.
         context: of the load or save.
         names: of the arrays that are wanted: what is certainly of others is not read.
+        check: raises where one of these files should not be read.
+        most_keys: gives how many keys there can be.
 
     Raises:
         CheckpointCorrupt: the index is missing or damaged.
     """
+    refuse_file(item, _MANIFEST, most_bytes(_MANIFEST))
     try:
         base: Any = ts.KvStore.open(item.spec(), context=context).result()
         manifest: Any = ts.ocdbt.dump(base).result()
         newest = max(manifest["versions"], key=lambda version: version["generation_number"])
         found = Index(item)
         if "location" in newest["root"]:
-            _collect(base, newest["root"]["location"], found, _key_ranges(names))
+            _collect(base, newest["root"]["location"], found, _key_ranges(names), check, most_keys)
         return found
+    except CheckpointCorrupt:
+        raise
     except _UNREADABLE as error:
         raise _unreadable(item, error) from error
 
@@ -109,16 +128,21 @@ _UNREADABLE = (
     RuntimeError,
     RecursionError,
     NotImplementedError,
+    OverflowError,
+    MemoryError,
 )
+_MANIFEST = "manifest.ocdbt"
 
 
 def _unreadable(item: Location, error: Exception) -> CheckpointCorrupt:
     return CheckpointCorrupt(
         f"{item.path}: the index of the array database cannot be read: {error}",
-        file="manifest.ocdbt",
+        file=_MANIFEST,
     )
 
 
+Place = tuple[str, bytes, bytes | None]
+"""Where a node lies, the prefix of its keys, the first key after them."""
 KeyRange = tuple[bytes, bytes | None]
 """First key, and first key after; None for no end."""
 
@@ -146,24 +170,53 @@ def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
     return after < len(ranges) and (stop is None or ranges[after][0] < stop)
 
 
-def _collect(base: Any, root: str, found: Index, ranges: list[KeyRange]) -> None:
+def _few_at_once(level: list[Place]) -> Iterator[list[Place]]:
+    """Nodes in parts that are read together: TensorStore ends the process where memory ends."""
+    nodes: list[Place] = []
+    size_bytes = 0
+    for place in level:
+        node = _extent(place[0])
+        if node.size_bytes > _MOST_NODE_BYTES:
+            raise ValueError(f"impossible node of {node.size_bytes} bytes")
+        if nodes and (
+            len(nodes) == _NODES_AT_ONCE or size_bytes + node.size_bytes > _MOST_BYTES_AT_ONCE
+        ):
+            yield nodes
+            nodes, size_bytes = [], 0
+        nodes.append(place)
+        size_bytes += node.size_bytes
+    if nodes:
+        yield nodes
+
+
+def _collect(
+    base: Any,
+    root: str,
+    found: Index,
+    ranges: list[KeyRange],
+    check: Callable[[Iterable[str]], None],
+    most_keys: Callable[[], int],
+) -> None:
     """Walks the B+tree level by level, the nodes of a level at once, where wanted keys may be."""
-    level: list[tuple[str, bytes, bytes | None]] = [(root, b"", None)]
+    level: list[Place] = [(root, b"", None)]
     visited: set[str] = set()
     while level:
-        below: list[tuple[str, bytes, bytes | None]] = []
-        for some in range(0, len(level), _NODES_AT_ONCE):
-            nodes = level[some : some + _NODES_AT_ONCE]
+        below: list[Place] = []
+        for nodes in _few_at_once(level):
             for where, _, _ in nodes:
                 if where in visited:
                     raise ValueError("the index refers to itself")
                 visited.add(where)
-                found.files.add(_extent(where).file)
+            files = {_extent(where).file for where, _, _ in nodes}
+            check(files - found.files)
+            found.files |= files
             dumped = [ts.ocdbt.dump(base, where) for where, _, _ in nodes]
             for (_, prefix, stop), node in zip(nodes, dumped, strict=True):
                 content: Any = node.result()
                 if content["height"] == 0:
                     found.add(prefix, content["entries"])
+                    if len(found) > _FEW_KEYS and len(found) > most_keys():
+                        raise ValueError(f"more than the {most_keys()} keys that there can be")
                 else:
                     below += _children(content["entries"], prefix, stop, ranges)
         level = below
@@ -171,7 +224,7 @@ def _collect(base: Any, root: str, found: Index, ranges: list[KeyRange]) -> None
 
 def _children(
     entries: list[dict[str, Any]], prefix: bytes, stop: bytes | None, ranges: list[KeyRange]
-) -> Iterator[tuple[str, bytes, bytes | None]]:
+) -> Iterator[Place]:
     """The nodes below one that may hold wanted keys: place, prefix of their keys, their end."""
     starts = [prefix + entry["key"] for entry in entries]
     for entry, start, end in zip(entries, starts, [*starts[1:], stop], strict=True):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorstore as ts
-
+from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.database import Location, new_context
 
 

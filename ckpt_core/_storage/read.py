@@ -7,18 +7,22 @@ import math
 import mmap
 import os
 import resource
+import stat
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import parse_json
 from ckpt_core._plan import Region, region_slices
+from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
 from ckpt_core._storage.database import Location, database_spec, system_error
 
 _MAX_FOREIGN_BYTES = 2**46
@@ -56,7 +60,8 @@ def open_array(
     *,
     zarr3: bool = True,
     ocdbt: bool = True,
-    limit_bytes: int = _MAX_FOREIGN_BYTES,
+    limit_bytes: int | None = None,
+    values: Values | None = None,
     cached: bool = True,
 ) -> ForeignArray:
     """An array of any layout that Orbax writes.
@@ -67,19 +72,23 @@ def open_array(
         context: of the load.
         zarr3: whether the layout is zarr v3, or v2.
         ocdbt: whether arrays lie in a database, or in directories of their own.
-        limit_bytes: no chunk may claim to be larger.
+        limit_bytes: no chunk may claim to be larger; None for what memory there is.
+        values: what is stored, where the index has not been held against a record.
         cached: keep decoded chunks, for who reads a chunk more than once.
 
     Raises:
         CheckpointCorrupt: it is not there, or its metadata is damaged or impossible.
     """
     prefix = f"{name}/" if name else ""
+    metadata = "zarr.json" if zarr3 else ".zarray"
+    first = "manifest.ocdbt" if ocdbt else prefix + metadata
+    refuse_file(item, first, most_bytes(first))
     kvstore = (
         {**database_spec(item), "path": prefix}
         if ocdbt
         else {**item.spec(), "path": item.spec()["path"] + prefix}
     )
-    _check_nesting(kvstore, "zarr.json" if zarr3 else ".zarray", name, context)
+    _check_nesting(kvstore, metadata, name, context)
     spec = {
         "driver": "zarr3" if zarr3 else "zarr",
         "kvstore": kvstore,
@@ -94,16 +103,10 @@ def open_array(
     except (ValueError, NotImplementedError) as error:
         raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
     shape = tuple(store.shape)
-    chunk = tuple(store.chunk_layout.read_chunk.shape or ())
     # a hostile shape or chunk would abort the process inside the allocation
-    itemsize = store.dtype.numpy_dtype.itemsize
-    if (
-        math.prod(shape) * itemsize > _MAX_FOREIGN_BYTES
-        or math.prod(chunk) * itemsize > limit_bytes
-    ):
-        raise CheckpointCorrupt(
-            f"array {name!r}: impossible shape {shape} in chunks of {chunk}", leaf=name
-        )
+    if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
+        raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
+    refuse_chunks(store, name, memory_bytes() // 2 if limit_bytes is None else limit_bytes, values)
     return ForeignArray(store, store.dtype.name, shape)
 
 
@@ -148,10 +151,23 @@ _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 class DataFiles:
-    """The data files of an item, each opened once."""
+    """The data files of an item, each opened once; links are followed.
 
-    def __init__(self, location: Location) -> None:
+    Args:
+        location: of the item.
+        sizes_bytes: that files may have, by name, where that is known.
+        may_map: whether the file at a path may be mapped.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        sizes_bytes: Mapping[str, int] | None = None,
+        may_map: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._location = location
+        self._sizes = sizes_bytes or {}
+        self._may_map = may_map
         self._open: dict[str, int] = {}
         self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
         self._lock = threading.Lock()
@@ -184,6 +200,8 @@ class DataFiles:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size == 0:
             return _NOTHING
+        if not self._may_map((self._location / file).path):  # a link may lead to another disk
+            return None
         arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
         try:
             memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
@@ -195,18 +213,37 @@ class DataFiles:
     def _descriptor(self, file: str) -> int:
         with self._lock:
             if file not in self._open:
-                try:
-                    self._open[file] = os.open(
-                        (self._location / file).path,
-                        os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-                    )
-                except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-                        raise
-                    raise CheckpointCorrupt(
-                        f"{self._location.path}: file {file} is missing, or a link", file=file
-                    ) from error
+                self._open[file] = self._opened(file)
             return self._open[file]
+
+    def check(self, files: Iterable[str]) -> None:
+        """Raises CheckpointCorrupt where one of the files is longer than it must be."""
+        for file in files:
+            if file in self._sizes and self._location.local:
+                self._descriptor(file)
+
+    def _opened(self, file: str) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        try:
+            descriptor = os.open((self._location / file).path, flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise
+            what = "leads in a circle" if error.errno == errno.ELOOP else "is missing"
+            raise self._corrupt(file, what) from error
+        status = os.fstat(descriptor)
+        expected = self._sizes.get(file, status.st_size)
+        # what lacks at the end is found by whoever misses it, who knows the leaf
+        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
+            return descriptor
+        os.close(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise self._corrupt(file, "is no regular file")
+        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+
+    def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
+        folder = self._location.path.rpartition("/")[2]
+        return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
         """Closes them all."""

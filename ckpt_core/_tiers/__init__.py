@@ -16,8 +16,9 @@ from ckpt_core._load.opened import Opened
 from ckpt_core._results import Restored
 from ckpt_core._steps import Steps
 from ckpt_core._tiers.local import LocalTier as LocalTier
-from ckpt_core._tiers.local import find_run as find_run
-from ckpt_core._tiers.local import next_lineage as next_lineage
+from ckpt_core._tiers.run import Run as Run
+from ckpt_core._tiers.run import find_run as find_run
+from ckpt_core._tiers.run import next_run as next_run
 from ckpt_core._tiers.save import StepToSave as StepToSave
 
 
@@ -63,11 +64,6 @@ class Tiers:
     def opening(self, step: int) -> _load.Opening:
         """What opens a step later, where all processes can agree on whether it worked."""
         return lambda: self.open(step)
-
-    def look(self) -> None:
-        """Agrees anew on what the local directories hold; all processes must ask."""
-        if self._local is not None:
-            self._local.look()
 
     def restore(self, step: int, targets: Mapping[str, Any], request: Any) -> Restored:
         """A step restored from local directories if it is whole there, else from the persistent one.

@@ -57,45 +57,6 @@ def parse_complete(answer: str) -> Complete:
     )
 
 
-@dataclass(frozen=True)
-class Start:
-    """What one process says before it writes a step into its own directory.
-
-    Attributes:
-        step: its number.
-        tree: digest of items and names of leaves.
-        token: a fresh one; that of process 0 counts.
-        refusal: why this process cannot save, or empty.
-    """
-
-    step: int
-    tree: str
-    token: str
-    refusal: str = ""
-
-    def dump(self) -> str:
-        return json.dumps([self.step, self.tree, self.token, self.refusal])
-
-
-def judge_start(texts: Sequence[str]) -> str:
-    """``[token, error]`` as JSON: the token of the attempt, or what keeps it from beginning."""
-    everyone = [Start(*json.loads(text)) for text in texts]
-    first = everyone[0]
-    error = ""
-    for what, values in (
-        ("the step", [one.step for one in everyone]),
-        ("the structure of the state", [one.tree for one in everyone if not one.refusal]),
-    ):
-        differing = [index for index, value in enumerate(values) if value != values[0]]
-        if differing:
-            error = f"{what} on processes {differing[:_NAMED]} differs from that on process 0"
-            break
-    refused = [(index, one.refusal) for index, one in enumerate(everyone) if one.refusal]
-    if refused:
-        error = f"process {refused[0][0]} cannot save: {refused[0][1]}"
-    return json.dumps([first.token, error])
-
-
 def opinion(error: Exception, there: bool) -> str:
     """What one process makes of its failure to restore a local step, for ``judge_failure``.
 

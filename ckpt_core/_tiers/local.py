@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpt_core import _load
-from ckpt_core._directory import Form, LocalForm, refuse_file, resolve
-from ckpt_core._directory.locks import is_locked
-from ckpt_core._errors import BarrierTimeout, CheckpointCorrupt, CheckpointError
+from ckpt_core._directory import LocalForm, is_locked, refuse_file, resolve
+from ckpt_core._errors import (
+    BarrierTimeout,
+    CheckpointCorrupt,
+    CheckpointError,
+    raised_by_a_handler,
+)
 from ckpt_core._events import logger
-from ckpt_core._fence import OWNER_FILE, Fence
+from ckpt_core._fence import OWNER_FILE, Fence, is_abandoned
 from ckpt_core._inflight import InFlight
 from ckpt_core._options import Options
 from ckpt_core._policies.names import StepNames
-from ckpt_core._processes import Processes, decided_by_first, next_round
+from ckpt_core._processes import NotTogether, Processes, next_round
 from ckpt_core._results import Restored
 from ckpt_core._staging import Copy
 from ckpt_core._steps import Steps
@@ -30,105 +32,12 @@ from ckpt_core._tiers.agreement import (
     opinion,
     parse_complete,
 )
+from ckpt_core._tiers.run import Run
 from ckpt_core._tiers.save import StepToSave, prepare_local
 
-RUN_FILE = ".ckpt-run"
-"""In the persistent directory: the name of the run, and its lineage."""
 LINEAGE_FILE = ".ckpt-lineage"
 """In a local directory: the lineage of the steps that lie there."""
 _FOLDER = re.compile(r"process_\d+-of-\d+")
-
-
-class Run(NamedTuple):
-    """Which steps in local directories count.
-
-    Attributes:
-        name: of the run, and of its folders in local directories; empty where it has none yet.
-        lineage: changes when training goes on from elsewhere than the newest local step.
-    """
-
-    name: str
-    lineage: str
-
-
-def find_run(form: Form, directory: str, processes: Processes, options: Options, make: bool) -> Run:
-    """The run whose persistent directory this is, as process 0 reads or makes it.
-
-    A local directory outlives the run. Its steps are found again by the run's name alone, so what
-    another run left there is never resumed from: not one whose persistent directory was removed to
-    start anew, nor one of which this directory is a copy.
-
-    Args:
-        make: give the run a name if it has none; else an empty one is given.
-    """
-    return _told_by_first(
-        directory, processes, options, lambda: _read_or_make(form, directory, make)
-    )
-
-
-def next_lineage(
-    form: Form,
-    directory: str,
-    processes: Processes,
-    options: Options,
-    goes_on: Callable[[], bool],
-) -> Run:
-    """The run before its first local save, as process 0 decides: with a new lineage where it must be.
-
-    A host that was away keeps local steps of a past that the others have left: its steps lie there
-    under the old lineage, and nobody looks for that any more.
-
-    Args:
-        goes_on: asked on process 0: whether training goes on from the newest complete local step.
-    """
-
-    def decide() -> Run:
-        run = _read_or_make(form, directory, make=True)
-        return run if goes_on() else _write(form, directory, run.name)
-
-    return _told_by_first(directory, processes, options, decide)
-
-
-def _told_by_first(
-    directory: str, processes: Processes, options: Options, find: Callable[[], Run]
-) -> Run:
-    run, error = Run("", ""), ""
-    if processes.index == 0:
-        try:
-            run = find()
-        except (OSError, CheckpointError) as caught:
-            if processes.count == 1:
-                raise
-            error = f"{type(caught).__name__}: {caught}"
-    told = decided_by_first(
-        processes, f"{next_round()}/run", "\n".join((*run, error)), options.timeout_secs
-    )
-    name, lineage, error = told.split("\n", 2)
-    if error:
-        raise CheckpointError(f"{directory}: process 0 cannot read or write {RUN_FILE}: {error}")
-    return Run(name, lineage)
-
-
-def _read_or_make(form: Form, directory: str, make: bool) -> Run:
-    text = (form.read(directory, RUN_FILE) or b"").decode(errors="replace")
-    found = re.fullmatch(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n", text)
-    if found is None:
-        return _write(form, directory, "") if make else Run("", "")
-    return Run(_placed(found[1], directory), found[2])
-
-
-def _write(form: Form, directory: str, placed: str) -> Run:
-    """A new lineage of a run, or of a new one."""
-    name = placed.rpartition("-")[0] or f"run-{secrets.token_hex(8)}"
-    lineage = secrets.token_hex(8)
-    form.put(directory, RUN_FILE, f"{name}\n{lineage}\n".encode())
-    return Run(_placed(name, directory), lineage)
-
-
-def _placed(name: str, directory: str) -> str:
-    """The name of the run together with the place of its directory: a copy is another run."""
-    where = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()
-    return f"{name}-{where[:8]}"
 
 
 class LocalTier:
@@ -165,6 +74,7 @@ class LocalTier:
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
         self._lineage = run.lineage
+        self._marked = True  # what lies there says of which lineage it is
         if not read_only:
             with contextlib.suppress(OSError):  # whoever saves there meets it again
                 self._form.clean(self.directory)
@@ -180,11 +90,34 @@ class LocalTier:
         """Those of them that an earlier run of this job saved."""
         return set(self._complete) - self._mine
 
+    def claim(self) -> None:
+        """Takes this process's directory over: the next commit of an older run in it fails.
+
+        What cannot be written can be restored all the same; the first save then meets the error.
+        """
+        try:
+            if not self._form.exists(f"{self.directory}/{LINEAGE_FILE}"):
+                self._mark()  # empty as yet
+            self._fence.take()
+        except OSError as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s could not be claimed for this run: %s", self.directory, error)
+
+    def follow(self, run: Run) -> None:
+        """Makes the steps count that are of the run's lineage as it is now: others may write to it."""
+        if run.lineage:
+            self._lineage = run.lineage
+
     def look(self) -> None:
         """Looks into the directories of all processes, and agrees on the steps that are complete."""
         mine = dump_steps(self._tokens())
         answer = self._processes.agree(
-            f"{next_round()}/look", mine, judge_steps, self._options.timeout_secs
+            next_round(),
+            mine,
+            judge_steps,
+            self._options.timeout_secs,
+            "look at the local steps",
         )
         found = parse_complete(answer)
         for step, absent in sorted(found.partial.items()):
@@ -203,12 +136,16 @@ class LocalTier:
             lineage = self._form.read(self.directory, LINEAGE_FILE) or b""
             steps = self._steps.all() if lineage == self._lineage.encode() else []
         except OSError as error:
+            if raised_by_a_handler(error) is not None:
+                raise
             logger.warning("%s cannot be read: %s", self.directory, error)
             return found
         for step in steps:
             try:
                 opened = self._steps.open(step)
             except (CheckpointError, OSError) as error:
+                if raised_by_a_handler(error) is not None:
+                    raise
                 logger.warning("%s: step %d cannot be read: %s", self.directory, step, error)
                 continue
             if opened.record is not None:
@@ -226,6 +163,8 @@ class LocalTier:
             # the directory was emptied, or never was: that is no other writer
             self._fence.close()
             self._fence = Fence(self.directory, self._form)
+            self._marked = False
+        if not self._marked:
             self._mark()
         save = prepare_local(
             self._form,
@@ -239,15 +178,24 @@ class LocalTier:
         )
 
         def save_and_retain() -> None:
-            if what.step not in self._complete:
+            if what.step not in self._complete and self._is_mine():
                 self._discard(what.step)  # the rest of a try, or of another past
             # processes replace theirs one by one: between the first and the last it is not whole
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             token = save()
             self._mine.add(what.step)
-            self._retain(what.step, token)
+            if self._is_mine():
+                self._retain(what.step, token)
 
         return save_and_retain
+
+    def _is_mine(self) -> bool:
+        """Whether nobody took the directory over: what lies there may be another run's by now."""
+        try:
+            self._fence.check()
+        except (CheckpointError, OSError):
+            return False
+        return True
 
     def _retain(self, saved: int, token: str) -> None:
         """Keeps the newest complete steps and this one; all else that this process has there goes."""
@@ -271,11 +219,12 @@ class LocalTier:
 
     def _discard_unowned(self) -> None:
         folder, _, mine = self.directory.rpartition("/")
-        if not is_locked(f"{self.directory}/{OWNER_FILE}"):
-            return  # a file system without locks tells nothing
+        locks_work = is_locked(f"{self.directory}/{OWNER_FILE}")
         for name in self._form.children(folder):
             path = f"{folder}/{name}"
-            if name != mine and _FOLDER.fullmatch(name) and not is_locked(f"{path}/{OWNER_FILE}"):
+            if name == mine or not _FOLDER.fullmatch(name):
+                continue
+            if is_abandoned(path, self._form, locks_work):
                 with contextlib.suppress(OSError):  # others of this host do the same
                     self._form.delete(path)
 
@@ -302,27 +251,35 @@ class LocalTier:
         """Whether the newest complete step here is the newest of all: every save comes here first."""
         return bool(self._complete) and max(self._complete) >= (persistent or 0)
 
-    def begin_lineage(self, run: Run, *, keep: bool) -> None:
+    def begin_lineage(self, run: Run, up_to: int) -> None:
         """Makes the steps here those of the run's lineage; all processes must call it.
 
         Args:
-            keep: whether the complete ones stay, if the lineage is a new one. All else goes.
+            up_to: the newest of the complete steps that stay, if the lineage is a new one.
         """
         if run.lineage == self._lineage:
             return
-        if not keep:
-            self._complete = {}
+        left = [step for step in sorted(self._complete) if step > up_to]
+        if left:
+            logger.warning(
+                "%s: training does not go on from %s: removed", self.directory, str(left)[1:-1]
+            )
+        self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
         for step in self._steps.all():
             if step not in self._complete:
                 self._discard(step)
-        self._lineage = run.lineage
+        self._lineage, self._marked = run.lineage, False
         self._mark()
 
     def _mark(self) -> None:
         """Notes of which lineage the steps in the directory are."""
+        self._marked = False
         try:
             self._form.put(self.directory, LINEAGE_FILE, self._lineage.encode())
-        except OSError as error:  # what is saved here will not be looked for, which is safe
+            self._marked = True
+        except OSError as error:  # the next save tries again: until then nothing here is looked for
+            if raised_by_a_handler(error) is not None:
+                raise
             logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
 
     def restore(
@@ -335,13 +292,19 @@ class LocalTier:
         """
         try:
             return _load.restore_checkpoint(self._steps.opening(step), targets, request, step)
-        except BarrierTimeout:
-            raise
+        except (BarrierTimeout, NotTogether):
+            raise  # nobody would come to agree on anything more
         except Exception as error:
+            if self._processes.count == 1 and raised_by_a_handler(error) is not None:
+                raise
             # one of all failed, and so did all: here they go on to another copy, or all raise
             mine = opinion(error, self._form.exists(self._steps.path(step)))
             verdict = self._processes.agree(
-                f"{next_round()}/leave", mine, judge_failure, self._options.timeout_secs
+                next_round(),
+                mine,
+                judge_failure,
+                self._options.timeout_secs,
+                "give up a local step",
             )
             if verdict != "leave":
                 raise

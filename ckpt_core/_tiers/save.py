@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,14 +11,16 @@ from typing import Any
 from ckpt_core._directory import Form
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fence import Fence
+from ckpt_core._format.record import library_versions
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, next_round
-from ckpt_core._save import Story, prepare_items
-from ckpt_core._save.prepare import PreparedItem, tree_digest
+from ckpt_core._save import Story, frozen_metadata, prepare_items
+from ckpt_core._save.agreement import agree_to_save
+from ckpt_core._save.prepare import PreparedItem
 from ckpt_core._save.write import Notes, Write
 from ckpt_core._staging import Copy
-from ckpt_core._tiers.agreement import Start, judge_start
 
+_CALL = "save into local directories"
 _ALONE = Processes(0, 1)
 """Each writes a checkpoint of its own: nothing to merge, nobody to wait for meanwhile."""
 
@@ -57,29 +58,33 @@ def prepare_local(
         tidy: called when this process has committed and none has gone on: all hold their fences.
     """
     story = Story(path, what.step, options)
-    tag = f"{next_round()}/local"
+    tag = next_round()
     items: list[PreparedItem] = []
+    said, numbers = None, dict(what.metrics)
     refusal: Exception | None = None
     story.happened("save_started")
     try:
-        items = prepare_items(
-            what.items, what.metadata, processes, options, copy, what.single, own=True
-        )
+        said = frozen_metadata(what.metadata)
+        items = prepare_items(what.items, processes, options, copy, what.single, own=True)
     except Exception as error:
         if processes.count == 1:
             story.happened("save_failed", error=error)
             raise
         refusal = error  # the others wait for this process: it is told to them, and raised then
+    except BaseException as error:  # told as well, but nothing of it waits
+        processes.refuse(tag, _CALL, error)
+        raise
     blocking_secs = story.happened("snapshot_taken")
 
     def write_and_commit() -> str:
         agreement = _Agreement(processes, tag, options.timeout_secs, path, fence)
         try:
-            token = agreement.start(what.step, items, refusal)
+            token = agreement.start(what, items, options, refusal)
             notes = Notes(
                 what.single,
-                what.metadata,
-                dict(what.metrics),
+                True,
+                said,
+                numbers,
                 guard=agreement,
                 step=what.step,
                 snapshot_secs=blocking_secs,
@@ -87,8 +92,13 @@ def prepare_local(
             write = Write(form, path, True, items, notes, _ALONE, options, token, tag)
 
             def write_alone() -> int:
+                fence.take()
                 attempt = form.begin(path, overwrite=True, durable=options.durable, token=token)
-                written = write.run(attempt)
+                try:
+                    written = write.run(attempt)
+                except BaseException:
+                    attempt.abort()
+                    raise
                 tidy()
                 return written
 
@@ -115,21 +125,31 @@ class _Agreement:
         self._fence = fence
         self._all_wrote = False
 
-    def start(self, step: int, items: list[PreparedItem], refusal: Exception | None) -> str:
+    def start(
+        self,
+        what: StepToSave,
+        items: list[PreparedItem],
+        options: Options,
+        refusal: Exception | None,
+    ) -> str:
         """All are about to save the same; gives the token of process 0."""
-        said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
-        mine = Start(step, "" if refusal else tree_digest(items), secrets.token_hex(16), said)
-        answer = self._processes.agree(
-            f"{self._tag}/start", mine.dump(), judge_start, self._timeout_secs
+        return agree_to_save(
+            self._processes,
+            self._tag,
+            _CALL,
+            self._path,
+            items,
+            {
+                "the step": what.step,
+                "Options(durable=)": options.durable,
+                "Options(local_max_to_keep=)": options.local_max_to_keep,
+                "whether one state or named items are saved": what.single,
+                "the version of ckpt": library_versions().get("ckpt-core"),
+            },
+            secrets.token_hex(16),
+            refusal,
+            self._timeout_secs,
         )
-        if refusal is not None:
-            raise refusal
-        token, error = json.loads(answer)
-        if error:
-            raise CheckpointError(
-                f"{self._path}: {error}: all processes must save the same tree as the same step"
-            )
-        return token
 
     def committed(self, work: Callable[[], int]) -> int:
         """Does the work, of which ``check`` is a part, and agrees that all did it."""
@@ -145,11 +165,11 @@ class _Agreement:
         return self._together("committed", tell_before_the_commit)
 
     def take(self) -> None:
-        """Before anything is written; see ``Guard``."""
+        """Before the try begins; see ``Guard``."""
         self._fence.take()
 
     def check(self) -> None:
-        """Last before the commit: what all have written may become visible."""
+        """Last before the commit: what all have made durable may become visible."""
         self._all_wrote = True
         self._together("written", self._fence.check)
 

@@ -6,14 +6,16 @@ Colours are CSS variables of the page, so that both of its themes fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from ckpt_core.bench._stats import Summary
 from ckpt_core.bench._table import number
 
-WIDTH, LABEL, VALUE, ROW, PAD = 880, 250, 140, 26, 8
+WIDTH = 480
+"""Of charts of lines, in units of their drawing: few, so that on a telephone they can be read."""
+ROW, TOP, BOTTOM = 38, 4, 30
 COLOURS = 10
 
 
@@ -31,34 +33,37 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
     """Medians as bars, the 95 % interval of the mean as a whisker, every value as a dot.
 
     Where the values span more than a factor of 40 the axis is logarithmic and the bars are dots: a
-    bar on such an axis would lie about proportions.
+    bar on such an axis would lie about proportions. Places are in percent and text in pixels, so
+    that on a telephone the bars shrink and the words do not.
     """
     low = min(min(row.summary.values) for row in rows)
     high = max(max(max(row.summary.values), _upper(row.summary)) for row in rows)
     logarithmic = low > 0 and high / low > 40
     scale = _log_scale(low, high) if logarithmic else _linear_scale(high)
-    height = ROW * len(rows) + 34
-    parts = [_axis(scale, height, unit, logarithmic)]
+    height = TOP + ROW * len(rows) + BOTTOM
+    parts = [_axis(scale, height, f"{unit}, log scale" if logarithmic else unit)]
     for index, row in enumerate(rows):
-        y = PAD + index * ROW + ROW / 2
-        parts.append(_row(row, y, scale, logarithmic))
-    title = f"{len(rows)} cases, {unit}"
-    return _svg(height, title, parts)
+        parts.append(_row(row, TOP + index * ROW, scale, logarithmic))
+    title = f"{len(rows)} {'case' if len(rows) == 1 else 'cases'}, {unit}"
+    return (
+        f'<svg class="bars" width="100%" height="{height}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A value's place between the labels and the right edge."""
+    """A value's place on an axis; by itself in percent of the width, with room for text at its ends."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
     logarithmic: bool
-    left: float = LABEL
-    right: float = WIDTH - VALUE
+    left: float = 1.0
+    right: float = 97.0
 
     def at(self, value: float) -> float:
-        """In pixels."""
+        """In the unit of ``left`` and ``right``."""
         if self.logarithmic:
             span = math.log(self.high / self.low) or 1.0
             part = math.log(max(value, self.low) / self.low) / span
@@ -78,7 +83,7 @@ def _linear_scale(high: float) -> Scale:
     return Scale(0.0, count * step, tuple(i * step for i in range(count + 1)), False)
 
 
-def _log_scale(low: float, high: float, left: float = LABEL, right: float = WIDTH - VALUE) -> Scale:
+def _log_scale(low: float, high: float, left: float = 1.0, right: float = 97.0) -> Scale:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     last = max(last, first + 1)
     ticks = tuple(10.0**power for power in range(first, last + 1))
@@ -89,58 +94,59 @@ def _upper(summary: Summary) -> float:
     return summary.mean + (summary.ci95 or 0.0)
 
 
-def _axis(scale: Scale, height: float, unit: str, logarithmic: bool) -> str:
-    bottom = height - 22
+def _axis(scale: Scale, height: int, unit: str) -> str:
+    bottom = height - BOTTOM
     lines: list[str] = []
-    for tick in scale.ticks:
-        x = scale.at(tick)
-        lines.append(f'<line class="grid" x1="{x:.1f}" y1="{PAD}" x2="{x:.1f}" y2="{bottom:.1f}"/>')
+    last = len(scale.ticks) - 1
+    for index, tick in enumerate(scale.ticks):
+        x = f"{scale.at(tick):.2f}%"
+        lines.append(f'<line class="grid" x1="{x}" y1="{TOP}" x2="{x}" y2="{bottom}"/>')
+        anchor = "start" if index == 0 else "end" if index == last else "middle"
         lines.append(
-            f'<text class="tick" x="{x:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">'
-            f"{_tick(tick)}</text>"
+            f'<text class="tick" x="{x}" y="{bottom + 13}" text-anchor="{anchor}">{tick:g}</text>'
         )
-    note = f"{unit}, log scale" if logarithmic else unit
     lines.append(
-        f'<text class="tick" x="{WIDTH - 4}" y="{bottom + 14:.1f}" text-anchor="end">'
-        f"{escape(note)}</text>"
+        f'<text class="tick" x="100%" y="{bottom + 27}" text-anchor="end">{escape(unit)}</text>'
     )
     return "".join(lines)
 
 
-def _tick(value: float) -> str:
-    return f"{value:g}"
-
-
-def _row(row: Bar, y: float, scale: Scale, logarithmic: bool) -> str:
+def _row(row: Bar, top: float, scale: Scale, logarithmic: bool) -> str:
+    """The label and the median on one line, what they are about on the next."""
     summary, colour = row.summary, f"c{row.colour % COLOURS}{' pale' if row.pale else ''}"
-    x = scale.at(summary.median)
+    x, y = scale.at(summary.median), top + 26
     label = row.label if len(row.label) <= 40 else row.label[:39] + "…"
+    spread = "" if summary.ci95 is None else f" ± {number(summary.ci95)}"
     parts = [
-        f'<text class="label" x="{LABEL - 10}" y="{y + 4:.1f}" text-anchor="end">'
-        f"{escape(label)}<title>{escape(row.label)}</title></text>"
+        f'<text class="label" x="{scale.left}%" y="{top + 13}">'
+        f"{escape(label)}<title>{escape(row.label)}</title></text>",
+        f'<text class="value" x="100%" y="{top + 13}" text-anchor="end">'
+        f"{number(summary.median)}{spread}</text>",
     ]
     if logarithmic:
-        parts.append(f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
+        parts.append(f'<circle class="{colour}" cx="{x:.2f}%" cy="{y}" r="6"/>')
     else:
-        width = max(1.0, x - scale.left)
+        width = max(0.2, x - scale.left)
         parts.append(
-            f'<rect class="{colour}" x="{scale.left}" y="{y - 8:.1f}" width="{width:.1f}" '
-            f'height="16" rx="2"/>'
+            f'<rect class="{colour}" x="{scale.left}%" y="{y - 7}" width="{width:.2f}%" '
+            f'height="14" rx="2"/>'
         )
-    for value in summary.values[:50]:
-        parts.append(f'<circle class="dot" cx="{scale.at(value):.1f}" cy="{y:.1f}" r="2"/>')
-    if summary.ci95 is not None:
-        low, high = scale.at(max(summary.mean - summary.ci95, scale.low)), scale.at(_upper(summary))
-        parts.append(
-            f'<path class="whisker" d="M{low:.1f} {y - 4:.1f}V{y + 4:.1f}M{low:.1f} {y:.1f}'
-            f'H{high:.1f}M{high:.1f} {y - 4:.1f}V{y + 4:.1f}"/>'
-        )
-    spread = "" if summary.ci95 is None else f" ± {number(summary.ci95)}"
-    parts.append(
-        f'<text class="value" x="{WIDTH - 4}" y="{y + 4:.1f}" text-anchor="end">'
-        f"{number(summary.median)}{spread}</text>"
-    )
+    if summary.n > 1:  # of a single run the bar says all
+        for value in summary.values[:50]:
+            parts.append(f'<circle class="dot" cx="{scale.at(value):.2f}%" cy="{y}" r="2"/>')
+    if summary.ci95:
+        parts.append(_whisker(summary, y, scale))
     return "".join(parts)
+
+
+def _whisker(summary: Summary, y: float, scale: Scale) -> str:
+    low = scale.at(max(summary.mean - (summary.ci95 or 0.0), scale.low))
+    high = scale.at(_upper(summary))
+    ends = "".join(
+        f'<line x1="{x:.2f}%" y1="{y - 4}" x2="{x:.2f}%" y2="{y + 4}"/>' for x in (low, high)
+    )
+    across = f'<line x1="{low:.2f}%" y1="{y}" x2="{high:.2f}%" y2="{y}"/>'
+    return f'<g class="whisker">{across}{ends}</g>'
 
 
 def lines(series: Mapping[str, Sequence[tuple[float, Summary]]], x_name: str, unit: str) -> str:
@@ -148,7 +154,7 @@ def lines(series: Mapping[str, Sequence[tuple[float, Summary]]], x_name: str, un
     points = [point for found in series.values() for point in found]
     xs = [x for x, _ in points]
     ys = [value for _, summary in points for value in (summary.min, summary.max) if value > 0]
-    left, right, top, bottom = 70.0, WIDTH - 230.0, 12.0, 300.0
+    left, right, top, bottom = 56.0, WIDTH - 14.0, 12.0, 240.0
     across = _log_scale(min(xs), max(xs), left, right)
     up = _log_scale(min(ys), max(ys), bottom, top)
     parts: list[str] = []
@@ -169,8 +175,8 @@ def lines(series: Mapping[str, Sequence[tuple[float, Summary]]], x_name: str, un
         f"{escape(x_name)} (log); {escape(unit)} (log)</text>"
     )
     for index, (label, found) in enumerate(series.items()):
-        parts.append(_line(sorted(found), index, label, across, up, right))
-    return _svg(bottom + 44, f"{unit} over {x_name}", parts)
+        parts.append(_line(sorted(found), index, label, across, up))
+    return _svg(bottom + 44, f"{unit} over {x_name}", parts) + _legend(series)
 
 
 def _line(
@@ -179,7 +185,6 @@ def _line(
     label: str,
     across: Scale,
     up: Scale,
-    right: float,
 ) -> str:
     colour = f"c{index % COLOURS}"
     places = [(across.at(x), up.at(summary.median), summary) for x, summary in found]
@@ -193,17 +198,20 @@ def _line(
             f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
             f"<title>{escape(label)}: {number(summary.median)}</title></circle>"
         )
-    y = 20 + index * 20
-    parts.append(
-        f'<rect class="{colour}" x="{right + 20}" y="{y - 9}" width="12" height="12" rx="2"/>'
-    )
-    shown = label if len(label) <= 28 else label[:27] + "…"
-    parts.append(f'<text class="label" x="{right + 40}" y="{y + 1}">{escape(shown)}</text>')
     return "".join(parts)
+
+
+def _legend(labels: Iterable[str]) -> str:
+    """Which line is whose, as text that a narrow screen breaks."""
+    entries = (
+        f'<span class="key"><i class="k{index % COLOURS}"></i>{escape(label)}</span>'
+        for index, label in enumerate(labels)
+    )
+    return f'<p class="legend">{"".join(entries)}</p>'
 
 
 def _svg(height: float, title: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}" '
-        f'preserveAspectRatio="xMinYMin meet">{"".join(parts)}</svg>'
+        f'<div class="scroll"><svg class="lines" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
+        f'aria-label="{escape(title)}" preserveAspectRatio="xMinYMin meet">{"".join(parts)}</svg></div>'
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_core._format.strict_json import strict_json
 from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 
 FILE = "results.jsonl"
@@ -35,7 +35,7 @@ class JsonLines:
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"record": kind, **record}, default=str) + "\n")
+            file.write(strict_json({"record": kind, **record}) + "\n")
 
 
 def _case_record(case: CaseResult) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def _rows(cases: Sequence[Mapping[str, Any]], operation: str) -> Iterator[list[s
     first: float | None = None
     for case in cases:
         metrics = case["statistics"].get(operation, {})
-        if TIME not in metrics:
+        seconds = metrics.get(TIME)
+        if seconds is None or isinstance(seconds["median"], str):  # "NaN": no time at all
             continue
-        seconds = metrics[TIME]
         first = seconds["median"] if first is None else first
         peak = metrics.get("0_basics/host_rss_peak_mb")
         yield [
@@ -68,10 +68,15 @@ def _rows(cases: Sequence[Mapping[str, Any]], operation: str) -> Iterator[list[s
             f"{number(seconds['min'])} - {number(seconds['max'])}",
             "" if seconds["ci95"] is None else number(seconds["ci95"]),
             number(metrics[RATE]["median"]) if RATE in metrics else "",
-            f"{seconds['median'] / first:.2f}x" if first else "",
+            ratio(seconds["median"] / first) if first else "",
             "" if peak is None else number(peak["median"]),
             case["notes"].get("durable", "") if operation in ACKNOWLEDGED else "",
         ]
+
+
+def ratio(value: float) -> str:
+    """Two digits at least: 19.46x, 0.92x, 0.0042x."""
+    return f"{value:.2f}x" if value >= 0.095 else f"{value:.2g}x"
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._page_style import STYLE
 from ckpt_core.bench._results import CaseResult, SuiteResult
 from ckpt_core.bench._stats import Summary
-from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, number
+from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, beside, number, spread
 
 FILE = "report.html"
 
@@ -59,6 +59,12 @@ def _colours(result: SuiteResult) -> dict[str, int]:
 def _header(result: SuiteResult) -> str:
     facts = result.environment
     repeats = max((run.repeat + 1 for case in result.cases for run in case.runs), default=0)
+    drawn = (
+        "up to {repeats} repeats. Bars are medians, whiskers the 95 % interval of the mean (Student), "
+        "dots the single runs."
+        if repeats > 1
+        else "one run of each: nothing is known of the spread."
+    ).format(repeats=repeats)
     line = (
         f"{facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), "
         f"{facts['cpus']} CPUs, {facts['file_system']}, jax {facts['versions'].get('jax')}, "
@@ -71,8 +77,7 @@ def _header(result: SuiteResult) -> str:
     notes = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings)
     return (
         f"<header><h1>{escape(result.suite_name)}</h1><p>{escape(line)}</p>"
-        f"<p>{time.strftime('%Y-%m-%d %H:%M')}, up to {repeats} repeats. Bars are medians, whiskers the "
-        f"95 % interval of the mean (Student), dots the single runs.</p>{notes}</header>"
+        f"<p>{time.strftime('%Y-%m-%d %H:%M')}, {drawn}</p>{notes}</header>"
     )
 
 
@@ -110,11 +115,14 @@ _COLUMNS = (
     "± 95 %",
     "min - max",
     "GB/s",
-    "to first",
+    "beside the first",
     "peak MB",
     "durable",
     "n",
 )
+
+
+_WORDS = ("case", "beside the first", "durable")
 
 
 def _is_lost(case: CaseResult, operation: str) -> bool:
@@ -124,7 +132,7 @@ def _is_lost(case: CaseResult, operation: str) -> bool:
 
 
 def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary]]]) -> str:
-    first = rows[0][1][TIME].median
+    first = rows[0][0]
     cells: list[list[str]] = []
     for case, metrics in rows:
         seconds = metrics[TIME]
@@ -134,9 +142,9 @@ def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary
                 case.label,
                 number(seconds.median),
                 "" if seconds.ci95 is None else number(seconds.ci95),
-                f"{number(seconds.min)} - {number(seconds.max)}",
+                spread(seconds),
                 number(metrics[RATE].median) if RATE in metrics else "",
-                f"{seconds.median / first:.2f}x" if first else "",
+                "" if case is first else beside(seconds.median, rows[0][1][TIME].median, first),
                 "" if peak is None else f"{peak.median:.1f}",
                 case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
                 str(seconds.n),
@@ -146,24 +154,31 @@ def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary
     return _html_table(
         [_COLUMNS[i] for i in kept],
         [[row[i] for i in kept] for row in cells],
-        numeric=[place for place, i in enumerate(kept) if _COLUMNS[i] not in ("case", "durable")],
+        numeric=[place for place, i in enumerate(kept) if _COLUMNS[i] not in _WORDS],
+        stacked=True,
     )
 
 
 def _html_table(
-    names: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[int] = ()
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numeric: Iterable[int] = (),
+    stacked: bool = False,
 ) -> str:
+    """A table; ``stacked`` ones stand as lists of names and values on a narrow screen."""
     right = set(numeric)
 
     def cell(tag: str, index: int, text: str) -> str:
-        return f"<{tag}{' class=n' if index in right else ''}>{escape(text)}</{tag}>"
+        told = f' data-name="{escape(names[index])}"' if stacked and tag == "td" else ""
+        return f"<{tag}{' class=n' if index in right else ''}{told}>{escape(text)}</{tag}>"
 
     head = "".join(cell("th", i, name) for i, name in enumerate(names))
     body = "".join(
         "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="stack"' if stacked else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _all_metrics(cases: Iterable[CaseResult]) -> str:

@@ -23,7 +23,8 @@ header p { margin: 2px 0; color: var(--soft); }
   color: var(--warn) !important; margin: 10px 0 !important; }
 .good { background: var(--panel); color: var(--good) !important; }
 figure { margin: 4px 0 8px; }
-svg { width: 100%; height: auto; display: block; }
+svg { width: 100%; display: block; }
+svg.lines { height: auto; max-width: 640px; }
 svg text { font-size: 12px; fill: var(--fg); font-variant-numeric: tabular-nums; }
 svg text.tick { fill: var(--soft); font-size: 11px; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
@@ -33,10 +34,15 @@ svg .line { fill: none !important; stroke-width: 2; }
 """
     + "".join(
         f"svg .c{i} {{ fill: var(--c{i}); }} svg .line.c{i}, svg .whisker.c{i} {{ stroke: var(--c{i}); }}\n"
+        f".key .k{i} {{ background: var(--c{i}); }}\n"
         for i in range(10)
     )
     + """
 svg .pale { opacity: .4; }
+svg text.value { font-weight: 600; }
+.legend { margin: 2px 0 8px; font-size: 13px; }
+.key { display: inline-block; margin-right: 16px; }
+.key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
 .note { color: var(--soft); font-size: 13px; margin: 0 0 8px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; margin: 4px 0 12px; }
@@ -47,6 +53,17 @@ th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 details { margin: 8px 0; }
 summary { cursor: pointer; color: var(--soft); }
 pre { background: var(--panel); padding: 12px; overflow-x: auto; font-size: 12px; border-radius: 6px; }
+td { overflow-wrap: break-word; }
+@media (max-width: 600px) { main { padding: 16px 12px 40px; } h1 { font-size: 21px; }
+  h3 { overflow-wrap: anywhere; }
+  .stack thead { display: none; }
+  .stack tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--line); }
+  .stack td { display: flex; justify-content: space-between; gap: 16px; padding: 1px 0; border: 0;
+    text-align: right; white-space: normal; }
+  .stack td:empty { display: none; }
+  .stack td::before { content: attr(data-name); color: var(--soft); text-align: left; flex: none; }
+  .stack td:first-child { font-weight: 600; text-align: left; }
+  .stack td:first-child::before { display: none; } }
 @media print { main { max-width: none; } details { display: none; } }
 """
 )

@@ -12,6 +12,7 @@ from rich.text import Text
 from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._results import CaseResult, SuiteResult
+from ckpt_core.bench._stats import Summary
 
 TIME, RATE = "0_basics/time_s", "4_throughput/gb_per_s"
 # operations after which a save is acknowledged; the blocking part of one acknowledges nothing
@@ -55,7 +56,7 @@ def table_of(group: str, cases: list[CaseResult]) -> Table:
         ("± 95 %", True),
         ("min - max", True),
         ("GB/s", True),
-        ("to first", True),
+        ("beside the first", False),
         ("durable", False),
     ):
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "case")
@@ -71,9 +72,9 @@ def table_of(group: str, cases: list[CaseResult]) -> Table:
                 Text(case.label),
                 number(seconds.median),
                 "" if seconds.ci95 is None else number(seconds.ci95),
-                f"{number(seconds.min)} - {number(seconds.max)}",
+                spread(seconds),
                 number(metrics[RATE].median) if RATE in metrics else "",
-                f"{seconds.median / first:.2f}x" if position and first else "",
+                beside(seconds.median, first, rows[0][0]) if position else "",
                 case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
                 end_section=position == len(rows) - 1,
             )
@@ -105,6 +106,27 @@ def number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value:.{digits}f}"
     return f"{value:.6f}"
+
+
+def spread(seconds: Summary) -> str:
+    """From the least to the greatest; nothing of a single run."""
+    return "" if seconds.n < 2 else f"{number(seconds.min)} - {number(seconds.max)}"
+
+
+_SHORT = 24
+
+
+def beside(seconds: float, first: float, case: CaseResult) -> str:
+    """How a time compares with that of the first case, in words: ``19 times slower than ckpt``."""
+    if not first or not seconds:
+        return ""
+    name = case.varying.get("library", case.label)
+    name = name if len(name) <= _SHORT else "the first"
+    ratio = max(seconds / first, first / seconds)
+    if ratio < 1.05:
+        return f"as fast as {name}"
+    times = f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:,.0f}"
+    return f"{times} times {'slower' if seconds > first else 'faster'} than {name}"
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

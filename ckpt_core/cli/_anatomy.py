@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from ckpt_core._directory import LocalForm
 
 # The first pattern that fits a path explains it. Order matters: an item's own files come last.
 _EXPLAINED = tuple(
@@ -59,7 +59,7 @@ class Part:
 def anatomy(path: str) -> list[Part]:
     """The files of a directory with what they are for; alike ones together, in the order of paths."""
     parts: dict[tuple[str, str], tuple[int, int]] = {}
-    for name, size in sorted(_files(path)):
+    for name, size in sorted(LocalForm().files(path).items()):
         directory, _, _ = name.rpartition("/")
         # data files have random names: one line for all of a folder
         shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
@@ -75,10 +75,3 @@ def purpose_of(name: str) -> str:
         if pattern.match(name):
             return text
     return "unknown to ckpt"
-
-
-def _files(path: str) -> Iterator[tuple[str, int]]:
-    for directory, _, names in os.walk(path):
-        for name in names:
-            full = os.path.join(directory, name)
-            yield os.path.relpath(full, path), os.lstat(full).st_size

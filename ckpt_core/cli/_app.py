@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,10 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Machine-readable output; NaN and infinities are strings in it."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -42,15 +46,15 @@ def list_steps(
         str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
     ] = None,
 ) -> None:
-    """The steps in a directory: time, size, items, metrics."""
-    from ckpt_core.cli import _look
+    """The steps in a directory: time, sizes, items, metrics; what is unfinished, and who writes."""
+    from ckpt_core.cli import _steps
 
-    raise typer.Exit(_look.list_steps(directory, as_json=as_json, step_prefix=prefix))
+    raise typer.Exit(_steps.list_steps(directory, as_json=as_json, step_prefix=prefix))
 
 
 @app.command()
 def show(
-    path: Annotated[str, typer.Argument(help="A checkpoint.")],
+    path: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
     leaf: Annotated[
         bool,
         typer.Option("--leaf", "--leaves", help="Every leaf, not only the first of each item."),
@@ -65,7 +69,7 @@ def show(
 
 @app.command()
 def verify(
-    path: Annotated[str, typer.Argument(help="A checkpoint.")],
+    path: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
     as_json: Json = False,
 ) -> None:
     """Check every byte against its checksum. Exit code 1 where anything is wrong."""
@@ -148,6 +152,9 @@ def bench_markdown(
 
 def run() -> int:
     """The exit code of the command that the process was asked for; errors in one line each."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what an encoding lacks is spelled, not refused
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
     except typer.Exit as ended:

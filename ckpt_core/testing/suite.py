@@ -32,8 +32,9 @@ import pytest
 
 from ckpt_core import _adapters
 from ckpt_core._checkpointer import Checkpointer
-from ckpt_core._errors import CheckpointCorrupt, StructureMismatch
+from ckpt_core._errors import CheckpointCorrupt, StructureMismatch, UnsupportedLeaf
 from ckpt_core._load import load, restore
+from ckpt_core._options import Options
 from ckpt_core._save import save, save_async
 from ckpt_core.testing import _processes, _tools
 from ckpt_core.testing._prints import Prints, leaves_only, prints_of
@@ -282,6 +283,16 @@ class _Suite:
         pytest.fail(f"{what}: a checkpoint that does not fit was restored")
 
 
+class _Refuses:
+    """An object of the user's that fails when it is set, after the others were."""
+
+    def get_state(self) -> Any:
+        return {"number": 1}
+
+    def set_state(self, state: Any) -> None:
+        raise ZeroDivisionError
+
+
 class InPlaceSuite(_Suite):
     """For objects that a restore changes in place: models, optimizers, iterators."""
 
@@ -296,6 +307,36 @@ class InPlaceSuite(_Suite):
         value = restore(tmp_path / "a", state=target)["state"]
         require_same(expected, prints_of(value), "what came back in a container")
         require_same(expected, prints_of({**target, "more": [target["more"][0], 7]}), "the objects")
+
+    def test_load_gives_a_copy_or_refuses(self, make: Make, step: Step, tmp_path: Path) -> None:
+        saved, _ = self._advance(step, make(0))
+        expected = prints_of(saved)
+        save(tmp_path / "a", subject=saved)
+        target = make(1)
+        before = prints_of(target)
+        try:
+            loaded = load(tmp_path / "a", target, item="subject")
+        except UnsupportedLeaf as error:
+            if "restore" not in str(error):
+                raise  # not the refusal to copy
+            require_same(before, prints_of(target), "load refused the object, and changed it: it")
+            return
+        require_same(before, prints_of(target), "load changed the object that it was given: it")
+        require_same(expected, prints_of(loaded), "the copy")
+        self._advance(step, loaded)
+        require_same(before, prints_of(target), "training with the copy changed the object: it")
+
+    def test_what_fails_later_leaves_no_mixture(
+        self, make: Make, step: Step, tmp_path: Path
+    ) -> None:
+        saved, _ = self._advance(step, make(0))
+        save(tmp_path / "a", subject=saved, last=_Refuses())
+        target = make(1)
+        before = prints_of(target)
+        for options in (Options(atomic_restore=True), Options()):
+            with pytest.raises(ZeroDivisionError):
+                restore(tmp_path / "a", subject=target, last=_Refuses(), options=options)
+            require_same(before, prints_of(target), "after a restore that failed, the object")
 
     def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
         return subject, step(subject)

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,19 @@ class Case:
         make: turns a copy of the good checkpoint, or an empty directory, into the hostile one.
         may_load: whether some reader may succeed, because what is odd is harmless or not read.
         found: whether `verify` must find it, whatever a load needs.
+        base: which good checkpoint it is made from: "" or "-zstd" or "-blosc".
     """
 
     name: str
     make: Callable[[Path], None]
     may_load: bool = False
     found: bool = False
+    base: str = ""
+
+    @property
+    def says(self) -> str | None:
+        """Part of the message of the bound that the case is made for; None where nothing refuses it."""
+        return SAYS.get(self.name)
 
 
 # ---- our record ---------------------------------------------------------------------------------
@@ -59,12 +67,14 @@ def write_record(path: Path, record: Any) -> None:
 
 
 def _sign(path: Path) -> None:
-    """Makes sizes and digests of all files fit again."""
+    """Makes sizes and digests of all files fit again, of new files too."""
     record = read_record(path)
-    for name, entry in record["files"].items():
-        if not entry[2] and (path / name).is_file():
-            data = (path / name).read_bytes()
-            record["files"][name] = [len(data), crc32c.crc32c(data), 0]
+    there = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+    del there["ckpt.json"]
+    for name, file in there.items():
+        if not record["files"].get(name, [0, 0, 0])[2]:
+            data = file.read_bytes()
+            record["files"][name] = [len(data), zlib.crc32(data), 0]
     write_record(path, record)
 
 
@@ -155,9 +165,16 @@ def _code_as_type(type_name: str, kind: str) -> Case:
     def change(record: Any) -> None:
         item = record["items"]["state"]
         item["nodes"] = nodes
-        item["leaves"] = [["str", "", [], [], "touch outside/made", None]]
+        item["leaves"] = [["str", "", [], [], "", None]]
 
-    return _record(f"class-{kind}-{type_name}", change, may_load=True)
+    def make(path: Path) -> None:
+        record = read_record(path)
+        change(record)
+        write_record(path, record)
+        (path / "state/_strings.json").write_text('{"a.command": "touch outside/made"}')
+        _sign(path)
+
+    return Case(f"class-{kind}-{type_name}", make, may_load=True)
 
 
 def _checksums(name: str, change: Callable[[Any], Any], *, may_load: bool = False) -> Case:
@@ -170,6 +187,150 @@ def _checksums(name: str, change: Callable[[Any], Any], *, may_load: bool = Fals
         _sign(path)
 
     return Case(f"checksums-{name}", make, may_load)
+
+
+def _text(name: str, kind: str, detail: str, text: str) -> Case:
+    """A case whose one leaf is stored as text."""
+
+    def make(path: Path) -> None:
+        record = read_record(path)
+        item = record["items"]["state"]
+        item["nodes"] = [["dict", "", ["a"]], 0]
+        item["leaves"] = [[kind, "", [], [], detail, None]]
+        write_record(path, record)
+        (path / "state/_strings.json").write_text(json.dumps({"a": text}))
+        _sign(path)
+
+    return Case(f"text-{name}", make)
+
+
+def _process(name: str, exact: bytes, count: int = 1) -> Case:
+    """A case whose item is the state of a process."""
+
+    def make(path: Path) -> None:
+        record = read_record(path)
+        item = record["items"]["state"]
+        item |= {"form": "process", "process_count": count, "nodes": [0]}
+        item["leaves"] = [["str", "", [], [], "", None]]
+        write_record(path, record)
+        (path / "state/exact").mkdir()
+        (path / "state/exact/process_0-of-1.json").write_bytes(exact)
+        _sign(path)
+
+    return Case(f"process-{name}", make)
+
+
+def _rewritten(
+    name: str, base: str, key: str, change: Callable[[bytes], bytes], *, codec: str | None = None
+) -> Case:
+    """A case in whose database one value is another one; all of it is signed."""
+
+    def make(path: Path) -> None:
+        store: Any = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{path}/state/"}).result()
+        store.write(key, change(bytes(store.read(key).result().value))).result()
+        _sign(path)
+
+    return Case(f"database-{name}{base}", make, base=base)
+
+
+def _metadata_of_large(**changes: Any) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | changes).encode()
+
+
+def _large_leaf(name: str, base: str, shape: list[int], chunk: list[int], **changes: Any) -> Case:
+    """A case in which record and `zarr.json` agree about a leaf that is not what is stored."""
+
+    def make(path: Path) -> None:
+        record = read_record(path)
+        record["items"]["state"]["leaves"][-1][2:4] = [shape, chunk]
+        write_record(path, record)
+        metadata = _metadata_of_large(shape=shape, chunk_grid=grid(*chunk), **changes)
+        _rewritten("", base, "large/zarr.json", metadata).make(path)
+
+    return Case(f"database-{name}{base}", make, base=base)
+
+
+def _node(payload: bytes) -> bytes:
+    """A node of the index of an OCDBT database, uncompressed."""
+    head = struct.pack(">I", 0x0CDB20DE) + struct.pack("<Q", len(payload) + 18) + b"\0\0"
+    return head + payload + struct.pack("<I", crc32c.crc32c(head + payload))
+
+
+def _missing() -> bytes:
+    return b"\xff" * 9 + b"\1"  # an offset or length that is not given
+
+
+def _root(
+    name: str, node: Callable[[], bytes], *, length: int = 0, grown: int = 0, record: bool = True
+) -> Case:
+    """A case whose index has another root, of a length that may be a lie.
+
+    Args:
+        node: its bytes.
+        length: what the manifest says of its length; the truth where it is 0.
+        grown: the size that its file is given.
+        record: whether ckpt wrote the checkpoint, or Orbax.
+    """
+
+    def make(path: Path) -> None:
+        item = path / "state"
+        shutil.rmtree(item / "d", ignore_errors=True)
+        (item / "manifest.ocdbt").unlink()
+        if not record:
+            (path / "ckpt.json").unlink()
+            (item / "_METADATA").write_bytes(as_json(_metadata([["a"]], zarr3=True, ocdbt=True)))
+            (path / "_CHECKPOINT_METADATA").write_text("{}")
+        put_root(item, node(), length=length, grown=grown)
+        if record:
+            _sign_sparse(path)
+
+    return Case(f"index-{name}{'' if record else '-orbax'}", make)
+
+
+def put_root(item: Path, node: bytes, *, length: int = 0, grown: int = 0) -> None:
+    """A database of one key, whose root is then replaced."""
+    config = {"compression": None, "max_inline_value_bytes": 10, "manifest_kind": "single"}
+    base = ts.KvStore.open(f"file://{item}/").result()
+    spec = {"driver": "ocdbt", "base": f"file://{item}/", "config": config}
+    ts.KvStore.open(spec).result().write("a/zarr.json", b"x" * 100).result()
+    versions: Any = ts.ocdbt.dump(base).result()
+    root = max(versions["versions"], key=lambda version: version["generation_number"])["root"]
+    _, _, file, offset, old_length = root["location"].split(":")
+    manifest = (item / "manifest.ocdbt").read_bytes()
+    old = _missing() + _varint(int(offset)) + _missing() + _varint(int(old_length))
+    assert manifest.count(old) == 1
+    data = (item / file).read_bytes()
+    new = _missing() + _varint(len(data)) + _missing() + _varint(length or len(node))
+    body = manifest[12:-4].replace(old, new)
+    whole = manifest[:4] + struct.pack("<Q", len(body) + 16) + body
+    (item / "manifest.ocdbt").write_bytes(whole + struct.pack("<I", crc32c.crc32c(whole)))
+    (item / file).write_bytes(data + node)
+    if grown:
+        os.truncate(item / file, grown)
+
+
+def _sign_sparse(path: Path) -> None:
+    """Signs, without reading what is of gigabytes: a data file, whose digest covers nothing then."""
+    record = read_record(path)
+    for file in path.rglob("d/*"):
+        if file.stat().st_size > GIB:
+            record["files"][str(file.relative_to(path))] = [file.stat().st_size, 0, 1]
+    write_record(path, record)
+    _sign(path)
+
+
+def _many_keys(count: int) -> bytes:
+    """A leaf node of keys without values: as many as TensorStore takes in one."""
+    keys = b"".join(number.to_bytes(3, "big") for number in range(count))
+    return _node(
+        b"\0\0"
+        + _varint(count)
+        + _varint(0) * (count - 1)
+        + _varint(3) * count
+        + keys
+        + _varint(0) * count
+        + _varint(0) * count
+    )
 
 
 def _blocks(count: int) -> Callable[[Any], None]:
@@ -265,7 +426,7 @@ RECORD_CASES = [
     _field("token", "token", {"a": [1]}, may_load=True),
     _field("single", "single", False, may_load=True),
     _record("a-list", lambda record: b"[]"),
-    _record("a-number", lambda record: b"1"),
+    _record("a-number", lambda record: b"12"),
     _record("nothing", lambda record: b"null"),
     _record("empty-object", lambda record: b"{}"),
     _record("deep", _deep_record),
@@ -295,6 +456,86 @@ RECORD_CASES = [
         "text-blocks", lambda value: value.update(chunks=dict.fromkeys(value["chunks"], "x"))
     ),
     _checksums("deep", lambda value: _nested(200_000)),
+    _text("generator-deep", "generator", "PCG64", '{"state": ' + "[" * 10**5 + "]" * 10**5 + "}"),
+    _text(
+        "generator-pool",
+        "generator",
+        "PCG64",
+        json.dumps({"state": {}, "seed": {"entropy": 1, "spawn_key": [], "pool_size": 2**40}}),
+    ),
+    _text("bigint", "bigint", "", "0x" + "z" * 1000),
+    _process("deep", b'{"nodes": [0], "leaves": [' + _nested(200_000) + b"]}"),
+    _process("endless-list", b'{"nodes": [["list", "", 1099511627775], 0], "leaves": [1]}'),
+    _process(
+        "huge-array", b'{"nodes": [0], "leaves": [["numpy", "uint8", [1099511627776], "", ""]]}'
+    ),
+    _process("huge-count", b'{"nodes": [0], "leaves": [1]}', count=10**15),
+]
+
+# ---- our database: signed again, so that what lies in it is believed so far ---------------------
+
+_LARGE = 90_000 * 4
+_INNER = {
+    "chunk_shape": [1],
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+    "index_location": "end",
+}
+
+
+def _zstd_of_large(_: bytes) -> bytes:
+    """As many zeros as the leaf `large` has bytes: sound, and not what was saved."""
+    runs = [2**17] * (_LARGE // 2**17) + [_LARGE % 2**17]
+    blocks = [(size << 3 | 2).to_bytes(3, "little") + b"\0" for size in runs[:-1]]
+    end = (runs[-1] << 3 | 3).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd\x00\x58" + b"".join(blocks) + end
+
+
+def _blosc_bomb(_: bytes) -> bytes:
+    """A chunk of 96 KiB that blosc makes 2047 MiB of, by hand: blocks of 1 MiB of zeros."""
+    count, block_bytes = 2047, 2**20
+    block = _zstd_zeros(block_bytes // 2**17)
+    block = struct.pack("<i", len(block)) + block
+    starts = [16 + 4 * count + number * len(block) for number in range(count)]
+    body = struct.pack(f"<{count}i", *starts) + block * count
+    no_split_zstd = 4 << 5 | 0x10
+    sizes = (count * block_bytes, block_bytes, 16 + len(body))
+    return struct.pack("<BBBBIII", 2, 1, no_split_zstd, 4, *sizes) + body
+
+
+DATABASE_CASES = [
+    _rewritten("chunk-short", "", "large/c/0", lambda data: data[:-1]),
+    _rewritten("chunk-long", "", "large/c/0", lambda data: data * 2),
+    _rewritten("chunk-long", "-zstd", "large/c/0", lambda data: data + bytes(2 * _LARGE)),
+    _rewritten("zstd-bomb", "-zstd", "large/c/0", lambda _: _zstd_zeros(2 * GIB // 2**17)),
+    _rewritten("garbage", "-zstd", "large/c/0", lambda data: b"\x28\xb5\x2f\xfd" + b"\xff" * 99),
+    _rewritten("blosc-bomb", "-blosc", "large/c/0", _blosc_bomb),
+    _rewritten("other-values", "-zstd", "large/c/0", _zstd_of_large),
+    _rewritten("metadata-shape", "-zstd", "large/zarr.json", _metadata_of_large(shape=[2**33])),
+    _rewritten(
+        "metadata-chunk",
+        "-zstd",
+        "large/zarr.json",
+        _metadata_of_large(
+            chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40]}}
+        ),
+    ),
+    _rewritten("metadata-deep", "-zstd", "large/zarr.json", lambda _: _nested(200_000)),
+    _rewritten("metadata-long", "-zstd", "large/zarr.json", lambda data: data + b" " * 2**21),
+    _rewritten(
+        "metadata-inner-chunks",
+        "-zstd",
+        "large/zarr.json",
+        _metadata_of_large(codecs=[{"name": "sharding_indexed", "configuration": _INNER}]),
+    ),
+    _large_leaf("terabyte-chunk", "-zstd", [2**38], [2**38]),
+    _large_leaf("terabyte-chunk", "", [2**38], [2**38]),
+    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB),
+    _root("node-of-40-gigabytes", lambda: b"", length=40 * GIB, grown=41 * GIB, record=False),
+    _root("node-beyond-the-end", lambda: b"", length=2**20),
+    _root("node-of-many-keys", lambda: _node(b"\0\0" + _varint(2**28))),
+    _root("node-inflates", lambda: _inflating_node(), record=False),
+    _root("too-many-keys", lambda: _many_keys(2**17)),
 ]
 
 # ---- files that are not files -------------------------------------------------------------------
@@ -495,6 +736,13 @@ def _nested_sharding(depth: int) -> dict[str, Any]:
         }
         codecs = [{"name": "sharding_indexed", "configuration": configuration}]
     return zarr3_json(codecs=codecs)
+
+
+def _inflating_node() -> bytes:
+    """A node that is 16 GiB of zeros when it is decompressed."""
+    payload = _zstd_zeros(16 * GIB // 2**17)
+    head = struct.pack(">I", 0x0CDB20DE) + struct.pack("<Q", len(payload) + 18) + b"\0\1"
+    return head + payload + struct.pack("<I", crc32c.crc32c(head + payload))
 
 
 def _deep_attributes(depth: int) -> bytes:
@@ -714,3 +962,183 @@ ORBAX_CASES = [
     Case("orbax-reference-outside", _outside_reference),
     Case("orbax-index-loop", _index_loop),
 ]
+
+CASES = [*RECORD_CASES, *DATABASE_CASES, *FILE_CASES, *ORBAX_CASES]
+
+SAYS: dict[str, str] = {
+    "record-shape-huge": "impossible shape",
+    "record-shape-overflow-64": "impossible shape",
+    "record-shape-beyond-64": "impossible shape",
+    "record-shape-thousand-digits": "impossible shape",
+    "record-shape-negative": "impossible shape",
+    "record-shape-fraction": "impossible shape",
+    "record-shape-text": "impossible shape",
+    "record-shape-bool": "impossible shape",
+    "record-shape-many-dimensions": "impossible shape",
+    "record-shape-terabyte": "chunk a/c/0 is missing",
+    "record-shape-terabyte-in-tiny-chunks": "chunks are missing from the index",
+    "record-shape-zero-chunk": "impossible chunk shape",
+    "record-shape-huge-chunk": "impossible chunk shape",
+    "record-shape-hundred-million-chunks": "chunks are missing from the index",
+    "record-shape-not-a-list": "'NoneType' object is not iterable",
+    "record-shape-one-element-more": "has 48 bytes, not",
+    "record-leaf-kind": "unknown kind of leaf 'evil'",
+    "record-leaf-kind-list": "unhashable type: 'list'",
+    "record-leaf-dtype": "dtype 'object' is not one that a checkpoint holds",
+    "record-leaf-dtype-void": "dtype 'V",
+    "record-leaf-dtype-text": "dtype 'U",
+    "record-leaf-dtype-nothing": "dtype None is not one that a checkpoint holds",
+    "record-leaf-dtype-number": "dtype 7 is not one that a checkpoint holds",
+    "record-leaf-dtype-list": "unhashable type: 'list'",
+    "record-leaf-dtype-wider": "has 48 bytes, not",
+    "record-leaf-sharding-index": "a leaf refers to a sharding that is not there",
+    "record-leaf-sharding-negative": "a leaf refers to a sharding that is not there",
+    "record-leaf-sharding-text": "a leaf refers to a sharding that is not there",
+    "record-item-form": "unknown form of an item 'evil'",
+    "record-item-codec": "Options.compression must be None, 'zstd' or 'zstd:<level>' (",
+    "record-item-process-count": "impossible number of processes",
+    "record-item-process-count-negative": "impossible number of processes",
+    "record-item-no-nodes": "the structure has fewer nodes than its root holds",
+    "record-item-deep-nodes": "the structure is nested more than 300 levels deep",
+    "record-item-endless-list": "impossible number of children",
+    "record-item-negative-list": "impossible number of children",
+    "record-item-unknown-kind": "unknown kind of container 'set'",
+    "record-item-double-key": "4 leaves in the structure, 5 described",
+    "record-item-float-key": "impossible key",
+    "record-item-named-'../outside'": "impossible name of an item",
+    "record-item-named-'/etc'": "impossible name of an item",
+    "record-item-named-'a/../../outs'": "impossible name of an item",
+    "record-item-named-'..'": "impossible name of an item",
+    "record-item-named-'.'": "impossible name of an item",
+    "record-item-named-''": "impossible name of an item",
+    "record-item-named-'a\\x00b'": "impossible name of an item",
+    "record-item-named-'state/'": "impossible name of an item",
+    "record-item-named-'xxxxxxxxxxxx'": "impossible name of an item",
+    "record-file-'../outside/canary'-[8, 0, 0]": "impossible name of a file",
+    "record-file-'/etc/passwd'-[8, 0, 0]": "impossible name of a file",
+    "record-file-'state/../../outside/'-[8, 0, 0]": "impossible name of a file",
+    "record-file-''-[8, 0, 0]": "impossible name of a file",
+    "record-file-'a\\x00b'-[8, 0, 0]": "impossible name of a file",
+    "record-file-'..'-[8, 0, 0]": "impossible name of a file",
+    "record-file-'state/_METADATA'-[-1, 0, 0]": "impossible size",
+    "record-file-'state/_METADATA'-[nan, 0, 0]": "impossible size",
+    "record-file-'state/_METADATA'-text": "too many values to unpack (expected 3)",
+    "record-version-future": "format version 999 is not known to this version of ckpt (whi",
+    "record-version-text": "format version '1' is not known to this version of ckpt (whi",
+    "record-version-nothing": "format version None is not known to this version of ckpt (wh",
+    "record-items-list": "'list' object has no attribute 'items'",
+    "record-items-empty": "it names no item",
+    "record-files-list": "'list' object has no attribute 'items'",
+    "record-files-empty": "was never saved",
+    "record-metrics-text": "dictionary update sequence element #0 has length 1; 2 is req",
+    "record-a-list": "list indices must be integers or slices, not str",
+    "record-a-number": "its fields do not fit: TypeError",
+    "record-nothing": "'NoneType' object is not subscriptable",
+    "record-empty-object": "'format_version'",
+    "record-deep": "maximum recursion depth",
+    "record-all-deep": "maximum recursion depth",
+    "record-double-files": "was never saved",
+    "record-long-number": "not valid JSON: Exceeds the limit (4300 digits) for integer",
+    "record-not-utf8": "not valid JSON: 'utf-8' codec can't decode byte 0xff in posi",
+    "checksums-block-bytes-zero": "state/checksums/process_0: not a checksum file: blocks of no",
+    "checksums-block-bytes-one": "too few checksums for chunk a/c/0/0",
+    "checksums-block-bytes-text": "state/checksums/process_0: not a checksum file: fields do no",
+    "checksums-no-chunks": "no checksum for chunk a/c/0/0",
+    "checksums-chunks-list": "state/checksums/process_0: not a checksum file: fields do no",
+    "checksums-no-blocks": "no checksum for chunk a/c/0/0",
+    "checksums-many-blocks": "its checksum differs",
+    "checksums-wrong-blocks": "its checksum differs",
+    "checksums-text-blocks": "no checksum for chunk a/c/0/0",
+    "checksums-deep": "maximum recursion depth",
+    "text-generator-deep": "maximum recursion depth",
+    "text-generator-pool": "impossible pool of a",
+    "text-bigint": "its text cannot be read: invalid literal for int() with base",
+    "process-deep": "maximum recursion depth",
+    "process-endless-list": "state/exact/process_0-of-1.json: not the state of a process:",
+    "process-huge-array": "state/exact/process_0-of-1.json: not the state of a process:",
+    "process-huge-count": "impossible number of processes",
+    "database-chunk-short": "has 359999 bytes, not",
+    "database-chunk-long": "has 720000 bytes, not",
+    "database-chunk-long-zstd": "too many for",
+    "database-zstd-bomb-zstd": "End of data expected",
+    "database-garbage-zstd": "ZSTD_decompressStream() failed",
+    "database-blosc-bomb-blosc": "claims to be",
+    "database-other-values-zstd": "its checksum differs",
+    "database-metadata-shape-zstd": "zarr.json says shape",
+    "database-metadata-chunk-zstd": "impossible shape",
+    "database-metadata-deep-zstd": "maximum recursion depth",
+    "database-metadata-long-zstd": "impossible zarr",
+    "database-metadata-inner-chunks-zstd": "Error reading shard entry",
+    "database-terabyte-chunk-zstd": "no memory for",
+    "database-terabyte-chunk": "has 360000 bytes, not",
+    "index-node-of-40-gigabytes": "impossible node of",
+    "index-node-of-40-gigabytes-orbax": "impossible node of",
+    "index-node-beyond-the-end": "Requested byte range",
+    "index-node-of-many-keys": "exceeds limit of 1048576",
+    "index-node-inflates-orbax": "Empty b-tree node",
+    "index-too-many-keys": "more than the 10 keys",
+    "pipe-ckpt.json": "no regular file",
+    "pipe-state/manifest.ocdbt": "no regular file",
+    "link-ckpt.json-zero": "no regular file",
+    "link-ckpt.json-passwd": "its own checksum does not match: it is damaged or incomplete",
+    "link-state/manifest.ocdbt-passwd": "at most: it is damaged, and not read",
+    "directory-ckpt.json": "is missing, though",
+    "directory-state/manifest.ocdbt": "manifest.ocdbt is missing",
+    "link-data": "its checksum differs",
+    "orbax-shape-2-50": "impossible shape",
+    "orbax-shape-overflow": "Integer overflow",
+    "orbax-shape-2-63": 'object member "shape',
+    "orbax-shape-2-70": 'object member "shape',
+    "orbax-zarr2-shape-2-50": "impossible shape",
+    "orbax-zarr2-shape-overflow": "Product of chunk dimensions",
+    "orbax-zarr2-shape-2-63": 'object member "shape',
+    "orbax-zarr2-shape-2-70": 'object member "shape',
+    "orbax-chunk-2-45": "impossible shape",
+    "orbax-chunk-2-45-files": "impossible shape",
+    "orbax-zarr2-chunk-2-45": "impossible shape",
+    "orbax-terabyte-of-missing-chunks": "Unable to allocate",
+    "orbax-gigabytes-of-missing-chunks": "Unable to allocate",
+    "orbax-negative": 'object member "shape',
+    "orbax-chunk-zero": 'object member "chunk_grid',
+    "orbax-nan": "Invalid JSON",
+    "orbax-text-shape": 'object member "shape',
+    "orbax-shape-nothing": 'object member "shape',
+    "orbax-many-dimensions": 'object member "shape',
+    "orbax-dtype": 'object member "fill_value',
+    "orbax-dtype-text": 'object member "data_type',
+    "orbax-zarr2-dtype": "no such dtype: byte",
+    "orbax-zarr2-structured": 'Must specify a "field"',
+    "orbax-json-deep": "maximum recursion depth",
+    "orbax-json-deep-files": "maximum recursion depth",
+    "orbax-json-only-brackets": "maximum recursion depth",
+    "orbax-json-large": "a/zarr.json has",
+    "orbax-json-list": "Expected object",
+    "orbax-json-empty": "a/zarr.json: not valid JSON: Expecting value: line 1 column",
+    "orbax-sharding-nested-thousand": "Error reading shard entry",
+    "orbax-codec-unknown": 'object member "codecs',
+    "orbax-chunk-short": "Not enough data",
+    "orbax-chunk-long": "End of data expected",
+    "orbax-zstd-bomb": "End of data expected",
+    "orbax-zstd-garbage": "ZSTD_decompressStream() failed",
+    "orbax-metadata-deep": "maximum recursion depth",
+    "orbax-metadata-list": "state/_METADATA: not a description of a tree: TypeError('lis",
+    "orbax-metadata-tree-list": "state/_METADATA: not a description of a tree: AttributeError",
+    "orbax-metadata-keys-text": "state/_METADATA: not a description of a tree: KeyError('valu",
+    "orbax-metadata-keys-numbers": "state/_METADATA: not a description of a tree: KeyError('valu",
+    "orbax-metadata-not-utf8": "state/_METADATA: not valid JSON: 'utf-8' codec can't decode",
+    "orbax-metadata-deep-tree": "maximum recursion depth",
+    "orbax-names-up": "its metadata zarr.json is missing",
+    "orbax-names-up-slash": "Invalid file path",
+    "orbax-names-absolute": "Invalid file path",
+    "orbax-names-nul": "embedded null byte",
+    "orbax-names-long": "File name too long",
+    "orbax-names-up-database": "Manifest not found",
+    "orbax-sharding-deep": "maximum recursion depth",
+    "orbax-arrays-deep": "maximum recursion depth",
+    "orbax-step-metadata-deep": "maximum recursion depth",
+    "orbax-step-metadata-list": "_CHECKPOINT_METADATA: not an object",
+    "orbax-manifest-garbage": "Length in header",
+    "orbax-manifest-empty": "Encoded length (0)",
+    "orbax-reference-outside": "outside the item",
+    "orbax-index-loop": "refers to itself",
+}

@@ -1,13 +1,17 @@
 """The child that opens checkpoints made to harm: tries every reader on each and reports the result.
 
 What must not happen (an abort, a hang, much memory, a file outside) is for the parent to see; here
-each call is only classed: "ok", the name of a `CheckpointError`, or "untyped ...".
+each call is only classed: "ok", "good", "problems ..." of `verify`, the name and text of a
+`CheckpointError`, or "untyped ...". `open_without` does the same without some of the bounds.
 """
 
 from __future__ import annotations
 
+import linecache
+import os
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import child
@@ -17,6 +21,8 @@ from states import differences
 
 import ckpt_core as ckpt
 
+PACKAGE = os.path.dirname(ckpt.__file__) + os.sep
+
 GOOD = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),
     "b": [np.int32(7), "text", 1.5],
@@ -25,8 +31,10 @@ GOOD = {
 
 
 def make(path: str) -> None:
-    """Saves the good checkpoint that the cases are made from; as a step too."""
+    """Saves the good checkpoint that the cases are made from; compressed, and as a step too."""
     ckpt.save(path, GOOD)
+    for codec in ("zstd", "blosc"):
+        ckpt.save(f"{path}-{codec}", GOOD, options=ckpt.Options(compression=codec))
     with ckpt.Checkpointer(f"{path}-steps", asynchronous=False) as checkpointer:
         checkpointer.save(0, GOOD)
 
@@ -43,9 +51,12 @@ def open_all(cases: list[tuple[str, str]]) -> None:
             "verify": lambda path=path: ckpt.verify(path),
         }
         started = time.perf_counter()
-        results = {reader: _class(call) for reader, call in readers.items()}
+        raised: list[list[Any]] = []
+        results = {reader: _class(call, raised) for reader, call in readers.items()}
         secs = time.perf_counter() - started
-        child.report(opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs)
+        child.report(
+            opened=name, results=results, rss_bytes=_peak_bytes(), secs=secs, raised=raised
+        )
 
 
 def open_steps(directory: str) -> None:
@@ -58,18 +69,34 @@ def open_steps(directory: str) -> None:
     child.report(opened=directory, results={"restore_latest": _class(resume)})
 
 
-def _class(call: Callable[[], Any]) -> str:
+def _class(call: Callable[[], Any], raised: list[list[Any]] | None = None) -> str:
+    result: Any
     try:
         result = call()
     except ckpt.CheckpointError as error:
-        return type(error).__name__
+        if raised is not None:
+            raised.extend(list(where) for where in _bounds_of(error))
+        return f"{type(error).__name__}: {error}"
     except Exception as error:
         return f"untyped {type(error).__name__}: {error}"[:300]
-    if isinstance(result, dict) and not differences(result, GOOD):
-        return "good"
+    if isinstance(result, dict):
+        return "ok" if differences(result, GOOD) else "good"
     if hasattr(result, "problems"):
-        return "ok" if result.ok else "problems"
+        return "ok" if result.ok else f"problems {'; '.join(map(str, result.problems))}"
     return "ok"
+
+
+def _bounds_of(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Where ckpt refused, as file and line: the raise that came first, and what became of it."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    for link in reversed(chain):
+        frame = traceback.extract_tb(link.__traceback__)[-1]
+        if frame.filename.startswith(PACKAGE):
+            line = linecache.getline(frame.filename, frame.lineno or 0)
+            if line.split()[:1] == ["raise"]:
+                yield frame.filename.removeprefix(PACKAGE), frame.lineno or 0
 
 
 def _peak_bytes() -> int:

@@ -25,7 +25,7 @@ class TestFaulty(TestAbacus):
     """The same with something wrong with the adapter: proves that the suite finds it."""
 
     @pytest.fixture(
-        params=["alias", "commit", "cut", "forget", "gather", "touch"],
+        params=["alias", "commit", "creep", "cut", "forget", "gather", "same", "shallow", "touch"],
         autouse=True,
     )
     def fault(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -38,14 +40,27 @@ class AbacusAdapter:
         return state
 
     def set_state(self, obj: Abacus, state: dict[str, Any], /) -> None:
+        if fault() == "creep":
+            obj.moves += 1
         obj.rows = list(state["rows"]) + ([obj.rows[1]] if fault() == "cut" else [])
         if fault() == "gather":
             obj.rows = [jnp.asarray(np.asarray(row)) for row in obj.rows]
         if fault() == "commit":
             obj.rows = [jax.device_put(row, jax.devices()[0]) for row in obj.rows]
         obj.key = state.get("key", obj.key)
-        obj.beads = aligned(np.asarray(state["beads"]))
-        obj.moves = state["moves"]
+        if fault() == "shallow":
+            obj.beads[...] = state["beads"]
+        else:
+            obj.beads = aligned(np.asarray(state["beads"]))
+        obj.moves = obj.moves if fault() == "creep" else state["moves"]
+
+    def copy(self, objects: Sequence[Abacus], /) -> list[Abacus]:
+        if fault() == "same":
+            return list(objects)
+        copies = [copy.copy(obj) for obj in objects]
+        for made in copies:
+            made.beads = made.beads if fault() == "shallow" else aligned(made.beads)
+        return copies
 
 
 ADAPTER = AbacusAdapter()

@@ -11,8 +11,16 @@ it meets an NNX object. Three functions are for the user:
     an Optax state's shapes, with the shardings that its slots take from the parameters.
 """
 
-from ckpt_flax_nnx._abstract import abstract, restore_or_init
-from ckpt_flax_nnx._adapter import ADAPTER, NNXAdapter
-from ckpt_flax_nnx._like_params import like_params
+try:
+    from ckpt_flax_nnx._abstract import abstract, restore_or_init
+    from ckpt_flax_nnx._adapter import ADAPTER, NNXAdapter
+    from ckpt_flax_nnx._like_params import like_params
+except ModuleNotFoundError as error:
+    _missing = (error.name or "").partition(".")[0]
+    if _missing not in ("flax", "optax"):
+        raise
+    raise ModuleNotFoundError(
+        f"ckpt_flax_nnx needs {_missing}: pip install 'ckpt-core[flax]'", name=_missing
+    ) from error
 
 __all__ = ["ADAPTER", "NNXAdapter", "abstract", "like_params", "restore_or_init"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,9 @@ from flax import nnx
 from flax.nnx import variablelib
 from jax.sharding import AbstractMesh, NamedSharding
 
-Key = str | int
-"""One step of a path: ``str`` for attributes and text keys, ``int`` for positions and int keys."""
+Key = str | int | tuple[Any, ...]
+"""One step of a path: ``str`` for attributes and text keys, ``int`` for positions and int keys; Flax
+has tuples where it keys a state by paths (``nnx.SpectralNorm``)."""
 
 
 class NNXAdapter:
@@ -47,7 +48,22 @@ class NNXAdapter:
         """
         if isinstance(obj, nnx.Variable):
             return _value_of(obj)
-        return _values(_live_state(obj), dict[int, Any]() if seen is None else seen)
+        return _values(_live_state(obj), dict[int, Any]() if seen is None else seen, _value_of)
+
+    def get_stored(
+        self, obj: Any, below: Callable[[str, Any], Any], seen: dict[int, Any] | None = None, /
+    ) -> Any:
+        """As ``get_state``, with ``below("value", ...)`` around what a Variable holds.
+
+        To Orbax a Variable is a node of the tree, whose array it calls ``value``.
+        """
+
+        def marked(variable: Any) -> Any:
+            return below("value", _value_of(variable))
+
+        if isinstance(obj, nnx.Variable):
+            return marked(obj)
+        return _values(_live_state(obj), dict[int, Any]() if seen is None else seen, marked)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
         """Puts values that are structured like ``get_state(obj)`` on the Variables of ``obj``.
@@ -85,6 +101,14 @@ class NNXAdapter:
                     was_set.append(value)
         return was_set
 
+    def copy(self, objects: Sequence[Any], /) -> list[Any]:
+        """The objects once more, of Variables of their own; arrays, which never change, are shared.
+
+        What the objects share (Variables, whole modules) the copies share, too.
+        """
+        graphdef, state = nnx.split(list(objects), graph=True)
+        return nnx.merge(graphdef, state, copy=True)
+
     def is_filter(self, only: Any, /) -> bool:
         """Whether it is a filter object of NNX, such as ``nnx.Not(nnx.Param)``."""
         return callable(only) and type(only).__module__.startswith("flax.nnx.")
@@ -107,20 +131,23 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
     """The live Variables (and bare arrays) of an object, nested by path, duplicates removed."""
     # graph=True whatever nnx.set_graph_mode says: tree mode repeats or refuses shared Variables.
     if isinstance(obj, nnx.State):
-        return nnx.state(obj, graph=True)
+        return obj.raw_mapping  # nnx.state would leave out abstract arrays without a Variable
     return nnx.state(obj, nnx.Not(nnx.Intermediate), graph=True)
 
 
-def _values(live: Mapping[Key, Any], seen: dict[int, Any]) -> dict[Key, Any]:
+def _values(
+    live: Mapping[Key, Any], seen: dict[int, Any], value_of: Callable[[Any], Any]
+) -> dict[Key, Any]:
+    """The values of Variables, as ``value_of`` gives them, and bare leaves, nested."""
     values: dict[Key, Any] = {}
     for key, child in live.items():
         if isinstance(child, Mapping):
-            values[key] = _values(child, seen)
+            values[key] = _values(child, seen, value_of)
         elif not isinstance(child, nnx.Variable):
             values[key] = _value_of(child)
         elif id(child) not in seen:  # Variables have no hash; they are kept, so the id stays theirs
             seen[id(child)] = child
-            values[key] = _value_of(child)
+            values[key] = value_of(child)
     return values
 
 

@@ -9,6 +9,14 @@ it meets a Grain iterator. Two functions are for the user:
     have every restore prove that the next element is the one that the saved run would have seen.
 """
 
-from ckpt_grain._adapter import ADAPTER, GrainAdapter, ignore_pipeline_changes, with_proof
+try:
+    from ckpt_grain._adapter import ADAPTER, GrainAdapter, ignore_pipeline_changes, with_proof
+except ModuleNotFoundError as error:
+    _missing = (error.name or "").partition(".")[0]
+    if _missing != "grain":
+        raise
+    raise ModuleNotFoundError(
+        f"ckpt_grain needs {_missing}: pip install 'ckpt-core[grain]'", name=_missing
+    ) from error
 
 __all__ = ["ADAPTER", "GrainAdapter", "ignore_pipeline_changes", "with_proof"]

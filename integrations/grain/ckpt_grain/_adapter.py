@@ -14,6 +14,7 @@ from grain import experimental as grain_experimental
 
 from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_grain import _pipeline, _repair
+from ckpt_grain._lines import FIRM, WHOLE
 from ckpt_grain._proof import Proven
 
 IteratorT = TypeVar("IteratorT")
@@ -41,7 +42,11 @@ class GrainAdapter:
         self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
             weakref.WeakKeyDictionary()
         )
+        self._described_before: weakref.WeakKeyDictionary[
+            Any, weakref.WeakKeyDictionary[Any, dict[str, Any]]
+        ] = weakref.WeakKeyDictionary()
         self._tolerant: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are Grain iterators or pipelines."""
@@ -68,6 +73,13 @@ class GrainAdapter:
         # Grain hands out objects that it goes on using.
         return {"grain": copy.deepcopy(state), "pipeline": description}
 
+    def notice(self, obj: Any, /) -> None:
+        """Remembers what the pipeline of a new iterator is, before it is used and fills caches."""
+        _require_iterator(obj)
+        inner = obj.iterator if isinstance(obj, Proven) else obj
+        if inner not in self._descriptions:
+            self._descriptions[inner] = _pipeline.describe(inner, WHOLE)
+
     def get_position(self, obj: Any, /) -> dict[str, Any]:
         """A state to go back to: without the description of the pipeline, and without proof."""
         _require_iterator(obj)
@@ -86,6 +98,7 @@ class GrainAdapter:
         if isinstance(obj, Proven):
             self._set_proven(obj, state)
             return
+        self._remember(obj, state["pipeline"])
         _repair.let_go_of_workers(obj, state["grain"])
         # Grain keeps what it is given, and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
@@ -104,9 +117,16 @@ class GrainAdapter:
             self.check_state(obj.iterator, state)
             return
         saved = state["pipeline"]
-        if saved is None or obj in self._tolerant:
+        if saved is None:
             return
-        _pipeline.require_same(saved, self._describe(obj))
+        if obj in self._tolerant:
+            _pipeline.require_same_count(saved)
+            return
+        told = _pipeline.how_told(saved)
+        now = self._descriptions.get(obj)
+        if now is None or now["told"] != told:
+            now = _pipeline.describe(obj, told)
+        _pipeline.require_same(saved, now)
 
     def to_text(self, state: dict[str, Any], /) -> str:
         """The file that Grain's own Orbax handler would have written."""
@@ -122,7 +142,7 @@ class GrainAdapter:
         return {"grain": _repair.after_json(json.loads(text)), "pipeline": None}
 
     def ignore_pipeline_changes(self, obj: IteratorT) -> IteratorT:
-        """Marks an iterator so that ``set_state`` does not compare pipelines; returns it."""
+        """Marks an iterator so that ``set_state`` compares process counts only; returns it."""
         _require_iterator(obj)
         self._tolerant.add(obj.iterator if isinstance(obj, Proven) else obj)
         return obj
@@ -142,12 +162,36 @@ class GrainAdapter:
                 "a function of the pipeline? Restore into the iterator without with_proof to accept it.",
             )
 
+    def _remember(self, obj: Any, saved: dict[str, Any] | None) -> None:
+        """What the pipeline is, before it is used, told as in what is restored.
+
+        None is a restore that is taken back, or a state of Grain's own.
+        """
+        if saved is None:
+            before = self._described_before.pop(obj, None)
+            if before is not None:
+                self._descriptions.pop(obj, None)
+                self._descriptions.update(before)
+            return
+        self._described_before[obj] = weakref.WeakKeyDictionary(
+            {obj: self._descriptions[obj]} if obj in self._descriptions else {}
+        )
+        told = _pipeline.how_told(saved)
+        if obj not in self._descriptions or self._descriptions[obj]["told"] != told:
+            self._descriptions[obj] = _pipeline.describe(obj, FIRM if told == FIRM else WHOLE)
+
     def _describe(self, obj: Any) -> dict[str, Any]:
-        """The description of the iterator's pipeline, made once: pipelines do not change."""
-        if obj not in self._descriptions:
+        """The description of the iterator's pipeline, made once: pipelines do not change.
+
+        One that is met here for the first time may have given elements already, and caches of its
+        transformations may be filled: what those are is left out.
+        """
+        if obj not in self._warned:
             for problem in _pipeline.problems(obj):
                 warnings.warn(problem, UserWarning, stacklevel=2)
-            self._descriptions[obj] = _pipeline.describe(obj)
+            self._warned.add(obj)
+        if obj not in self._descriptions:
+            self._descriptions[obj] = _pipeline.describe(obj, FIRM)
         return copy.deepcopy(self._descriptions[obj])
 
 
@@ -158,6 +202,8 @@ def ignore_pipeline_changes(iterator: IteratorT) -> IteratorT:
     seen. Use it where a change is meant::
 
         ckpt.restore(path, data=ckpt_grain.ignore_pipeline_changes(iterator))
+
+    Another number of processes is refused all the same: nobody can mean what would come of it.
     """
     return ADAPTER.ignore_pipeline_changes(iterator)
 

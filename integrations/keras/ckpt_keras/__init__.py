@@ -49,16 +49,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
-    from ckpt_keras._backend import import_keras
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
 
-    import_keras()  # says what to do where Keras or its backend is missing
-    module, attribute = _HOMES[name]
-    value = getattr(importlib.import_module(f"ckpt_keras.{module}"), attribute)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
+        from ckpt_keras._backend import import_keras
+
+        import_keras()  # says what to do where Keras or its backend is missing
+        module, attribute = _HOMES[name]
+        value = getattr(importlib.import_module(f"ckpt_keras.{module}"), attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

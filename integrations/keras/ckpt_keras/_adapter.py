@@ -10,9 +10,11 @@ import numpy as np
 
 from ckpt_core import CheckpointError
 from ckpt_keras import _matching
+from ckpt_keras._assets import warn_of_left_out
 from ckpt_keras._backend import on_jax
-from ckpt_keras._matching import Named
-from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_variables, value_at
+from ckpt_keras._counted import counted_anywhere, counted_in
+from ckpt_keras._names import Named
+from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_object, value_at
 
 
 class KerasAdapter:
@@ -39,6 +41,8 @@ class KerasAdapter:
         if _is_variable(obj):
             return _value(obj)
         slots = slots_of(obj)
+        if _is_layer(obj):
+            warn_of_left_out(obj)
         return nested(slots, [_value(slot.variable) for slot in slots])
 
     def set_state(self, obj: Any, state: Any, /) -> None:
@@ -67,20 +71,20 @@ class KerasAdapter:
         self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
     ) -> tuple[dict[str, str], set[str]]:
         """Which saved name is which of the object's; see ``ckpt_core.Adapter``."""
+        del ordered  # what is counted says its order itself
         if _is_variable(obj):
             return {}, set()
         before = [Named(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in saved.items()]
-        now = named(slots_of(obj))
+        now = named(obj)
         if _is_layer(obj):
-            return _matching.align_model(before, now, ordered=ordered)
-        return _matching.align_plain(before, now, ordered=ordered), set()
+            return _matching.align_model(before, now, counted=counted_in(obj))
+        return _matching.align_plain(before, now, counted=counted_anywhere()), set()
 
 
 def slots_of(obj: Any) -> Sequence[Slot]:
     """Every variable of a Keras object, in a fixed order."""
     if not _is_layer(obj):
-        variables = obj.variables if hasattr(obj, "variables") else [obj.state]
-        return slots_of_variables(variables)
+        return slots_of_object(obj)
     if hasattr(obj, "jax_state_sync"):
         obj.jax_state_sync()  # inside fit the values lie with the trainer, not in the variables
     _complete(obj)
@@ -115,10 +119,18 @@ def _refresh_normalization(model: Any) -> None:
             getattr(model, f"make_{name}_function")(force=True)
 
 
-def named(slots: Sequence[Slot]) -> list[Named]:
-    """Slots as the matching knows them."""
+def named(obj: Any) -> list[Named]:
+    """The variables of a live object as the matching knows them."""
+    root = (str(obj.name),) if _is_layer(obj) else ()
+    slots = slots_of(obj)
     return [
-        Named(slot.text, tuple(slot.variable.shape), _dtype(slot.variable))
+        Named(
+            slot.text,
+            tuple(slot.variable.shape),
+            _dtype(slot.variable),
+            (*root, *slot.owners),
+            None if slot.weight is None else slot.weight.text,
+        )
         # the order in which the nested tree is written
         for slot in _in_tree_order(slots)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_core import Options, keep
 from ckpt_keras._monitor import checked_mode, direction
 
-ITEMS = ("model", "model_config", "fit", "data")
+ITEMS = ("pytree", "model", "model_config", "assets", "fit", "data")
 """Names of the items of a step; ``extra=`` takes any others."""
 
 
@@ -30,6 +30,8 @@ class Arguments:
     steps_per_epoch: int
     restore: bool
     host_only: bool
+    save_interval_steps: int | None = None
+    keep_period: int | None = None
     track: tuple[Any, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Options | None = None
@@ -44,6 +46,8 @@ class Arguments:
         if self.max_to_keep is None:
             return None
         policy = keep.latest(self.max_to_keep)
+        if self.keep_period is not None:
+            policy |= keep.every_steps(self.keep_period)
         mode = direction(self.monitor, self.mode, model)
         return policy if mode is None else policy | keep.best(self.monitor, n=1, mode=mode)
 
@@ -78,6 +82,17 @@ def checked_save_freq(save_freq: Any) -> str | int:
     if save_freq == "epoch" or number:
         return save_freq
     raise ValueError(f"save_freq must be 'epoch' or a number of batches, got {save_freq!r}")
+
+
+def checked_period(period: Any, name: str) -> int | None:
+    """A number of steps, or None.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if period is None or (isinstance(period, int) and not isinstance(period, bool) and period > 0):
+        return period
+    raise ValueError(f"{name} must be a number of steps from 1 on, got {period!r}")
 
 
 def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -116,6 +131,13 @@ def make_arguments(given: Mapping[str, Any]) -> Arguments:
     max_to_keep = given["max_to_keep"]
     if max_to_keep is not None and max_to_keep < 1:
         raise ValueError(f"max_to_keep must be at least 1, or None to keep all, got {max_to_keep}")
+    interval = checked_period(given["save_interval_steps"], "save_interval_steps")
+    if interval is not None and given["save_freq"] != "epoch":
+        raise ValueError(
+            f"save_interval_steps={interval} and save_freq={given['save_freq']!r} both say when to save: pass one"
+        )
+    if given["keep_period"] is not None and max_to_keep is None:
+        raise ValueError("keep_period needs max_to_keep: without it every step is kept anyway")
     return Arguments(
         directory=directory,
         monitor=monitor,
@@ -129,6 +151,8 @@ def make_arguments(given: Mapping[str, Any]) -> Arguments:
         steps_per_epoch=int(given["steps_per_epoch"]),
         restore=bool(given["restore"]),
         host_only=bool(given["host_only"]),
+        save_interval_steps=interval,
+        keep_period=checked_period(given["keep_period"], "keep_period"),
         track=checked_track(given["track"]),
         extra=checked_extra(given["extra"]),
         options=given["options"],

@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import CheckpointNotFound
+from ckpt_core import CheckpointCorrupt, CheckpointNotFound
+from ckpt_keras._assets import ASSETS, names_of_owners
 
 logger = logging.getLogger("ckpt_keras")
 
@@ -16,7 +17,24 @@ CONFIG = "model_config"
 """Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
 
 
-def config_item(model: Any) -> dict[str, Any]:
+class ConfigItem:
+    """A model's description as an item of a step: written anew by each save, restored by none."""
+
+    written_anew = True
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        self._description = description
+
+    def get_state(self) -> dict[str, Any]:
+        """What is saved."""
+        return self._description
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """For completeness: restoring it changes no model."""
+        self._description = dict(state)
+
+
+def config_item(model: Any) -> ConfigItem:
     """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON.
 
     Of a model that Keras cannot serialise (a class without ``get_config``, a lambda as loss) it is
@@ -28,10 +46,12 @@ def config_item(model: Any) -> dict[str, Any]:
         with warnings.catch_warnings():
             # Keras' Variable.numpy() does not know of numpy 2's copy=: no business of who saves
             warnings.simplefilter("ignore", DeprecationWarning)
-            return {"config": json.dumps(keras.saving.serialize_keras_object(model))}
+            item = {"config": json.dumps(keras.saving.serialize_keras_object(model))}
     except Exception as error:  # whatever a user's get_config may raise: weights are still saved
         logger.info("%s has no configuration to save: %s", model.name, error)
-        return {"config": "", "reason": f"{type(error).__name__}: {error}"}
+        item = {"config": "", "reason": f"{type(error).__name__}: {error}"}
+    names = names_of_owners(model)
+    return ConfigItem(item if names == "{}" else {**item, ASSETS: names})
 
 
 def model_from_config(
@@ -46,6 +66,7 @@ def model_from_config(
 
     Raises:
         CheckpointNotFound: no configuration was saved, with the reason.
+        CheckpointCorrupt: what was saved is no configuration.
     """
     import keras
 
@@ -56,7 +77,10 @@ def model_from_config(
             f"{where}: no model configuration ({reason}): make the model by code and call "
             "ckpt_keras.restore(directory, model)"
         )
-    config = json.loads(text)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{where}: its model configuration is no JSON: {error}") from error
     if not compile:
         config["compile_config"] = None
     return keras.saving.deserialize_keras_object(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +30,16 @@ class FitData:
         self._next_feed: _Feed | None = None
         self._adapter: Any = None
         self._each_epoch = False
+        self._shuffles_by_torch = False
+
+    @property
+    def shuffles_by_torch(self) -> bool:
+        """Whether torch's global random state decides the order of the batches."""
+        return self._shuffles_by_torch
+
+    def before_epoch(self) -> None:
+        """Lets every epoch begin with batches of its own."""
+        _drop_carried_over(self._adapter)
 
     @property
     def given(self) -> bool:
@@ -40,10 +52,18 @@ class FitData:
         Raises:
             CheckpointError: ``fit`` trains from something else.
         """
+        adapter = self._adapter = inside.adapter
+        _drop_carried_over(adapter)
+        self._shuffles_by_torch = type(adapter).__name__ == "TorchDataLoaderAdapter"
         if self._given is None:
             return
-        adapter = getattr(inside.epochs, "data_adapter", None)
-        self._adapter = adapter
+        packages = {cls.__module__.partition(".")[0] for cls in type(self._given).__mro__}
+        if packages & {"torch", "torchdata"}:
+            raise CheckpointError(
+                "data= takes Grain datasets, loaders and iterators, whose position can be saved; "
+                f"a {type(self._given).__name__} of torch has none. Leave data= away: the batches that were trained already are then drawn again and "
+                "dropped, in the order of torch's global random state, which is saved"
+            )
         if self._is_iterator:
             _refuse_reading_ahead()
             return
@@ -113,13 +133,16 @@ class _Feed:
         self.first_batch: int | None = None
         self._drawn = 0
         self._before: Any = None
+        self._before_last = False
         self._ahead = _reads_ahead()
 
     def __iter__(self) -> _Feed:
         return self
 
     def __next__(self) -> Any:
-        if self._ahead:
+        # of the first one, too: an epoch that is entered in its middle is looked into
+        self._before_last = self._ahead or not self._drawn
+        if self._before_last:
             self._before = self.iterator.get_state()
         element = next(self.iterator)
         self._drawn += 1
@@ -128,7 +151,7 @@ class _Feed:
     def at(self, batches: int, make: Callable[[], Iterator[Any]]) -> Any:
         """The iterator as it was when ``batches`` had been trained."""
         ahead = 0 if self.first_batch is None else self._drawn - (batches - self.first_batch)
-        if not self._ahead or ahead <= 0:
+        if not self._before_last or ahead <= 0:
             return self.iterator
         if ahead > 1:
             raise CheckpointError(
@@ -138,6 +161,20 @@ class _Feed:
         earlier: Any = make()
         earlier.set_state(self._before)
         return earlier
+
+
+def _drop_carried_over(adapter: Any) -> None:
+    """Forgets batches that a PyDataset's workers made before, in the order of another shuffle.
+
+    Keras looks at the first batches before training, and its queue gives the rest of them to the
+    next epoch, which then has some samples twice and others not at all, differently at a restart.
+    """
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():
+        return
+    with contextlib.suppress(queue.Empty):
+        while True:
+            enqueuer.ready_queue.get(block=False)
 
 
 def _reads_ahead() -> bool:

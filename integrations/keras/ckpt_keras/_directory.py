@@ -8,9 +8,10 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import Checkpointer, CheckpointNotFound, Options, Restored
+from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
 from ckpt_keras._config import CONFIG, config_item, model_from_config
-from ckpt_keras._items import MODEL, Contents, contents_of, model_item
+from ckpt_keras._items import Contents, contents_of, model_items, model_targets
 
 Path = str | os.PathLike[str]
 
@@ -52,13 +53,26 @@ def save(
         'out'
     """
     require_jax(host_only)
-    items: dict[str, Any] = {MODEL: model_item(model, weights_only=_weights_only(what))}
-    items[CONFIG] = config_item(model)
-    if step is None:
-        if metrics is not None:
-            raise TypeError("metrics= belongs to a step: pass step= as well")
-        ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
-        return os.path.abspath(os.path.expanduser(directory))
+    if step is None and metrics is not None:
+        raise TypeError("metrics= belongs to a step: pass step= as well")
+    with saved_beside():
+        weights_only = _weights_only(what)
+        items = model_items(model, weights_only=weights_only, config=config_item(model))
+        if step is None:
+            ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
+            return os.path.abspath(os.path.expanduser(directory))
+        return _save_step(directory, step, items, options, overwrite, metadata, metrics)
+
+
+def _save_step(
+    directory: Path,
+    step: int,
+    items: Mapping[str, Any],
+    options: Options | None,
+    overwrite: bool,
+    metadata: Any,
+    metrics: Mapping[str, float] | None,
+) -> str:
     with Checkpointer(directory, asynchronous=False, options=options) as checkpointer:
         checkpointer.save(
             step, items=items, overwrite=overwrite, metadata=metadata, metrics=metrics, force=True
@@ -181,7 +195,7 @@ class _Source:
                     f"{self.path} holds no checkpoint: no step was saved there"
                 )
             info = self._checkpointer.inspect(self._step)
-        self.path = info.path
+        self.path, self._info = info.path, info
         self.contents: Contents = contents_of(info)
 
     def __enter__(self) -> _Source:
@@ -199,11 +213,12 @@ class _Source:
 
     def restore(self, model: Any, **arguments: Any) -> Restored:
         """The model's item, set on a model."""
-        items = {self.contents.item: model}
-        if self._checkpointer is None:
-            return ckpt.restore(self.path, items=items, options=self._options, **arguments)
-        assert self._step is not None
-        return self._checkpointer.restore(self._step, items=items, **arguments)
+        with saved_beside():
+            items = model_targets(model, self.contents, self._info, self._options)
+            if self._checkpointer is None:
+                return ckpt.restore(self.path, items=items, options=self._options, **arguments)
+            assert self._step is not None
+            return self._checkpointer.restore(self._step, items=items, **arguments)
 
 
 def _is_step(path: str) -> bool:

@@ -10,27 +10,49 @@ an epoch that was interrupted is run from its beginning.
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from ckpt_keras._entering import Batches
 
 _MOST_FRAMES = 16
 
 
 @dataclass(frozen=True)
 class InsideFit:
-    """The parts of a running ``fit``; None for what was not found.
+    """The parts of a running ``fit``; None for what was not found, and when it is over.
 
     Attributes:
-        callbacks: Keras' ``CallbackList``.
+        list_of_callbacks: gives Keras' ``CallbackList``. It is held by ``fit`` alone, so that its
+            end is that of a fit which an exception ended, of which no callback is told.
         epochs: Keras' epoch iterator.
         last_epoch: the argument ``epochs`` of fit.
     """
 
-    callbacks: Any = None
+    list_of_callbacks: Callable[[], Any] = lambda: None
     epochs: Any = None
     last_epoch: int | None = None
+
+    @property
+    def callbacks(self) -> Any:
+        """Keras' ``CallbackList``."""
+        return self.list_of_callbacks()
+
+    @property
+    def adapter(self) -> Any:
+        """Keras' adapter of the data."""
+        return getattr(self.epochs, "data_adapter", None)
+
+    @property
+    def batches(self) -> Batches:
+        """Size and number of the batches of an epoch."""
+        size = getattr(self.adapter, "batch_size", None)
+        count = getattr(self.epochs, "num_batches", None)
+        return Batches(size or None, count or None)
 
 
 def look_around(callback: Any) -> InsideFit:
@@ -49,28 +71,39 @@ def look_around(callback: Any) -> InsideFit:
             epochs, last_epoch = known["epoch_iterator"], known.get("epochs")
             break
         frame = frame.f_back
-    return InsideFit(callbacks, epochs, last_epoch)
+    if callbacks is None:
+        return InsideFit(epochs=epochs, last_epoch=last_epoch)
+    return InsideFit(weakref.ref(callbacks), epochs, last_epoch)
 
 
 def go_around(inside: InsideFit, first: Any, last: Any) -> None:
     """Puts one callback before all others and one after them, from the next event on."""
-    if inside.callbacks is None:
+    callbacks = inside.callbacks
+    if callbacks is None:
         return
-    others = [other for other in inside.callbacks.callbacks if other not in (first, last)]
+    others = [other for other in callbacks.callbacks if other not in (first, last)]
     # a new list: the one that is being walked through right now stays as it is
-    inside.callbacks.callbacks = [first, *others, last]
+    callbacks.callbacks = [first, *others, last]
+
+
+def when_over(inside: InsideFit, tell: Callable[[], None]) -> None:
+    """Calls a function, not a method of what fit holds, when ``fit`` is gone, however it ended."""
+    callbacks = inside.callbacks
+    if callbacks is not None:
+        weakref.finalize(callbacks, tell).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:
     """Whether an epoch can be entered in its middle."""
-    return hasattr(inside.epochs, "_enumerate_iterator")
+    return hasattr(inside.epochs, "_enumerate_iterator") and inside.callbacks is not None
 
 
-def skip_batches(inside: InsideFit, count: int, *, draw: bool) -> None:
+def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> None:
     """Lets the next epoch begin after ``count`` batches.
 
     Args:
         inside: of the running fit.
+        model: that trains.
         count: batches that were trained already.
         draw: whether to take these batches from the data and drop them; False where the data
             stands at the right place.
@@ -80,11 +113,46 @@ def skip_batches(inside: InsideFit, count: int, *, draw: bool) -> None:
 
     def enumerate_rest() -> Iterator[Any]:
         del epochs._enumerate_iterator  # for this epoch only
+        trains = False
         for begin, end, batches in enumerate_all():
-            if begin >= count:
-                yield begin, end, batches
-            elif draw:
-                for _ in range(min(end + 1, count) - begin):
+            if begin < count:
+                for _ in range(min(end + 1, count) - begin if draw else 0):
                     next(batches, None)
+                continue
+            if not trains:
+                first = list(itertools.islice(batches, 1))  # of unknown length it may have ended
+                if not first:
+                    epochs._current_iterator = None
+                    epochs.data_adapter.on_epoch_end()
+                    break
+                trains = True
+                yield begin, end, itertools.chain(first, batches)
+            else:
+                yield begin, end, batches
+        if not trains:
+            yield from _nothing_to_train(inside, model, count)
 
     epochs._enumerate_iterator = enumerate_rest
+
+
+def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any]:
+    """One batch that trains nothing and that no callback sees.
+
+    All batches of the epoch were trained, and what comes after them was not done: validation, and
+    what callbacks do at its end. Keras goes there only with the logs of a batch.
+    """
+    logs = dict(model.get_metrics_result())
+    train, callbacks = model.train_function, inside.callbacks
+    names = ("on_train_batch_begin", "on_train_batch_end")
+    kept = {name: vars(callbacks)[name] for name in names if name in vars(callbacks)}
+    model.train_function = lambda state, batches: (logs, state)
+    for name in names:
+        setattr(callbacks, name, lambda *args, **kwargs: None)
+    try:
+        yield count, count, iter(())
+    finally:
+        model.train_function = train
+        for name in names:
+            delattr(callbacks, name)
+            if name in kept:
+                setattr(callbacks, name, kept[name])

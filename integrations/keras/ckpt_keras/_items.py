@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core import CheckpointInfo, CheckpointNotFound
+import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo, CheckpointNotFound, Options
 from ckpt_keras._adapter import ADAPTER
-from ckpt_keras._config import CONFIG
+from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of
+from ckpt_keras._config import CONFIG, ConfigItem
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
 
-MODEL = "model"
-ORBAX_MODEL = "pytree"
-"""The item's name in directories of ``keras.callbacks.OrbaxCheckpoint``."""
+MODEL = "pytree"
+"""The item's name in directories of ``keras.callbacks.OrbaxCheckpoint``, which Keras' own
+``load_model`` and ``load_weights`` look for."""
+
+OLD_MODEL = "model"
+"""Its name in older checkpoints of this package."""
 
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
@@ -34,13 +39,18 @@ class Contents:
     others: frozenset[str]
 
     @property
-    def by_orbax(self) -> bool:
-        """Whether ``keras.callbacks.OrbaxCheckpoint`` wrote it."""
-        return self.item == ORBAX_MODEL
+    def has_progress(self) -> bool:
+        """Whether it says where ``fit`` stood; ``keras.callbacks.OrbaxCheckpoint`` does not."""
+        return "fit" in self.others
+
+    @property
+    def has_assets(self) -> bool:
+        """Whether there are files of layers, such as vocabularies."""
+        return ASSETS in self.others
 
     def only_weights(self) -> list[str]:
         """The ``only=`` that takes weights and random state of the model, and all of ``fit``."""
-        return [*(f"{self.item}/{name}/**" for name in WEIGHTS), "fit/**"]
+        return [*(f"{self.item}/{name}/**" for name in WEIGHTS), "fit/**", f"{ASSETS}/**"]
 
 
 def contents_of(info: CheckpointInfo) -> Contents:
@@ -49,20 +59,49 @@ def contents_of(info: CheckpointInfo) -> Contents:
     Raises:
         CheckpointNotFound: there is none.
     """
-    for name in (MODEL, ORBAX_MODEL):
+    for name in (MODEL, OLD_MODEL):
         if name in info.items:
             tops = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
             others = frozenset(info.items) - {name, CONFIG}
             return Contents(name, tops <= set(WEIGHTS), CONFIG in info.items, others)
     known = ", ".join(info.items) or "none"
     raise CheckpointNotFound(
-        f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r}"
+        f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or {OLD_MODEL!r}"
     )
 
 
-def model_item(model: Any, *, weights_only: bool) -> Any:
-    """What is saved as the model: itself, or the tree of its weights and random state."""
-    if not weights_only:
-        return model
-    state = ADAPTER.get_state(model)
-    return {name: state[name] for name in WEIGHTS if name in state}
+def model_items(
+    model: Any, *, weights_only: bool = False, config: ConfigItem | None
+) -> dict[str, Any]:
+    """What is saved of a model: its variables, its assets and its configuration, if any.
+
+    Args:
+        model: itself.
+        weights_only: leave out optimizer and metrics.
+        config: what ``config_item`` gave; None leaves assets out, too, as Keras' callback does.
+    """
+    items: dict[str, Any] = {MODEL: model}
+    if weights_only:
+        state = ADAPTER.get_state(model)
+        items[MODEL] = {name: state[name] for name in WEIGHTS if name in state}
+    if config is not None:
+        assets = assets_of(model)
+        items[CONFIG] = config
+        if assets:
+            items[ASSETS] = assets
+    return items
+
+
+def model_targets(
+    model: Any, contents: Contents, info: CheckpointInfo, options: Options | None
+) -> dict[str, Any]:
+    """What a model and its assets are restored into.
+
+    Raises:
+        StructureMismatch: assets of a layer that the model lacks.
+    """
+    targets: dict[str, Any] = {contents.item: model}
+    if contents.has_assets:
+        config = ckpt.load(info.path, item=CONFIG, options=options) if contents.has_config else {}
+        targets[ASSETS] = AssetsTarget(model, info, config.get(ASSETS, ""))
+    return targets

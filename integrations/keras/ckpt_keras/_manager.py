@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import Checkpointer, Restored
+from ckpt_core import Checkpointer, Options, Restored
+from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
-from ckpt_keras._config import CONFIG, config_item
-from ckpt_keras._items import MODEL, contents_of
+from ckpt_keras._config import ConfigItem, config_item
+from ckpt_keras._items import contents_of, model_items, model_targets
 
 
 class KerasCheckpointManager:
@@ -51,7 +52,8 @@ class KerasCheckpointManager:
         self.model = model
         self.steps_per_epoch = steps_per_epoch
         self.checkpointer = Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)
-        self._config: dict[str, Any] | None = None
+        self._options: Options | None = kwargs.get("options")
+        self._config: ConfigItem | None = None
 
     def save_state(self, epoch: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Whether a save of the model after this epoch was started.
@@ -64,8 +66,10 @@ class KerasCheckpointManager:
         """
         if self._config is None:
             self._config = config_item(self.model)
-        items = {MODEL: self.model, CONFIG: self._config}
-        return self.checkpointer.save(epoch * self.steps_per_epoch, items=items, metrics=metrics)
+        items = model_items(self.model, config=self._config)
+        step = epoch * self.steps_per_epoch
+        with saved_beside():
+            return self.checkpointer.save(step, items=items, metrics=metrics)
 
     def restore_state(self, step: int | None = None) -> Restored | None:
         """A step set on the model, the newest whole one without ``step``; None where there is none.
@@ -74,13 +78,16 @@ class KerasCheckpointManager:
             StructureMismatch: the checkpoint is of another model; nothing was changed.
             CheckpointNotFound: there is no such step.
         """
+        self.checkpointer.wait_until_finished()  # what was saved last may be asked for
         newest = self.checkpointer.latest_step() if step is None else step
         if newest is None:
             return None
-        item = contents_of(self.checkpointer.inspect(newest)).item
-        if step is None:
-            return self.checkpointer.restore_latest(items={item: self.model})
-        return self.checkpointer.restore(step, items={item: self.model})
+        with saved_beside():
+            info = self.checkpointer.inspect(newest)
+            targets = model_targets(self.model, contents_of(info), info, self._options)
+            if step is None:
+                return self.checkpointer.restore_latest(items=targets)
+            return self.checkpointer.restore(step, items=targets)
 
     def all_steps(self) -> list[int]:
         """Every committed step, ascending."""

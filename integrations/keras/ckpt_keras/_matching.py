@@ -1,77 +1,69 @@
-"""Saved names against those of a live object: by path, by rank of the numbers, by position. Pure.
+"""Saved names against those of a live object: by path, or by Keras' own counters. Pure.
 
-Keras numbers what has no name of its own by counters of the process: the second ``Dense`` is
-``dense_1``, the second Adam ``adam_1``, and its slots carry the names of the layers. The same code
-has other names in another process or in the second half of a notebook. Each collection is matched
-as a whole, or not at all: half a match by name and half by guess is how weights end up in the
-wrong layer.
+Names that both sides have keep their own. What Keras counted (``_names``) is matched by the order
+of the counters, all variables of a layer to those of one layer. All else keeps its saved name, so
+that the error which follows names both sides: a guess is how weights end up in the wrong layer.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Set
 
-from ckpt_keras._slots import (
-    METRICS,
-    MORE_OPTIMIZERS,
-    NON_TRAINABLE,
-    TRAINABLE,
-    without_count,
+from ckpt_keras._names import (
+    Named,
+    embed,
+    flat,
+    flat_pattern,
+    inside,
+    pair_by_rank,
+    patterns,
+    split,
 )
-
-_NUMBER = re.compile(r"_\d+(?=/|_|@|$)")
-
-
-@dataclass(frozen=True)
-class Named:
-    """A variable as both sides know it: full path, and what it holds."""
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def kind(self) -> tuple[tuple[int, ...], str]:
-        """What must agree for one to stand for another."""
-        return self.shape, self.dtype
-
+from ckpt_keras._slots import METRICS, MORE_OPTIMIZERS, NON_TRAINABLE, TRAINABLE
 
 Names = dict[str, str]
 """Saved path -> path now."""
 
 
 def align_model(
-    saved: Sequence[Named], wanted: Sequence[Named], *, ordered: bool
+    saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]
 ) -> tuple[Names, set[str]]:
     """Names that changed, and paths of either side that are left alone.
 
     Metrics are left alone where they do not fit: they count the epoch that is running, and Keras
-    resets them at the next. Everything else that does not fit keeps its name, so that the error
-    which follows names both sides.
+    resets them at the next.
+
+    Args:
+        saved: of the checkpoint.
+        wanted: of the live model, with owners and weights.
+        counted: names of classes, which Keras counts.
     """
-    names: Names = {}
     old, new = _by_collection(saved), _by_collection(wanted)
-    weights = _align_weights(old, new, ordered)
-    names.update(weights)
+    weights = _align_weights(old, new, counted)
+    names = dict(weights)
+    origins = {now: (flat(before), _dotted(before)) for before, now in weights.items()}
     for group in sorted({*old, *new} - {TRAINABLE, NON_TRAINABLE, METRICS}):
-        names.update(
-            _align_optimizer(old.get(group, []), new.get(group, []), group, weights, ordered)
-        )
-    metrics = _align_whole(old.get(METRICS, []), new.get(METRICS, []), _last, ordered)
-    if metrics is not None:
-        names.update(metrics)
-        return _changed(names), set()
-    left_alone = {entry.path for side in (old, new) for entry in side.get(METRICS, [])}
-    return _changed(names), left_alone
+        names |= _align_optimizer(old.get(group, []), new.get(group, []), group, origins, counted)
+    metrics, others = old.get(METRICS, []), new.get(METRICS, [])
+    paired = _align_metrics(metrics, others, counted)
+    if paired is not None:
+        return _changed(names | paired), set()
+    return _changed(names), {entry.path for entry in (*metrics, *others)}
 
 
-def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, ordered: bool) -> Names:
+def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]) -> Names:
     """Names that changed in an optimizer, a metric or a seed generator of its own."""
-    return _changed(_align_optimizer(saved, wanted, "", {}, ordered))
+    origins = _origins_of_slots(saved, wanted, counted)
+    return _changed(_align_optimizer(saved, wanted, "", origins, counted))
+
+
+Origins = Mapping[str, tuple[str, str | None]]
+"""By path of a live weight, the saved one: as slots are called after it, and as slots of one name
+are told apart, where that is known."""
+
+
+def _dotted(path: str) -> str:
+    return inside(path).replace("/", ".")
 
 
 def _changed(names: Names) -> Names:
@@ -87,151 +79,278 @@ def _by_collection(entries: Sequence[Named]) -> dict[str, list[Named]]:
     return groups
 
 
+# --------------------------------------------------------------------------------------- weights
+
+
 def _align_weights(
-    old: Mapping[str, list[Named]], new: Mapping[str, list[Named]], ordered: bool
+    old: Mapping[str, list[Named]], new: Mapping[str, list[Named]], counted: Set[str]
 ) -> Names:
     """Weights and random state; freezing moves a variable from one collection to the other."""
     saved = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in old.get(group, [])]
     wanted = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in new.get(group, [])]
-    by_path = {_inside(entry.path): entry.path for entry in wanted}
-    if by_path.keys() != {_inside(entry.path) for entry in saved}:
-        names: Names = {}
-        for group in (TRAINABLE, NON_TRAINABLE):
-            part = _align_whole(old.get(group, []), new.get(group, []), _last, ordered)
-            if part is None:
-                break
-            names.update(part)
+    names = _by_number(saved, wanted)
+    saved = [entry for entry in saved if entry.path not in names]
+    known = set(names.values())
+    wanted = [entry for entry in wanted if entry.path not in known]
+    before = {inside(entry.path): entry.path for entry in saved}
+    now = {inside(entry.path): entry for entry in wanted}
+    if len(before) < len(saved) or len(now) < len(wanted):
+        return names  # two of one name, in a checkpoint from before they were told apart
+    pairs = {path: path for path in before}
+    if before.keys() != now.keys():
+        pairs = _pair_layers(before, now, counted)
+    return names | {before[a]: now[b].path for a, b in pairs.items() if b in now}
+
+
+def _by_number(saved: Sequence[Named], wanted: Sequence[Named]) -> Names:
+    """Pairs of equal paths that an older checkpoint told apart by ``@2`` alone, by their order."""
+    names: Names = {}
+    families: dict[str, list[str]] = {}
+    for entry in saved:
+        families.setdefault(_family(entry.path), []).append(entry.path)
+    now: dict[str, list[str]] = {}
+    for entry in wanted:
+        now.setdefault(_family(entry.path), []).append(entry.path)
+    for family, paths in families.items():
+        others = now.get(family, [])
+        numbers = [path.rpartition("@")[2] if "@" in path else "1" for path in paths]
+        told_apart = all("@" in path for path in others) and set(paths).isdisjoint(others)
+        if len(others) == len(paths) and told_apart and all(map(str.isdigit, numbers)):
+            in_order = sorted(
+                paths, key=lambda path: int(path.rpartition("@")[2] if "@" in path else 1)
+            )
+            names |= dict(zip(in_order, others, strict=True))
+    return names
+
+
+def _family(path: str) -> str:
+    parent, slash, last = path.rpartition("/")
+    return f"{parent}{slash}{last.partition('@')[0]}"
+
+
+def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted: Set[str]) -> Names:
+    """Paths in a model to paths in a model; those whose layer is not certain are left out."""
+    old = {path: split(path) for path in saved}
+    new = {path: split(path) for path in wanted}
+    root = next(iter(wanted.values())).owners[:1] if wanted else ()
+    if _within_one(new.values()) == root and _within_one(old.values()):
+        # the model's own name, which tells no layer from another
+        old = {p: (*root, *parts[1:]) if len(parts) > 2 else parts for p, parts in old.items()}
+    pairs = pair_by_rank(
+        {path: patterns(parts, counted) for path, parts in old.items()},
+        {path: patterns(parts, counted) for path, parts in new.items()},
+    )
+    taken = set(pairs.values())
+    rest = {path: parts for path, parts in old.items() if path not in pairs}
+    owned = {path: _whole_path(wanted[path], new[path]) for path in wanted}
+    free = {path: parts for path, parts in owned.items() if path not in taken}
+    pairs |= _pair_by_owners(rest, free, counted)
+    return _consistent(pairs, old, owned, counted)
+
+
+def _within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The name that all layers lie in, if they do; seed generators lie in none."""
+    first = {parts[0] for parts in paths if len(parts) > 2}
+    return tuple(first) if len(first) == 1 else ()
+
+
+def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """A weight's path with all layers that it lies in; Keras' own leaves some of them out."""
+    owners, whole = list(entry.owners), list[str]()
+    name = [part for part in parts if not part.startswith("@")]
+    for part in name[:-1]:
+        if part in owners:
+            place = owners.index(part) + 1
+            whole += owners[:place]
+            del owners[:place]
         else:
-            return names
-        joint = _by_rank(saved, wanted)
-        if joint is not None:
-            return joint
+            whole += [*owners, part]
+            owners.clear()
+    return (*whole, *owners, name[-1])
+
+
+def _pair_by_owners(
+    saved: Mapping[str, tuple[str, ...]], wanted: Mapping[str, tuple[str, ...]], counted: Set[str]
+) -> Names:
+    """Paths that leave out other layers than those now: models made by code and from a configuration.
+
+    A saved path fits a weight if it names layers that the weight lies in, in that order. It must
+    fit the weights of one pattern only.
+    """
+    now = {path: patterns(parts, counted) for path, parts in wanted.items()}
+    old: dict[str, tuple[object, tuple[int, ...]]] = {}
+    new: dict[str, tuple[object, tuple[int, ...]]] = {}
+    for path, parts in saved.items():
+        told = [part[1:] for part in parts if part.startswith("@")]
+        named = [part for part in parts if not part.startswith("@")]
+        mine, numbers = patterns([*told, *named], counted)
+        fits = {key for key, _ in now.values() if embed(mine, key) is not None}
+        if len(fits) == 1:
+            (key,) = fits
+            old[path] = ((key, mine), numbers)
+            places = embed(mine, key)
+            assert places is not None
+            for other, (its, its_numbers) in now.items():
+                if its == key:
+                    new[other] = ((key, mine), tuple(its_numbers[place] for place in places))
+    return pair_by_rank(old, new)
+
+
+def _consistent(
+    pairs: Names,
+    saved: Mapping[str, tuple[str, ...]],
+    owned: Mapping[str, tuple[str, ...]],
+    counted: Set[str],
+) -> Names:
+    """Without the pairs that would tear a layer apart: all that lay in one layer lies in one now."""
+    homes: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    places: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+    for path, now in pairs.items():
+        parts = [part for part in saved[path] if not part.startswith("@")]
+        whole = owned[now]
+        found = embed(patterns(parts, counted)[0], patterns(whole, counted)[0]) or ()
+        # where equal paths were told apart, layers of one name are several
+        inner = [] if len(parts) < len(saved[path]) else list(enumerate(found))[:-1]
+        places[path] = [(tuple(parts[: i + 1]), whole[: place + 1]) for i, place in inner]
+        for before, after in places[path]:
+            homes.setdefault(before, set()).add(after)
+    torn = {before for before, after in homes.items() if len(after) > 1}
     return {
-        entry.path: by_path[_inside(entry.path)]
-        for entry in saved
-        if _inside(entry.path) in by_path
+        path: now
+        for path, now in pairs.items()
+        if path == now or not any(before in torn for before, _ in places[path])
     }
 
 
+# ------------------------------------------------------------------------- optimizers and metrics
+
+
 def _align_optimizer(
-    saved: Sequence[Named], wanted: Sequence[Named], group: str, weights: Names, ordered: bool
+    saved: Sequence[Named],
+    wanted: Sequence[Named],
+    group: str,
+    origins: Origins,
+    counted: Set[str],
 ) -> Names:
-    """An optimizer: its own name is numbered, and its slots carry the names of the weights."""
-    if {entry.path for entry in saved} == {entry.path for entry in wanted}:
-        return {}
-    old_tops, new_tops = _tops(saved, group), _tops(wanted, group)
-    if [_unnumbered(top) for top in old_tops] != [_unnumbered(top) for top in new_tops]:
+    """An optimizer: its own name is counted, and its slots carry the names of the weights."""
+    old = {entry.path for entry in saved}
+    if old == {entry.path for entry in wanted}:
+        return {path: path for path in old}
+    tops = _pair_tops(saved, wanted, group, counted)
+    if tops is None:
         return {}  # Adam's state is not SGD's, even where shapes agree
-    flat = {_flat(old): _flat(new) for old, new in weights.items()}
-    tops = dict(zip(old_tops, new_tops, strict=True))
-    names = {entry.path: _slot_name(entry.path, group, tops, flat) for entry in saved}
-    if set(names.values()) == {entry.path for entry in wanted}:
-        return names
-    known_old, known_new = set(flat), set(flat.values())
+    names: Names = {}
+    prefix = f"{group}/" if group else ""
+    families = _families(saved)
+    for entries in _families(wanted).values():
+        for index, entry in enumerate(entries):
+            owner, slash, last = entry.path.removeprefix(prefix).rpartition("/")
+            name = _saved_slot_name(last.partition("@")[0], entry, origins)
+            path = f"{prefix}{tops.get(owner, owner)}{slash}{name}"
+            found = name and _told_apart(families.get(path, []), entry, origins, index)
+            if found:
+                names.setdefault(found, entry.path)
+    taken = set(names.values())
+    rest = pair_by_rank(
+        {e.path: patterns(split(e.path), counted) for e in saved if e.path not in names},
+        {
+            e.path: patterns(split(e.path), counted)
+            for e in wanted
+            if e.path not in taken and e.weight is None
+        },
+    )
+    return names | rest
 
-    def last(path: str) -> str:
-        name = _last(path)
-        for known in (known_old, known_new):
-            fits = [prefix for prefix in known if name.startswith(prefix + "_")]
-            if fits:
-                return name[len(max(fits, key=len)) :]
-        return _NUMBER.sub("", name)
 
-    by_position = _align_whole(saved, wanted, last, ordered)
-    # what is left over is reported under the nearest names there are
-    return by_position if by_position is not None else names
+def _families(entries: Sequence[Named]) -> dict[str, list[Named]]:
+    families: dict[str, list[Named]] = {}
+    for entry in entries:
+        families.setdefault(_family(entry.path), []).append(entry)
+    return families
 
 
-def _unnumbered(name: str) -> str:
-    return _NUMBER.sub("", name)
+def _saved_slot_name(bare: str, entry: Named, origins: Origins) -> str | None:
+    """What a live slot is called in the checkpoint, without what tells equal ones apart."""
+    if entry.weight is None:
+        return bare
+    if entry.weight not in origins:
+        return None
+    mine, theirs = flat(entry.weight), origins[entry.weight][0]
+    # Adafactor calls slots by the last name of the weight alone
+    return theirs + bare[len(mine) :] if bare.startswith(f"{mine}_") else bare
+
+
+def _told_apart(family: Sequence[Named], entry: Named, origins: Origins, index: int) -> str | None:
+    """Of saved slots with one name, the one that is for the weight."""
+    where = [one.path.rpartition("/")[2].partition("@")[2] for one in family]
+    bare, _, mine = entry.path.rpartition("/")[2].partition("@")
+    role = mine.partition(".")[0]
+    named = entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_")
+    if len(family) == 1 and (named or not role):
+        return family[0].path
+    name, dotted = origins.get(entry.weight or "", (None, None))
+    for one, text in zip(family, where, strict=True):
+        its_role, _, weight = text.partition(".")
+        same = weight == dotted if dotted else flat(f"/{weight.replace('.', '/')}") == name
+        if weight and same and (not role or role == its_role):
+            return one.path
+    # a checkpoint from before they were told apart counts them; so does one of unknown weights
+    counted = all(not text or text.isdigit() for text in where)
+    return family[index].path if counted and index < len(family) else None
+
+
+def _pair_tops(
+    saved: Sequence[Named], wanted: Sequence[Named], group: str, counted: Set[str]
+) -> dict[str, str] | None:
+    """Names of optimizers now to those saved: one, or a wrapper and what it wraps."""
+    old, new = _tops(saved, group), _tops(wanted, group)
+    pairs = pair_by_rank(
+        {top: patterns(top.split("/"), counted) for top in old},
+        {top: patterns(top.split("/"), counted) for top in new},
+    )
+    return {now: before for before, now in pairs.items()} if len(pairs) == len(new) else None
 
 
 def _tops(entries: Sequence[Named], group: str) -> list[str]:
-    """The names of the optimizers in a group (one, or a wrapper and what it wraps), in order."""
-    parts = [entry.path.removeprefix(group + "/").split("/") for entry in entries]
-    return list(dict.fromkeys(names[0] for names in parts if len(names) > 1))
-
-
-def _slot_name(path: str, group: str, tops: Mapping[str, str], flat: Mapping[str, str]) -> str:
-    """What a slot is called once its optimizer and its weight have their new names."""
     prefix = f"{group}/" if group else ""
-    *owners, last = path.removeprefix(prefix).split("/")  # Nadam has a slot without an owner
-    fits = [old for old in flat if last.startswith(old + "_")]
-    if fits:
-        old = max(fits, key=len)
-        last = flat[old] + last[len(old) :]
-    return prefix + "/".join([*(tops.get(owner, owner) for owner in owners), last])
+    owners = [entry.path.removeprefix(prefix).rpartition("/")[0] for entry in entries]
+    return [owner for owner in dict.fromkeys(owners) if owner]
 
 
-def _flat(path: str) -> str:
-    return _inside(path).replace("/", "_")
+def _origins_of_slots(
+    saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
+) -> dict[str, tuple[str, str | None]]:
+    """The weights of an optimizer that was saved without them, out of the names of its slots."""
+    ends: set[str] = set()
+    mine: dict[str, str] = {}
+    for entry in wanted:
+        bare = entry.path.rpartition("/")[2].partition("@")[0]
+        if entry.weight is not None and bare.startswith(f"{flat(entry.weight)}_"):
+            mine[flat(entry.weight)] = entry.weight
+            ends.add(bare[len(flat(entry.weight)) :])
+    theirs: set[str] = set()
+    for entry in saved:
+        bare = entry.path.rpartition("/")[2].partition("@")[0]
+        fits = [end for end in ends if bare.endswith(end)]
+        if fits:
+            theirs.add(bare.removesuffix(max(fits, key=len)))
+    pairs = pair_by_rank(
+        {name: flat_pattern(name, counted) for name in theirs},
+        {name: flat_pattern(name, counted) for name in mine},
+    )
+    return {mine[now]: (before, None) for before, now in pairs.items()}
 
 
-def _inside(path: str) -> str:
-    """A path without its collection."""
-    return path.partition("/")[2]
-
-
-def _last(path: str) -> str:
-    return without_count(path.rpartition("/")[2])
-
-
-def _align_whole(
-    saved: Sequence[Named], wanted: Sequence[Named], last: Any, ordered: bool
+def _align_metrics(
+    saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
 ) -> Names | None:
-    """A whole collection by path, by rank or by position; None where none of them fits."""
-    if len(saved) != len(wanted):
-        return None
-    if {entry.path for entry in saved} == {entry.path for entry in wanted}:
-        kinds = {entry.path: entry.kind for entry in wanted}
-        if all(kinds[entry.path] == entry.kind for entry in saved):
-            return {entry.path: entry.path for entry in saved}
-        return None
-    if not ordered:
-        return _by_rank(saved, wanted)
-    pairs = list(zip(saved, wanted, strict=True))
-    if all(old.kind == new.kind and last(old.path) == last(new.path) for old, new in pairs):
-        return {old.path: new.path for old, new in pairs}
-    return _by_rank(saved, wanted)
-
-
-def _by_rank(saved: Sequence[Named], wanted: Sequence[Named]) -> Names | None:
-    """By the order of the counters: the k-th of a sort there is the k-th of that sort here.
-
-    For trees whose order was lost, such as those that Orbax wrote: names must be the same but for
-    their numbers and, as Sequential adds and drops one, a first part that all of them share.
-    """
-    for strip in (lambda path: path, _without_first):
-        old, new = _ranked(saved, strip), _ranked(wanted, strip)
-        if old is None or new is None:
-            continue
-        if [key for key, _ in old] == [key for key, _ in new]:
-            return {
-                before.path: after.path for (_, before), (_, after) in zip(old, new, strict=True)
-            }
-    return None
-
-
-def _without_first(path: str) -> str:
-    """Without the name of the model; ``sequential/dense/kernel`` and ``dense/kernel`` are one."""
-    parts = path.split("/")
-    return "/".join(parts[-2:])
-
-
-def _ranked(entries: Sequence[Named], strip: Any) -> list[tuple[Any, Named]] | None:
-    """Entries sorted by pattern and then number; None where two cannot be told apart."""
-    keyed: list[tuple[Any, Any, Named]] = []
-    for entry in entries:
-        path = strip(_inside(entry.path))
-        pattern = _NUMBER.sub("", path)
-        keyed.append(((pattern, entry.kind), _numbers(path), entry))
-    keyed.sort(key=lambda row: row[:2])
-    for one, other in itertools.pairwise(keyed):
-        if one[:2] == other[:2]:
-            return None
-    return [(key, entry) for key, _, entry in keyed]
-
-
-def _numbers(path: str) -> tuple[tuple[int, ...], ...]:
-    """The counters in each part of a path; no counter comes before ``_1``."""
-    return tuple(tuple(int(n[1:]) for n in _NUMBER.findall(part)) for part in path.split("/"))
+    """Metrics by name; None where one of them does not fit."""
+    names = _by_number(saved, wanted)
+    known = set(names.values())
+    names |= pair_by_rank(
+        {e.path: patterns(split(e.path), counted) for e in saved if e.path not in names},
+        {e.path: patterns(split(e.path), counted) for e in wanted if e.path not in known},
+    )
+    kinds = {entry.path: (entry.shape, entry.dtype) for entry in wanted}
+    fits = all(kinds[names[e.path]] == (e.shape, e.dtype) for e in saved if e.path in names)
+    return names if fits and len(names) == len(saved) == len(wanted) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,9 @@ class Progress:
         first_step: what is added to epochs to get step numbers.
         best: best value of the monitored metric so far.
         stopped: whether a callback had ended the training.
+        batch_size: samples of a batch; None where that is not known.
+        batches_per_epoch: None where that is not known.
+        averages_swapped: whether the model has its averages, and they its weights.
         random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
         callbacks: state of tracked callbacks.
     """
@@ -36,6 +40,9 @@ class Progress:
     first_step: int = 0
     best: float | None = None
     stopped: bool = False
+    batch_size: int | None = None
+    batches_per_epoch: int | None = None
+    averages_swapped: bool = False
     random_state: dict[str, Any] = field(default_factory=dict[str, Any])
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -52,19 +59,22 @@ class Progress:
 
     def get_state(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return dict(vars(self))
+        # Orbax warns whoever loads a model beside it, of a bool
+        return {n: int(v) if isinstance(v, bool) else v for n, v in vars(self).items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """From the checkpoint; fields that it lacks keep their defaults."""
         known = {name: value for name, value in state.items() if name in vars(self)}
         vars(self).update(known)
+        self.stopped, self.averages_swapped = bool(self.stopped), bool(self.averages_swapped)
 
 
-def random_state() -> dict[str, Any]:
-    """The global generators of numpy and Python as arrays and numbers."""
+def random_state(*, torch: bool = False) -> dict[str, Any]:
+    """The global generators of numpy and Python as arrays and numbers; of torch, if asked for."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, gauss_next = random.getstate()
-    return {
+    more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
+    return more | {
         "numpy": {
             "name": str(name),
             "keys": np.array(keys),
@@ -88,6 +98,9 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state(
         (saved["name"], saved["keys"], saved["position"], saved["has_gauss"], saved["gauss"])
     )
+    torch: Any = sys.modules.get("torch")
+    if "torch" in state and torch is not None:
+        torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
     saved = state["python"]
     words = tuple(int(word) for word in saved["words"])
     random.setstate((int(saved["version"]), words, saved["gauss_next"]))

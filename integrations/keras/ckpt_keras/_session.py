@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import Checkpointer, CheckpointError, CheckpointExists
+from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, CheckpointInfo, Restored
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
-from ckpt_keras._config import CONFIG, config_item
+from ckpt_keras._assets import saved_beside
+from ckpt_keras._config import ConfigItem, config_item
 from ckpt_keras._data import FitData
-from ckpt_keras._items import MODEL, Contents, contents_of, model_item
+from ckpt_keras._items import Contents, contents_of, model_items, model_targets
 from ckpt_keras._progress import Progress
 
 logger = logging.getLogger("ckpt_keras")
 
 _PLURAL = {"epoch": "epochs", "batch": "batches"}
 
-_RUNNING: dict[str, Checkpointer] = {}
-"""By directory, of each fit that has not ended. One that Ctrl-C ended tells nobody, and may have
-left a save that is being written: the next fit in that directory has to know of it."""
+_RUNNING: dict[str, Session] = {}
+"""By directory, of each fit that has not ended. One that Ctrl-C ended tells nobody while somebody
+holds its traceback (a notebook does), and may have left a save that is being written: the next fit in
+that directory has to know of it."""
 
 
 class Session:
@@ -35,22 +39,49 @@ class Session:
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
         self._arguments = arguments
-        self._config: dict[str, Any] | None = None
+        self._config: ConfigItem | None = None
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
+        self.closed = False
+        self._closing = threading.RLock()
+        self._place = _place(arguments.directory)
+        before = _RUNNING.get(self._place)
+        if before is not None:
+            before.abandon()
+        if "://" not in self._place and not os.path.lexists(self._place):
+            os.makedirs(self._place, exist_ok=True)  # also where nothing comes to be saved
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
             asynchronous=arguments.save_on_background,
             options=arguments.options,
         )
-        _wait_for_the_one_before(self.checkpointer.directory)
-        _RUNNING[self.checkpointer.directory] = self.checkpointer
+        _RUNNING[self._place] = self
 
     def close(self) -> None:
         """Waits for a running save and ends the use of this object; raises what made it fail."""
-        _RUNNING.pop(self.checkpointer.directory, None)
-        self.checkpointer.close()
+        with self._closing:
+            self.closed = True
+            try:
+                self.checkpointer.close()
+            finally:
+                if _RUNNING.get(self._place) is self:
+                    del _RUNNING[self._place]
+
+    def abandon(self) -> None:
+        """The same for a fit that an exception ended; says what made the last save fail."""
+        with (
+            self._closing
+        ):  # the end of a fit may be noticed by another thread, which waits for the save
+            if self.closed:
+                return
+            try:
+                self.close()
+            except Exception as error:  # that step is lost; there are those before it
+                directory = self.checkpointer.directory
+                logger.warning(
+                    "%s: the last save of an interrupted fit failed: %s", directory, error
+                )
 
     # --------------------------------------------------------------------------------- save
 
@@ -72,19 +103,17 @@ class Session:
         weights_only = self._arguments.save_weights_only
         progress.random_state = dict(random_state)
         progress.callbacks = _tracked.states_of(self._arguments.track)
-        items: dict[str, Any] = {
-            MODEL: model_item(model, weights_only=weights_only),
-            "fit": progress,
-            **self._arguments.extra,
-        }
-        if not weights_only:
-            # a configuration takes Keras longer than a save, and does not change while fit runs
-            self._config = config_item(model) if self._config is None else self._config
-            items[CONFIG] = self._config
+        if not weights_only and self._config is None:
+            # it takes Keras longer than a save, and does not change while fit runs
+            self._config = config_item(model)
+        with saved_beside():
+            items = model_items(model, weights_only=weights_only, config=self._config)
+        items |= {"fit": progress, **self._arguments.extra}
         if data.given:
             items["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
         again = step in self._stale or step == self._unfinished
-        self.checkpointer.save(step, items=items, metrics=metrics, force=True, overwrite=again)
+        with saved_beside():
+            self.checkpointer.save(step, items=items, metrics=metrics, force=True, overwrite=again)
         self._unfinished = step if progress.batch else None
         if self._arguments.verbose:
             blocked = time.perf_counter() - started
@@ -95,6 +124,11 @@ class Session:
     def took_for_unfinished(self, progress: Progress) -> bool:
         """Whether this very state was saved as the middle of an epoch that it turned out to end."""
         return progress.batch == 0 and self._unfinished == self._step(progress)
+
+    def is_wanted(self, progress: Progress) -> bool:
+        """Whether the step that an epoch ends with is one to save."""
+        interval = self._arguments.save_interval_steps
+        return interval is None or self._step(progress) % interval == 0
 
     def _step(self, progress: Progress) -> int:
         if progress.unit == "batch":
@@ -122,34 +156,45 @@ class Session:
                 f"{self.checkpointer.directory} has the steps {', '.join(map(str, steps[-5:]))}, and restore=False "
                 "says not to go on from them: use another directory, or leave restore= away"
             )
-        contents = self._contents(steps)
-        progress = Progress(unit=self._arguments.unit)
-        targets: dict[str, Any] = {contents.item: model}
-        if not contents.by_orbax:
-            targets |= {"fit": progress, **self._arguments.extra}
-            if data.given:
-                targets["data"] = data.target()
-        only = contents.only_weights() if contents.weights_only else None
-        restored = self.checkpointer.restore_latest(items=targets, only=only)
-        assert restored is not None
+        restored, contents, progress = self._newest(steps, model, data)
         assert restored.step is not None
-        if contents.by_orbax:
-            progress = _progress_of_orbax(restored.step, self._arguments, batches_per_epoch)
+        if not contents.has_progress:
+            progress = _progress_of_step(restored.step, self._arguments, batches_per_epoch)
         elif data.given:
             data.restored()
         self._check_unit(progress)
         self._stale = frozenset(step for step in steps if step > restored.step)
-        self._unfinished = restored.step if progress.batch and progress.unit == "epoch" else None
+        self._unfinished = restored.step if progress.batch else None
         self._tell(restored.step, progress, contents)
         return progress
 
-    def _contents(self, steps: list[int]) -> Contents:
+    def _newest(
+        self, steps: list[int], model: Any, data: FitData
+    ) -> tuple[Restored, Contents, Progress]:
+        progress = Progress(unit=self._arguments.unit)
+        info = self._inspect(steps)
+        contents = contents_of(info)
+        with saved_beside():
+            targets = model_targets(model, contents, info, self._arguments.options)
+            if contents.has_progress:
+                targets |= {"fit": progress, **self._arguments.extra}
+                if data.given:
+                    targets["data"] = data.target()
+            only = contents.only_weights() if contents.weights_only else None
+            restored = self.checkpointer.restore_latest(items=targets, only=only)
+        assert restored is not None
+        return restored, contents, progress
+
+    def _inspect(self, steps: list[int]) -> CheckpointInfo:
         failure: Exception | None = None
         for step in reversed(steps):
             try:
-                return contents_of(self.checkpointer.inspect(step))
+                info = self.checkpointer.inspect(step)
+                contents_of(info)
             except (CheckpointError, OSError) as error:  # restore_latest goes back further, too
                 failure = failure or error
+            else:
+                return info
         assert failure is not None
         raise failure
 
@@ -179,15 +224,8 @@ class Session:
             print(message)
 
 
-def _wait_for_the_one_before(directory: str) -> None:
-    """Lets an interrupted fit with another callback finish its last save in a directory."""
-    before = _RUNNING.pop(directory, None)
-    if before is None:
-        return
-    try:
-        before.wait_until_finished()
-    except Exception as error:  # that step is lost; there are those before it
-        logger.warning("%s: the last save of an interrupted fit failed: %s", directory, error)
+def _place(directory: str) -> str:
+    return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
 
 
 def _where(progress: Progress) -> str:
@@ -196,13 +234,13 @@ def _where(progress: Progress) -> str:
     return f"epoch {progress.epoch}"
 
 
-def _progress_of_orbax(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
-    """What the number of a step of ``keras.callbacks.OrbaxCheckpoint`` says; it says no more."""
+def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
+    """What the number of a step says, of ``keras.callbacks.OrbaxCheckpoint`` or saved by hand."""
     if arguments.unit == "epoch":
         return Progress(unit="epoch", epoch=step + 1)
     if not batches_per_epoch:
         raise CheckpointError(
-            f"{arguments.directory}: step {step} was saved by keras.callbacks.OrbaxCheckpoint after so many batches, "
+            f"{arguments.directory}: step {step} was saved after so many batches by keras.callbacks.OrbaxCheckpoint or by hand, "
             "and how many an epoch has is not known: pass steps_per_epoch to fit"
         )
     epoch, batch = divmod(step, batches_per_epoch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,41 @@ class Slot:
     Attributes:
         path: names from the top of the state to the leaf.
         variable: the Keras variable.
+        owners: names of the layers that it lies in, from the model inwards. Keras' own path leaves
+            out functional models, and Sequential ones that were made from a configuration.
+        weight: of an optimizer's slot, the slot of the weight that it belongs to.
     """
 
     path: tuple[str, ...]
     variable: Any
+    owners: tuple[str, ...] = ()
+    weight: Slot | None = None
 
     @property
     def text(self) -> str:
         """The path as the checkpoint writes it."""
         return "/".join(part.replace("~", "~0").replace("/", "~1") for part in self.path)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a variable belongs, which its path does not always say.
+
+    Attributes:
+        owners: layers that a weight lies in, from the model inwards; the output of a metric.
+        weight: what an optimizer's slot is for.
+        role: the optimizer's list in which the slot stands.
+    """
+
+    owners: tuple[str, ...] = ()
+    weight: Slot | None = None
+    role: str = ""
+
+    def where(self, parts: tuple[str, ...]) -> str:
+        """What tells a variable from others of its path."""
+        if self.weight is not None:
+            return ".".join((self.role, *self.weight.path[1:]))
+        return ".".join(owner for owner in self.owners if owner not in parts)
 
 
 def slots_of_model(model: Any) -> list[Slot]:
@@ -40,20 +67,45 @@ def slots_of_model(model: Any) -> list[Slot]:
     """
     trainable = list(model.trainable_variables)
     seen = {id(variable) for variable in trainable}
-    found = list(_named((TRAINABLE,), trainable))
-    found += _named((NON_TRAINABLE,), _unseen(model.non_trainable_variables, seen))
+    others = _unseen(model.non_trainable_variables, seen)
+    origins = owners_of(model)
+    found = _weights(trainable, others, origins)
+    by_weight = {id(slot.variable): slot for slot in found}
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        found += _named((OPTIMIZER,), _unseen(optimizer.variables, seen))
+        variables = _unseen(optimizer.variables, seen)
+        found += _named((OPTIMIZER,), variables, origins_of_slots(optimizer, by_weight))
     for name, other in more_optimizers(model).items():
-        found += _named((MORE_OPTIMIZERS, name), _unseen(other.variables, seen))
-    found += _named((METRICS,), _unseen(getattr(model, "metrics_variables", ()), seen))
+        variables = _unseen(other.variables, seen)
+        found += _named((MORE_OPTIMIZERS, name), variables, origins_of_slots(other, by_weight))
+    metrics = _unseen(getattr(model, "metrics_variables", ()), seen)
+    found += _named((METRICS,), metrics, origins_of_metrics(model))
     return found
 
 
-def slots_of_variables(variables: Iterable[Any]) -> list[Slot]:
+def slots_of_object(obj: Any) -> list[Slot]:
     """The variables of an optimizer, a metric or a seed generator."""
-    return list(_named((), variables))
+    if not hasattr(obj, "variables"):
+        return list(_named((), [obj.state], {}))
+    weights = _weights(getattr(obj, "_trainable_variables", ()), (), {})
+    by_weight = {id(slot.variable): slot for slot in weights}
+    return list(_named((), obj.variables, origins_of_slots(obj, by_weight)))
+
+
+def _weights(
+    trainable: Iterable[Any], others: Iterable[Any], origins: Mapping[int, Origin]
+) -> list[Slot]:
+    trainable, others = list(trainable), list(others)
+    # counted together: freezing must not change what a weight is called
+    shared = _shared_paths([*trainable, *others])
+    found = list(_named((TRAINABLE,), trainable, origins, shared))
+    found += _named((NON_TRAINABLE,), others, origins, shared)
+    return found
+
+
+def _shared_paths(variables: Iterable[Any]) -> set[str]:
+    counts = Counter(str(variable.path) for variable in variables)
+    return {path for path, count in counts.items() if count > 1}
 
 
 def more_optimizers(model: Any) -> dict[str, Any]:
@@ -77,13 +129,22 @@ def _unseen(variables: Iterable[Any], seen: set[int]) -> list[Any]:
     return new
 
 
-def _named(prefix: tuple[str, ...], variables: Iterable[Any]) -> Iterator[Slot]:
-    """Slots under Keras' own paths; ``@2``, ``@3`` is added to names that are taken.
+def _named(
+    prefix: tuple[str, ...],
+    variables: Iterable[Any],
+    origins: Mapping[int, Origin],
+    shared: set[str] | None = None,
+) -> Iterator[Slot]:
+    """Slots under Keras' own paths; what is not unique among these says where it belongs.
 
-    Taken are paths that another variable has (Adafactor's, two metrics of one name, two layers of
-    one name), and those that lead through another variable or that others lead through (a variable
-    and a layer of one name), which no nested dictionary can hold.
+    Paths that several variables have (Adafactor's, two metrics of one name, layers of one name in
+    two models) get what tells them apart: ``kernel@tower_a``, ``kernel@tower_b``; where nothing
+    does, ``@2``, ``@3``. So do those that lead through another variable or that others lead through
+    (a variable and a layer of one name), which no nested dictionary can hold.
     """
+    variables = list(variables)
+    nowhere = Origin()
+    shared = _shared_paths(variables) if shared is None else shared
     leaves: set[tuple[str, ...]] = set()
     inner: set[tuple[str, ...]] = set()
     for variable in variables:
@@ -92,12 +153,14 @@ def _named(prefix: tuple[str, ...], variables: Iterable[Any]) -> Iterator[Slot]:
         for part in parts[:-1]:
             parents = (*parents, _free(part, lambda name, at=parents: (*at, name) in leaves))
             inner.add(parents)
+        origin = origins.get(id(variable), nowhere)
+        where = origin.where(parts) if str(variable.path) in shared else ""
         last = _free(
-            parts[-1],
+            f"{parts[-1]}@{where}" if where else parts[-1],
             lambda name, at=parents: (*at, name) in leaves or (*at, name) in inner,
         )
         leaves.add((*parents, last))
-        yield Slot((*prefix, *parents, last), variable)
+        yield Slot((*prefix, *parents, last), variable, origin.owners, origin.weight)
 
 
 def _free(name: str, is_taken: Any) -> str:
@@ -106,12 +169,6 @@ def _free(name: str, is_taken: Any) -> str:
         count += 1
         candidate = f"{name}@{count}"
     return candidate
-
-
-def without_count(name: str) -> str:
-    """A name without the ``@2`` that made it unique."""
-    head, _, tail = name.rpartition("@")
-    return head if head and tail.isdigit() else name
 
 
 def nested(slots: Iterable[Slot], values: Iterable[Any]) -> dict[str, Any]:
@@ -130,3 +187,68 @@ def value_at(tree: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         tree = tree[part]
     return tree
+
+
+def owners_of(model: Any) -> dict[int, Origin]:
+    """The layers that each weight lies in, by the id of its variable; the first place of shared ones."""
+    found: dict[int, Origin] = {}
+    for layer, owners in layers_of(model):
+        own = [
+            *getattr(layer, "_trainable_variables", ()),
+            *getattr(layer, "_non_trainable_variables", ()),
+            *(generator.state for generator in getattr(layer, "_seed_generators", ())),
+        ]
+        for variable in own:
+            found.setdefault(id(variable), Origin(owners))
+    return found
+
+
+def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
+    """A model and every layer in it, each once, with the names from below the model to the layer."""
+    found: list[tuple[Any, tuple[str, ...]]] = []
+    seen: set[int] = set()
+
+    def walk(layer: Any, owners: tuple[str, ...]) -> None:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        found.append((layer, owners))
+        for inner in getattr(layer, "_layers", ()):  # no public walk finds layers in attributes
+            walk(inner, (*owners, str(inner.name)))
+
+    walk(model, ())
+    return found
+
+
+def origins_of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, Origin]:
+    """For which weight each slot of an optimizer is: they stand in lists as long as the weights'."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return origins_of_slots(inner, weights)
+    found: dict[int, Origin] = {}
+    trained = list(getattr(optimizer, "_trainable_variables", ()))
+    for role, slots in vars(optimizer).items():
+        if role in ("_variables", "_trainable_variables") or not isinstance(slots, list):
+            continue
+        if len(slots) != len(trained):
+            continue
+        for weight, slot in zip(trained, slots, strict=True):
+            if id(weight) in weights and slot is not None:
+                found.setdefault(id(slot), Origin((), weights[id(weight)], role.strip("_")))
+    return found
+
+
+def origins_of_metrics(model: Any) -> dict[int, Origin]:
+    """The outputs that compiled metrics are of."""
+    compiled = getattr(model, "_compile_metrics", None)
+    lists = [
+        *(getattr(compiled, "_flat_metrics", None) or ()),
+        *(getattr(compiled, "_flat_weighted_metrics", None) or ()),
+    ]
+    return {
+        id(variable): Origin((str(part.output_name),))
+        for part in lists
+        if getattr(part, "output_name", None)
+        for metric in getattr(part, "metrics", ())
+        for variable in metric.variables
+    }

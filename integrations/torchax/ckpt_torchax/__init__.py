@@ -39,19 +39,21 @@ _HOMES = {
 __all__ = ["ADAPTER", "TorchAdapter", "export_file", "import_file", "load_into", "to_torch"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ckpt_torchax' has no attribute {name!r}")
-    try:
-        home = importlib.import_module(f"ckpt_torchax.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        message = f"ckpt_torchax.{name} needs torch: pip install 'ckpt-core[torchax]'"
-        raise ModuleNotFoundError(message, name="torch") from error
-    value = getattr(home, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'ckpt_torchax' has no attribute {name!r}")
+        try:
+            home = importlib.import_module(f"ckpt_torchax.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            message = f"ckpt_torchax.{name} needs torch: pip install 'ckpt-core[torchax]'"
+            raise ModuleNotFoundError(message, name="torch") from error
+        value = getattr(home, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

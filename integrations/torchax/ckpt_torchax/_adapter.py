@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,13 @@ class TorchAdapter:
             return _tensors.read_shape(obj, "tensor")
         return _verbs(obj)[2](obj, saved)
 
+    def copy(self, objects: Sequence[Any], /) -> list[Any]:
+        """Copies of tensors; None for modules, optimizers and the rest.
+
+        What they hold beside tensors (hooks, compiled functions) has no copy that is right for all.
+        """
+        return [_copied(obj) for obj in objects]
+
     def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
         """For ``only=torch.nn.Parameter``: whether a leaf, given by its path, is of such a tensor.
 
@@ -78,9 +85,20 @@ def _has_state_dict(cls: type) -> bool:
     )
 
 
+def _copied(obj: Any) -> Any:
+    if isinstance(obj, _modules.Filling):
+        return _modules.Filling(obj.inside)
+    return _tensors.copied(obj) if isinstance(obj, torch.Tensor) else None
+
+
 Verbs = tuple[Callable[[Any], Any], Callable[[Any, Any], None], Callable[[Any, Any], Any]]
 
 _MODULE: Verbs = (_modules.get_state, _modules.set_state, _modules.wanted)
+_FILLING: Verbs = (
+    lambda filling: _modules.get_state(filling.inside),
+    lambda filling, state: setattr(filling, "state", state),
+    lambda filling, saved: _modules.wanted(filling.inside, saved),
+)
 _OPTIMIZER: Verbs = (
     _optimizers.get_optimizer_state,
     _optimizers.set_optimizer_state,
@@ -102,6 +120,8 @@ _PLAIN: Verbs = (
 def _verbs(obj: Any) -> Verbs:
     """How to get, set and want the state of an object."""
     cls = type(obj)
+    if issubclass(cls, _modules.Filling):
+        return _FILLING
     if issubclass(cls, torch.nn.Module):
         return _MODULE
     if issubclass(cls, torch.optim.Optimizer):

@@ -43,11 +43,11 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
     if any(tensor.is_meta for tensor in [*module.parameters(), *module.buffers()]):
         _load_over_meta(path, module, name)
     else:
-        ckpt.load(path, module, item=name)
+        ckpt.restore(path, items={name: module})
     return module
 
 
-def _load_over_meta(path: PathLike, module: Any, item: str | None) -> None:
+def _load_over_meta(path: PathLike, module: Any, item: str) -> None:
     """Loads into a copy that has memory, and gives its tensors to the module on the meta device."""
     _modules.refuse_meta_buffers(module)
     names_of = _modules.names_of_tensors(module)
@@ -60,7 +60,7 @@ def _load_over_meta(path: PathLike, module: Any, item: str | None) -> None:
             made.zero_()  # what happened to be in memory may not be a number that fits
         for name in names[1:]:  # to_empty unties
             _modules.put(filled, name, made)
-    ckpt.load(path, filled, item=item)
+    ckpt.restore(path, items={item: filled})
     for names, _ in names_of:
         for name in names:
             _modules.put(module, name, _modules.tensor_at(filled, name))
@@ -103,7 +103,7 @@ def import_file(
     ckpt.save(path, items={item: _tied_once(tree)}, overwrite=overwrite)
 
 
-def chosen_item(path: PathLike, item: str | None) -> str | None:
+def chosen_item(path: PathLike, item: str | None) -> str:
     """The item that holds the model.
 
     Raises:

@@ -140,10 +140,13 @@ def _part(data: Array, entry: Mapping[str, Any]) -> Array:
 def _read_index(file: Path) -> dict[str, Array]:
     """All arrays of a model that is cut into several files."""
     try:
+        size = file.stat().st_size
+        if size > _MOST_HEADER_BYTES:
+            raise ValueError(f"it has {size} bytes, and can have {_MOST_HEADER_BYTES} at most")
         places: dict[str, str] = json.loads(file.read_text())["weight_map"]
         if any(Path(place).name != place for place in places.values()):
             raise ValueError("it names files in other directories")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointCorrupt(
             f"{file}: no index of safetensors: {error}", file=str(file)
         ) from error

@@ -69,9 +69,9 @@ def load_into(
                 raise TypeError("rename=, missing= and unexpected= need a checkpoint: import_file")
             _convert.fill_from_file(path, inside, chosen, cast)
         else:
-            ckpt.load(
+            filling = ckpt.load(
                 path,
-                inside,
+                _modules.Filling(inside),
                 item=_convert.chosen_item(path, item),
                 sharding=chosen,
                 cast=cast,
@@ -80,6 +80,7 @@ def load_into(
                 unexpected=unexpected,
                 options=options,
             )
+            _modules.set_state(inside, filling.state)
     except BaseException:
         for name, buffer in given.items():
             _modules.put(inside, name, buffer)

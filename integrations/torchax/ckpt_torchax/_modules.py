@@ -24,6 +24,23 @@ TIED = "_tied_weights"
 _EXTRA = "_extra_state"  # the name that torch uses in state_dict
 
 
+class Filling(torch.nn.Module):
+    """What a load shall give for a module: its state, which nobody but the caller sets.
+
+    A module of torch to be known as one; its tensors are the other's.
+
+    Attributes:
+        inside: the module.
+        state: what was loaded.
+    """
+
+    state: Any = None
+
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        vars(self)["inside"] = inside  # beside torch's register of submodules
+
+
 def get_state(module: Any) -> dict[str, Any]:
     """The arrays of a module by name, tied ones once; tensors of ``_extra_state`` as arrays."""
     state: dict[str, Any] = {}

@@ -49,6 +49,23 @@ def read_shape(tensor: Any, where: str) -> Any:
     return value
 
 
+def copied(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the same kind that can be written to; None for sorts that torch does not copy.
+
+    The array of a torchax tensor is shared: it is replaced, and never written to.
+    """
+    if _torchax.is_jax(tensor):
+        return _torchax.parameter_or_tensor(cast(Any, tensor).jax(), tensor)
+    with _bits.plain_torch():
+        try:
+            made = tensor.detach().resolve_conj().resolve_neg().clone()
+        except (RuntimeError, NotImplementedError, ValueError):
+            return None
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
+
+
 def abstract(tensor: torch.Tensor, where: str, sharding: Any = None) -> jax.ShapeDtypeStruct:
     """The array that a tensor on the meta device shall become."""
     dtype = jax.dtypes.canonicalize_dtype(_bits.numpy_dtype(tensor, where))

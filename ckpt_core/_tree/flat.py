@@ -1,25 +1,30 @@
-"""Pytrees taken apart into paths, leaves and a structure, and put together again.
+"""Pytrees taken apart into paths, leaves and a structure.
 
 A *path* is a tuple with one entry per level: ``str`` for a dictionary's text key or a field name,
-``int`` for a position or a dictionary's int key. People read and type it with ``/`` between the
-entries (``~`` and ``/`` inside an entry are written ``~0`` and ``~1``, as in JSON pointers).
+``int`` for a position or a dictionary's int key, ``tuple`` for a dictionary's key that is one, as Flax has
+them. People read and type it with ``/`` between the entries (``~`` and ``/`` inside an entry are written
+``~0`` and ``~1``, as in JSON pointers).
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
+from ckpt_core._code import function_name
 from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._lazy import jax
 
-Path = tuple[str | int, ...]
+Key = str | int | tuple[Any, ...]
+"""One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
+Path = tuple[Key, ...]
 """Where a leaf stands: one entry per level."""
 
 MAX_DEPTH = 300
@@ -34,11 +39,12 @@ class Node:
 
     Attributes:
         kind: ``leaf``, ``none``, ``dict``, ``ordered``, ``list``, ``tuple``, ``namedtuple``,
-            ``dataclass``, ``custom`` (a registered pytree node) or ``expanded`` (a live object
-            that an adapter took apart).
+            ``dataclass``, ``custom`` (a registered pytree node), ``code`` (a function in one, which
+            is no state) or ``expanded`` (a live object that an adapter took apart).
         keys: one path entry per child.
         children: the child nodes, in the order of ``keys``.
-        type_name: ``module:qualname`` of the class, for kinds that have one.
+        type_name: ``module:qualname`` of the class or function, for kinds that have one; of a leaf or an
+            expanded node the key under which Orbax's trees hold it one level deeper, if they do (``Below``).
         make: rebuilds the container from its children; None where it was read from disk. Nodes are
             equal whatever makes them.
     """
@@ -52,6 +58,27 @@ class Node:
 
 LEAF = Node("leaf")
 NONE = Node("none")
+
+
+class Below:
+    """A value that Orbax's own trees hold one key deeper: stands for it in a tree that is flattened.
+
+    An NNX Variable is a node to Orbax, whose array it calls ``value``. Paths, which people see, do without
+    that key; names of arrays, which Orbax sees, have it. The node of such a value is a ``leaf`` or
+    ``expanded`` one that has the key for ``type_name``.
+    """
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, key: str, value: Any) -> None:
+        self.key = key
+        self.value = value
+
+
+@functools.lru_cache(64)
+def leaf_below(key: str) -> Node:
+    """The node of a leaf that Orbax's trees hold one key deeper."""
+    return Node("leaf", (), (), key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +98,7 @@ def format_path(path: Path) -> str:
     if "~" not in text and text.count("/") == len(path) - 1:
         return text  # nothing to escape
     return "/".join(
-        str(entry).replace("~", "~0").replace("/", "~1") if isinstance(entry, str) else str(entry)
+        str(entry) if isinstance(entry, int) else str(entry).replace("~", "~0").replace("/", "~1")
         for entry in path
     )
 
@@ -95,10 +122,20 @@ def flatten(
         keep: let ``root.make`` remember the live containers, for ``unflatten`` into their types.
 
     Raises:
-        UnsupportedLeaf: a dictionary key that is neither str nor int, or nesting beyond MAX_DEPTH.
+        UnsupportedLeaf: a dictionary key that is neither str nor int, nesting beyond MAX_DEPTH or
+            beyond Python's own limit, or a container that holds itself.
     """
     walk = _Walk(expand, keep)
-    root = walk.visit(tree, ())
+    try:
+        root = walk.visit(tree, ())
+    except RecursionError as error:
+        where = format_path(max(walk.paths, key=len, default=()))
+        raise UnsupportedLeaf(
+            f"{where[:200]}: the tree, or a live object in it that gives its state, is nested too deeply for "
+            f"Python, which allows {sys.getrecursionlimit()} calls within each other",
+            leaf=where,
+            type_name=type(tree).__name__,
+        ) from error
     return FlatTree(walk.paths, walk.leaves, root)
 
 
@@ -110,7 +147,9 @@ class _Walk:
         self.leaves: list[Any] = []
         self._expand = expand
         self._keep = keep
+        self._open: set[int] = set()
         self._known_leaf_types: set[type] = set(_PRIMITIVES[:-1])
+        self._modules = 0  # how many module-like nodes the walk is inside of
 
     def visit(self, value: Any, path: Path) -> Node:
         cls = type(value)
@@ -118,46 +157,67 @@ class _Walk:
             return self._leaf(value, path)
         if value is None:
             return NONE
+        if cls is Below:
+            node = self.visit(value.value, path)
+            return (
+                leaf_below(value.key) if node is LEAF else Node("expanded", (), (node,), value.key)
+            )
         if len(path) > MAX_DEPTH:
             raise UnsupportedLeaf(
                 f"{format_path(path)[:200]}...: nested more than {MAX_DEPTH} levels deep",
                 leaf=format_path(path),
                 type_name=cls.__name__,
             )
-        if cls is dict or cls is collections.OrderedDict or cls is collections.defaultdict:
-            return self._dict(value, path, "ordered" if cls is collections.OrderedDict else "dict")
-        if cls is list or cls is tuple:
-            make = cls if self._keep else None
-            return self._container(cls.__name__, range(len(value)), value, path, make=make)
         if isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
             self._known_leaf_types.add(cls)
             return self._leaf(value, path)
-        return self._object(value, path)
+        if id(value) in self._open:
+            where = format_path(path)
+            raise UnsupportedLeaf(
+                f"{where}: a {cls.__name__} that holds itself: no tree can hold that. Leave the way back "
+                "to it out of the state",
+                leaf=where,
+                type_name=cls.__name__,
+            )
+        self._open.add(id(value))
+        if cls is dict or cls is collections.OrderedDict or cls is collections.defaultdict:
+            node = self._dict(value, path)
+        elif cls is list or cls is tuple:
+            make = cls if self._keep else None
+            node = self._container(cls.__name__, range(len(value)), value, path, make=make)
+        else:
+            node = self._object(value, path)
+        self._open.remove(id(value))
+        return node
 
     def _leaf(self, value: Any, path: Path) -> Node:
         self.paths.append(path)
         self.leaves.append(value)
         return LEAF
 
-    def _dict(self, value: dict[Any, Any], path: Path, kind: str) -> Node:
+    def _dict(self, value: dict[Any, Any], path: Path) -> Node:
         for key in value:
             # bool is an int to Python, but True and 1 are different keys to a reader
-            if type(key) is not str and type(key) is not int:
+            if type(key) is not str and type(key) is not int and not is_plain_tuple(key):
                 where = format_path(path)
                 raise UnsupportedLeaf(
                     f"{where}: dictionary key {key!r} is a {type(key).__name__}; "
-                    "keys must be str or int. Convert it before saving.",
+                    "keys must be str or int, or tuples of them. Convert it.",
                     leaf=where,
                     type_name=type(key).__name__,
                 )
         keys = tuple(value)
         make = _dict_maker(keys, value) if self._keep else None
-        return self._container(kind, keys, value.values(), path, make=make)
+        kind = "ordered" if type(value) is collections.OrderedDict else "dict"
+        name = ""
+        if isinstance(value, collections.defaultdict):
+            name = DEFAULTDICT + _factory_name(value.default_factory)
+        return self._container(kind, keys, value.values(), path, type_name=name, make=make)
 
     def _container(
         self,
         kind: str,
-        keys: Iterable[str | int],
+        keys: Iterable[Key],
         values: Iterable[Any],
         path: Path,
         *,
@@ -171,6 +231,10 @@ class _Walk:
                 self.paths.append((*path, key))
                 self.leaves.append(value)
                 children.append(LEAF)
+            elif type(value) is Below and type(value.value) in self._known_leaf_types:
+                self.paths.append((*path, key))
+                self.leaves.append(value.value)
+                children.append(leaf_below(value.key))
             else:
                 children.append(self.visit(value, (*path, key)))
         return Node(kind, keys, tuple(children), type_name, make)
@@ -199,11 +263,19 @@ class _Walk:
             keys = [_path_entry(key_path[0]) for key_path, _ in keyed]
             make = treedef.unflatten if self._keep else None
             children = [child for _, child in keyed]
-            return self._container(
+            # a class with fields, rather than a mapping or a sequence with a class of its own
+            module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
+            self._modules += module
+            node = self._container(
                 "custom", keys, children, path, type_name=_type_name(cls), make=make
             )
+            self._modules -= module
+            return node
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._dataclass(value, path)
+        if self._modules and (name := function_name(value)) is not None:
+            make = (lambda _: value) if self._keep else None
+            return Node("code", (), (), name, make)
         return self._leaf(value, path)
 
     def _dataclass(self, value: Any, path: Path) -> Node:
@@ -219,7 +291,17 @@ class _Walk:
         )
 
 
+def is_plain_tuple(key: Any) -> bool:
+    """Whether it is a tuple of text, ints and such tuples: what a key can be that is no text and no int."""
+    return type(key) is tuple and all(
+        type(part) is str or type(part) is int or is_plain_tuple(part) for part in key
+    )
+
+
 def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]:
+    if isinstance(value, collections.defaultdict):
+        factory: Any = value.default_factory
+        return lambda new: collections.defaultdict(factory, zip(keys, new, strict=True))
     if type(value) is not collections.OrderedDict:
         return lambda new: dict(zip(keys, new, strict=True))
     attributes = dict(vars(value))  # torch hangs the versions of modules on a state_dict
@@ -245,121 +327,30 @@ def _dataclass_maker(value: Any, names: list[str]) -> Callable[[list[Any]], Any]
     return make
 
 
+DEFAULTDICT = "collections:defaultdict of "
+"""Begins the type name of a ``dict`` node that is a defaultdict; its factory's name follows."""
+
+
+def _factory_name(factory: Any) -> str:
+    if factory is None:
+        return "None"
+    module, name = getattr(factory, "__module__", "?"), getattr(factory, "__qualname__", "?")
+    return f"{module}:{name}"
+
+
+@functools.cache
+def _field_keys() -> tuple[type, ...]:
+    """What jax calls the children of a class with fields; the second where it names none."""
+    return jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
+
+
 def _type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _path_entry(key: Any) -> str | int:
+def _path_entry(key: Any) -> Key:
     for attribute in ("key", "idx", "name"):
-        entry = getattr(key, attribute, None)
-        if type(entry) is str or type(entry) is int:
+        entry: Any = getattr(key, attribute, None)
+        if type(entry) is str or type(entry) is int or is_plain_tuple(entry):
             return entry
     return str(key)
-
-
-def unflatten(
-    root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
-) -> Any:
-    """A tree of the structure ``root`` that holds ``leaves`` in order.
-
-    Args:
-        root: a node of ``flatten(keep=True)``, which gives the same container types again, or one
-            read from disk, for which builtin containers are made.
-        leaves: one value per leaf.
-        resolve: for nodes without ``make`` that name a class: gives the function that rebuilds
-            them, or None for the default (a dict of fields).
-    """
-    return _build(root, iter(leaves), resolve)
-
-
-def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | None) -> Any:
-    if node.kind == "leaf":
-        return next(leaves)
-    if node.kind == "none":
-        return None
-    children = [_build(child, leaves, resolve) for child in node.children]
-    if node.make is not None:
-        return node.make(children)
-    match node.kind:
-        case "list":
-            return children
-        case "tuple":
-            return tuple(children)
-        case "ordered":
-            return collections.OrderedDict(zip(node.keys, children, strict=True))
-        case "expanded":
-            return children[0]
-        case "namedtuple" | "dataclass" | "custom" if resolve and (make := resolve(node)):
-            return make(children)
-        case "namedtuple":
-            return _stand_in(node)(*children)
-        case "custom" if node.keys and all(isinstance(key, int) for key in node.keys):
-            return children
-        case _:
-            return dict(zip(node.keys, children, strict=True))
-
-
-def _stand_in(node: Node) -> Any:
-    """A NamedTuple with the saved fields, for a class that this process does not have."""
-    name = node.type_name.rpartition(":")[2].rpartition(".")[2]
-    fields = [str(key) for key in node.keys]
-    make: Any = collections.namedtuple  # typed NamedTuples cannot be made from names alone
-    return make(name if name.isidentifier() else "Saved", fields, rename=True)
-
-
-TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
-"""Packages whose public classes may be looked up by importing the package itself."""
-
-
-def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
-    """The function that rebuilds a saved NamedTuple or dataclass, if its class is at hand.
-
-    Only classes of modules that are imported already are used, and the public classes of a few
-    trusted packages; nothing is imported because a checkpoint says so. A class is taken only if
-    its fields are the saved ones.
-    """
-    module_name, _, qualname = node.type_name.partition(":")
-    for owner in _candidate_modules(module_name):
-        cls: Any = owner
-        for part in qualname.split("."):
-            cls = getattr(cls, part, None)
-        if not isinstance(cls, type):
-            continue
-        fields = list(map(str, node.keys))
-        if _fields_of(cls, node.kind) == fields:
-            if node.kind == "namedtuple":
-                return lambda new, cls=cls: tuple.__new__(cls, new)
-            return lambda new, cls=cls: _fill(cls, fields, new)
-    return None
-
-
-def _fields_of(cls: type, kind: str) -> list[str] | None:
-    """The fields of a class, if it is one of that kind."""
-    if kind == "namedtuple" and issubclass(cls, tuple):
-        return list(getattr(cls, "_fields", ()))
-    if kind == "dataclass" and dataclasses.is_dataclass(cls):
-        return [field.name for field in dataclasses.fields(cls)]
-    return None
-
-
-def _fill(cls: type, fields: list[str], values: list[Any]) -> Any:
-    made = object.__new__(cls)
-    for name, value in zip(fields, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
-
-
-def _candidate_modules(module_name: str) -> Iterator[Any]:
-    root = module_name.partition(".")[0]
-    if root in TRUSTED_ROOTS and root not in sys.modules:
-        try:
-            __import__(root)
-        except ImportError:
-            return
-    if module_name in sys.modules:
-        yield sys.modules[module_name]
-    if root in TRUSTED_ROOTS:
-        # public names outlive the private modules that define them
-        for public in (root, f"{root}.contrib", f"{root}.schedules"):
-            if public in sys.modules:
-                yield sys.modules[public]

@@ -1,0 +1,302 @@
+"""Writing a checkpoint in a file system: under a hidden name, made durable, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+
+from ckpt_core._directory import leftovers, names
+from ckpt_core._directory.leftovers import SIGNS
+from ckpt_core._directory.system import exchange
+from ckpt_core._errors import VISIBLE, CheckpointExists
+
+_ABORT_TRIES = 100
+_ABORT_PAUSE_SECS = 0.02
+
+
+class Writing:
+    """The half of ``LocalForm`` that writes checkpoints; see ``Form``."""
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        parent, name = os.path.split(path)
+        beside = [hidden for hidden in names.find(parent) if hidden.is_of(name)]
+        aside = leftovers.replaced(path) if beside else None
+        if aside is not None:  # a replacement was cut short between its two renames
+            os.rename(aside, path)
+        _refuse_if_occupied(path, overwrite)
+        created = make_directories(parent, durable)
+        temporary = names.make(names.TEMPORARY, parent, name)
+        attempt = LocalAttempt(
+            path, temporary, overwrite=overwrite, durable=durable, created=created
+        )
+        try:
+            if beside:
+                attempt.superseded = _clean_named(parent, beside)
+            os.mkdir(temporary)
+        except BaseException:
+            _remove_empty([temporary, *created])
+            raise
+        return attempt
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> LocalAttempt:
+        return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
+
+
+def _clean_named(parent: str, beside: list[names.Hidden]) -> list[str]:
+    """Removes what dead tries at a checkpoint left; gives the old ones that the next commit outdates."""
+    found = [(hidden, os.path.join(parent, hidden.entry)) for hidden in beside]
+    dead = [
+        path
+        for hidden, path in found
+        if hidden.kind == names.TEMPORARY and leftovers.is_dead(hidden.owner, path)
+    ]
+    # one of them may be what was replaced, by a rename that is not on the disk yet
+    if dead and is_synced(parent):
+        leftovers.discard(dead)
+    return superseded(parent, beside)
+
+
+def superseded(parent: str, beside: list[names.Hidden], but: str = "") -> list[str]:
+    """Where old checkpoints stand that were replaced."""
+    paths = [
+        os.path.join(parent, hidden.entry) for hidden in beside if hidden.kind != names.TEMPORARY
+    ]
+    return [path for path in paths if path != but and os.path.lexists(path)]
+
+
+class LocalAttempt:
+    """One try; see ``Attempt``."""
+
+    def __init__(
+        self, target: str, temporary: str, *, overwrite: bool, durable: bool, created: list[str]
+    ) -> None:
+        self._target = target
+        self._temporary = temporary
+        self._overwrite = overwrite
+        self._durable = durable
+        self._created = created
+        self.superseded: list[str] = []
+        """Old checkpoints of this name that go when this try has replaced the one that stands."""
+        self._identity: tuple[int, int] | None = None  # of its directory, from the commit on
+        self._replaced: str | None = None  # where the commit puts what it replaces
+
+    @property
+    def path(self) -> str:
+        return self._temporary
+
+    def write(self, name: str, data: bytes) -> None:
+        full = os.path.join(self._temporary, name)
+        if "/" in name:
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            if self._durable:
+                os.fsync(file.fileno())
+
+    def read(self, name: str) -> bytes:
+        with open(os.path.join(self._temporary, name), "rb") as file:
+            return file.read()
+
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+        return {
+            os.path.relpath(file, self._temporary): os.stat(file).st_size
+            for file in walk_files(os.path.join(self._temporary, below))
+        }
+
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        if self._durable:
+            for directory, _, _ in os.walk(self._temporary, topdown=False):
+                if directory != self._temporary:
+                    sync_directory(directory)
+        # the record is last: with it the directory is whole, without it there is no checkpoint
+        self.write(record_name, record)
+        if self._durable:
+            sync_directory(self._temporary)
+
+    def commit(self) -> None:
+        self._identity = _identity(self._temporary)
+        try:
+            self._put_in_place()
+            if self._durable:
+                sync_directory(os.path.dirname(self._target))
+        except BaseException as error:
+            if _identity(self._target) != self._identity:
+                raise  # nobody has seen it
+            # an error of the rename, too, may come after it is done
+            self._keep_replaced()
+            told = _visible(error, self._target)
+            if told is error:
+                raise
+            raise told from error
+        self._created = []
+        old = self.superseded if self._replaced is None else [self._replaced, *self.superseded]
+        if old:
+            leftovers.discard(old)
+
+    def _put_in_place(self) -> None:
+        """Renames into place; what stood there then has a hidden name."""
+        if not self._overwrite or not _holds_something(self._target):
+            self._rename_to_target()
+            return
+        self._replaced = self._temporary
+        if exchange(self._temporary, self._target):
+            return
+        parent, name = os.path.split(self._target)
+        if self.superseded:  # between the two renames there must be one old checkpoint only
+            sync_directory(parent)
+            leftovers.discard(self.superseded)
+        aside = self._replaced = names.make(names.REPLACED, parent, name)
+        try:
+            os.rename(self._target, aside)
+            self._rename_to_target()
+        except BaseException:
+            if not os.path.lexists(self._target):
+                with contextlib.suppress(OSError):  # it is followed under that name too
+                    os.rename(aside, self._target)
+            raise
+
+    def _rename_to_target(self) -> None:
+        try:
+            os.rename(self._temporary, self._target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise _exists(self._target) from error
+            raise
+
+    def _keep_replaced(self) -> None:
+        """What was replaced stays until it is known that what replaced it is durable."""
+        if self._replaced is not None:
+            parent, name = os.path.split(self._target)
+            with contextlib.suppress(OSError):  # it stays under the name that it has
+                os.rename(self._replaced, names.make(names.KEPT, parent, name))
+
+    def abort(self) -> None:
+        if self._identity is not None and _identity(self._temporary) != self._identity:
+            return  # it was published: what has the hidden name now is what it replaced, or nothing
+        # writes that were under way when the first one failed make their directories again
+        for _ in range(_ABORT_TRIES):
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            time.sleep(_ABORT_PAUSE_SECS)
+            if not os.path.lexists(self._temporary):
+                break
+        _remove_empty(self._created)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _visible(error: BaseException, path: str) -> BaseException:
+    """The error of a commit that came too late to undo it; its type stays."""
+    advice = (
+        f"the checkpoint is {VISIBLE}: it was renamed, but its directory is not known to be synced, so "
+        "a power cut may still take it back. What it replaced, if anything, is kept beside it. To be "
+        "sure, save it again, with overwrite=True"
+    )
+    if isinstance(error, OSError) and error.errno is not None:
+        return OSError(error.errno, f"{os.strerror(error.errno)}: {advice}", path)
+    error.add_note(advice)
+    return error
+
+
+def _exists(path: str) -> CheckpointExists:
+    return CheckpointExists(
+        f"{path} exists already: choose another path, or pass overwrite=True to replace it"
+    )
+
+
+def _refuse_if_occupied(path: str, overwrite: bool) -> None:
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise CheckpointExists(
+            f"{path} is a file: a checkpoint is a directory; choose another path"
+        )
+    around = path
+    while (around := os.path.dirname(around)) != os.path.dirname(around):
+        if os.path.exists(os.path.join(around, SIGNS[0])):
+            raise CheckpointExists(
+                f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
+                "choose another path"
+            )
+    if not _holds_something(path):
+        return
+    inside = os.listdir(path)
+    if not any(sign in inside for sign in SIGNS):  # overwrite=True is no advice here
+        raise CheckpointExists(
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}): "
+            "choose another path, or move it away; overwrite=True replaces checkpoints only"
+        )
+    if not overwrite:
+        raise _exists(path)
+
+
+def _holds_something(path: str) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def make_directories(path: str, durable: bool) -> list[str]:
+    """Makes missing parents; gives those that were made, deepest first."""
+    missing: list[str] = []
+    current = path
+    while not os.path.isdir(current):
+        missing.append(current)
+        current = os.path.dirname(current)
+    try:
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            if not os.path.isdir(directory):
+                raise NotADirectoryError(
+                    errno.ENOTDIR, "a file is where a directory should be", directory
+                )
+            if durable:
+                sync_directory(os.path.dirname(directory))
+    except OSError:
+        _remove_empty(missing)
+        raise
+    return missing
+
+
+def _remove_empty(directories: list[str]) -> None:
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+
+
+def is_synced(path: str) -> bool:
+    """Whether a directory could be synced."""
+    try:
+        sync_directory(path)
+    except OSError:
+        return False
+    return True
+
+
+def sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot, and say so like this
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def walk_files(path: str) -> Iterator[str]:
+    for directory, _, files in os.walk(path):
+        for name in files:
+            yield os.path.join(directory, name)

@@ -1,0 +1,375 @@
+"""Agreement of all processes over jax.distributed's coordination service; nothing to do alone.
+
+No device collective is used, so every call is safe from a background thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._errors import BarrierTimeout
+from ckpt_core._lazy import jax
+from ckpt_core._processes import service
+from ckpt_core._processes.jobs import join_from_environment as join_from_environment
+from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
+from ckpt_core._processes.said import Failure, Said, first_failure, judged, meanwhile, parse
+from ckpt_core._processes.said import NotTogether as NotTogether
+
+logger = logging.getLogger("ckpt_core")
+_rounds = itertools.count()
+_REPORT_SECS = 5.0
+"""How often a process that waits says for whom."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of one run.
+
+    Attributes:
+        index: of this process.
+        count: of all.
+    """
+
+    index: int
+    count: int
+
+    def agree(
+        self,
+        tag: str,
+        value: str,
+        judge: Callable[[list[str]], str],
+        timeout_secs: float,
+        call: str = "",
+    ) -> str:
+        """What process 0 makes of the values of all; returns when all have called it.
+
+        A process sends one value and fetches one answer, however many there are.
+
+        Args:
+            tag: names the agreement; the same on all processes, never used twice.
+            value: what this process contributes.
+            judge: makes the answer of the values, by index; called on process 0 alone.
+            timeout_secs: how long to wait for the slowest.
+            call: what this process is about to do, such as "save", for the first agreement in a
+                round, whose tag is the round itself: processes that do different things are told.
+
+        Raises:
+            BarrierTimeout: with the indices of those that did not come.
+            NotTogether: a process came for something else, or came to say that it cannot.
+        """
+        if self.count == 1:
+            return judge([value])
+        client = _client()
+        with self._lost(tag):
+            client.key_value_set(self._key(tag), Said(call, value).dump())
+            if self.index > 0:
+                return self._answered(client, tag, call, timeout_secs)
+            try:
+                answer = judged(self._collect(client, tag, timeout_secs), judge)
+            except BaseException as error:
+                self._give_up(client, tag, Failure.of(0, error))
+                raise
+            _kept(id(client), self.count).put(client, tag, answer.dump())
+            # all values at once: nobody needs them now
+            client.key_value_delete(service.said_folder(tag))
+            return answer.taken(call)
+
+    def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
+        """Process 0: the others, and who comes late, are not to wait for an answer."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may be gone
+            _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+
+    def _answered(self, client: Any, tag: str, call: str, timeout_secs: float) -> str:
+        """The others: what process 0 answers."""
+        with self._leaving(client, tag, tag):
+            found = self._fetch(client, tag, timeout_secs)
+        _read(id(client), self.index).note(client, tag)
+        try:
+            return parse(found).taken(call)
+        except Exception:
+            client.key_value_delete(self._key(tag))  # nobody collects it
+            raise
+
+    @contextlib.contextmanager
+    def _leaving(self, client: Any, opening: str, *tags: str) -> Generator[None]:
+        """The others: who waits no longer says so, for whoever comes late, and reads no answer."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                failure = Failure.of(self.index, error).dump()
+                client.key_value_set(self._key(opening), failure, allow_overwrite=True)
+                for tag in tags:
+                    _read(id(client), self.index).note(client, tag)
+            raise
+
+    def refuse(self, tag: str, call: str, error: BaseException) -> None:
+        """Says that this process does not take part, and why; returns at once.
+
+        In the place of the first agreement of a round, which the others come to: they are told, and
+        all go on to the next one together.
+        """
+        if self.count == 1:
+            return
+        client, failure = _client(), Failure.of(self.index, error)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            if self.index == 0:
+                _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+                return
+            client.key_value_set(self._key(tag), failure.dump())
+            _read(id(client), self.index).note(client, tag)
+
+    def _key(self, tag: str) -> str:
+        return f"{service.said_folder(tag)}{self.index}"
+
+    def exchange(self, tag: str, value: str, timeout_secs: float) -> list[str]:
+        """The values of all processes, by index; arguments and errors as for ``agree``.
+
+        For few and small values: every process receives what every other one sent.
+        """
+        return json.loads(self.agree(tag, value, json.dumps, timeout_secs))
+
+    def _collect(self, client: Any, tag: str, timeout_secs: float) -> list[str]:
+        """Process 0: waits for the values of all."""
+        began = time.monotonic()
+        report_secs = _REPORT_SECS
+        while True:
+            listing = time.monotonic()
+            values = self._arrived(client, tag)
+            now = time.monotonic()
+            absent = [process for process in range(self.count) if process not in values]
+            if not absent:
+                return [values[process] for process in range(self.count)]
+            waited_secs = now - began
+            if waited_secs >= timeout_secs:
+                raise self._late(client, tag, timeout_secs, absent)
+            if waited_secs >= report_secs:
+                self._report(client, tag, waited_secs, absent)
+                report_secs = waited_secs + _REPORT_SECS
+            wait_secs = min(timeout_secs, report_secs) - waited_secs
+            service.wait_for(client, f"{service.said_folder(tag)}{absent[-1]}", wait_secs)
+            # where they arrive one by one, a listing for each would be quadratic
+            time.sleep(now - listing)
+
+    def _fetch(self, client: Any, tag: str, timeout_secs: float) -> str:
+        """The others: wait for the answer of process 0."""
+        began = time.monotonic()
+        while True:
+            left_secs = began + timeout_secs - time.monotonic()
+            found = service.wait_for(client, service.answer_key(tag), min(left_secs, _REPORT_SECS))
+            if found is not None:
+                return found
+            waited_secs = time.monotonic() - began
+            if waited_secs < timeout_secs:
+                # process 0 tells of all others that are late
+                if service.try_get(client, f"{service.said_folder(tag)}0") is None:
+                    self._report(client, tag, waited_secs, [0])
+                continue
+            values = self._arrived(client, tag)
+            found = service.try_get(client, service.answer_key(tag))
+            if found is not None:
+                return found
+            absent = [process for process in range(self.count) if process not in values]
+            raise self._late(client, tag, timeout_secs, absent or [0])
+
+    def _arrived(self, client: Any, tag: str) -> dict[int, str]:
+        """The values that have come, by process."""
+        return {
+            int(name): value for name, value in service.listing(client, service.said_folder(tag))
+        }
+
+    def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
+        logger.warning(
+            "process %d has waited %.0f s for processes %s at %r%s",
+            self.index,
+            waited_secs,
+            absent,
+            tag,
+            _elsewhere(client, absent),
+        )
+
+    def _late(
+        self, client: Any, tag: str, timeout_secs: float, absent: list[int]
+    ) -> BarrierTimeout:
+        return BarrierTimeout(
+            f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} of "
+            f"{self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)"
+            f"{_elsewhere(client, absent)}",
+            absent=absent,
+        )
+
+    @contextlib.contextmanager
+    def _lost(self, tag: str) -> Generator[None]:
+        """Names process 0 where the service, which runs in it, does not answer any more."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if not str(error).startswith(("UNAVAILABLE", "CANCELLED")):
+                raise
+            raise BarrierTimeout(
+                f"process {self.index} lost the coordination service at {tag!r}: processes [0] of "
+                f"{self.count}, where it runs, are dead or out of reach",
+                absent=[0],
+            ) from error
+
+    def _decided(self, tag: str, value: str, timeout_secs: float, call: str) -> str:
+        """``decided_by_first``, of several processes."""
+        client = _client()
+        with self._lost(tag):
+            if self.index > 0:
+                return self._heard(client, tag, timeout_secs, call)
+            kept = _kept(id(client), self.count)
+            slow = kept.wait_for_room(client, timeout_secs)
+            if slow:
+                raise self._late(client, tag, timeout_secs, slow)
+            kept.put(client, tag, Said(call, value).dump())
+            return value
+
+    def _heard(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
+        """The others: what process 0 has decided, as soon as it has."""
+        opening = tag.partition("/")[0]
+        began = time.monotonic()
+        found, told = None, False
+        with self._leaving(client, opening, tag):
+            while found is None:
+                left_secs = max(0.0, began + timeout_secs - time.monotonic())
+                wait_secs = min(left_secs, _REPORT_SECS)
+                found = service.wait_for(client, service.answer_key(tag), wait_secs)
+                if found is None and told:
+                    found = service.try_get(client, service.answer_key(opening))
+                if found is None and wait_secs == left_secs:
+                    raise self._silent(client, tag, timeout_secs)
+                if found is None and not told:
+                    # where process 0 waits for another call in this round, it hears of this one
+                    client.key_value_set(self._key(opening), Said(call, "").dump())
+                    told = True
+        _read(id(client), self.index).note(client, tag)
+        if told:
+            client.key_value_delete(self._key(opening))
+        return parse(found).taken(call)
+
+    def _silent(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
+        return BarrierTimeout(
+            f"process {self.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: "
+            f"all processes must make the same calls{_elsewhere(client, [0])}",
+            absent=[0],
+        )
+
+    def together(
+        self,
+        tag: str,
+        work: Callable[[], Any],
+        timeout_secs: float,
+        failed: Callable[[int, str], Exception],
+        hear: Callable[[list[str]], None] | None = None,
+        call: str = "",
+    ) -> Any:
+        """Does the work and agrees that all did it; a failure of one is a failure of all.
+
+        Args:
+            tag, timeout_secs, call: as for ``agree``.
+            failed: the error for those that did not fail, from the index of the process that did
+                and what its error says, type first.
+            hear: gets, on process 0 and before any goes on, what the work gave on each process,
+                which must be text then; not called where one runs alone.
+        """
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if self.count > 1:
+            good = "" if hear is None else str(result)
+            mine = f"={good}" if error is None else f"!{type(error).__name__}: {error}"
+
+            def judge(texts: list[str]) -> str:
+                failure = first_failure(texts)
+                if hear is not None and not failure:
+                    hear([text[1:] for text in texts])
+                return failure
+
+            first = ""
+            try:
+                first = self.agree(tag, mine, judge, timeout_secs, call)
+            except NotTogether:
+                if error is None:  # else it is told what went wrong here
+                    raise
+            except BarrierTimeout as late:
+                if error is not None:  # what went wrong here may be why the others do not come
+                    late.__cause__ = error
+                raise
+            if first and error is None:
+                raise failed(*json.loads(first))
+        if error is not None:
+            raise error
+        return result
+
+
+def _elsewhere(client: Any, absent: list[int]) -> str:
+    """What the processes that do not come wait for meanwhile, as the end of a sentence."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        return meanwhile(service.listing(client, "ckpt/"), absent)
+    return ""
+
+
+@functools.lru_cache(1)
+def _kept(client_id: int, count: int) -> service.Kept:
+    """The answers of this process, which is the first, at its service."""
+    return service.Kept(count)
+
+
+@functools.lru_cache(1)
+def _read(client_id: int, index: int) -> service.Read:
+    """What this process has read at its service."""
+    return service.Read(index)
+
+
+def decided_by_first(
+    processes: Processes, tag: str, value: str, timeout_secs: float, call: str = "decide"
+) -> str:
+    """What process 0 says; the others wait for it.
+
+    Process 0 does not wait for them, unless it is thousands of decisions ahead.
+
+    Args:
+        tag: names the decision; the same on all processes, never used twice. A round, or a name
+            within one.
+        value: of process 0; that of the others does not count.
+        call: what is decided, as an order: who does something else at that moment is told.
+
+    Raises:
+        BarrierTimeout: process 0 said nothing in time.
+        NotTogether: process 0 came for something else.
+    """
+    if processes.count == 1:
+        return value
+    return processes._decided(tag, value, timeout_secs, call)  # pyright: ignore[reportPrivateUsage]
+
+
+def this_run() -> Processes:
+    """The processes of this run; one where jax.distributed was not initialized."""
+    if _client() is None:
+        return Processes(0, 1)
+    return Processes(jax.process_index(), jax.process_count())
+
+
+def next_round() -> str:
+    """A tag that all processes share, if all make the same calls in the same order."""
+    return str(next(_rounds))
+
+
+def _client() -> Any:
+    # jax offers no public handle on the coordination service; Orbax takes it from here too
+    from jax._src import distributed
+
+    return distributed.global_state.client

@@ -1,0 +1,54 @@
+"""What jax itself does for the processes of a run: joining them, and stopping them at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpt_core._lazy import jax
+
+
+def preemption_sync_point(step: int) -> bool | None:
+    """Whether all processes agreed, through jax's preemption service, to stop at this step.
+
+    None where the service is off, so that they cannot agree.
+    """
+    from jax._src import distributed
+
+    if distributed.global_state.client is None:
+        return None
+    from jax.experimental import multihost_utils
+
+    if distributed.global_state.preemption_sync_manager is None:
+        return None
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:  # the coordinator is gone, which every barrier tells better
+        return False
+
+
+def join_from_environment(environment: Mapping[str, str]) -> bool:
+    """Joins the other processes of the run where the usual variables name them; whether they do.
+
+    JAX_COORDINATOR_ADDRESS (with the port, or JAX_COORDINATOR_PORT beside it), JAX_NUM_PROCESSES
+    and JAX_PROCESS_ID. For programs that own the process, such as the command line.
+
+    Raises:
+        ValueError: some of the variables are there, and not all.
+    """
+    from jax._src import distributed
+
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    missing = [name for name in names if not environment.get(name)]
+    if len(missing) == len(names) or distributed.global_state.client is not None:
+        return distributed.global_state.client is not None
+    if missing:
+        raise ValueError(f"{', '.join(names)} go together; missing: {', '.join(missing)}")
+    address = environment[names[0]]
+    port = environment.get("JAX_COORDINATOR_PORT")
+    if port and ":" not in address.rpartition("]")[2]:
+        address = f"{address}:{port}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address, num_processes=int(environment[names[1]]), process_id=int(environment[names[2]])
+    )
+    return True

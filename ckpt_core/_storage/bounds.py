@@ -1,0 +1,176 @@
+"""What TensorStore must not be given: it ends the process where memory does, and reads files of any size."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import resource
+import stat
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._options import KIB, MIB
+from ckpt_core._storage.database import Location
+
+_MOST_COMPRESSED = 2**16
+"""Nothing is compressed better: zstd needs 4 bytes for 128 KiB of zeros."""
+_SMALL_BYTES = 256 * MIB
+_MOST_INNER_CHUNKS = 2**24
+BLOSC_HEADER_BYTES = 16
+_NO_SUCH_NAME = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_METADATA_FILES = ("zarr.json", ".zarray")
+
+
+def refuse_file(location: Location, name: str, most: int) -> None:
+    """Raises CheckpointCorrupt for a file that is longer than ``most`` bytes, or is none.
+
+    On an object store all is a plain object, and no longer than what its owner paid for.
+    """
+    if not location.local:
+        return
+    try:
+        status = os.stat((location / name).path)
+    except FileNotFoundError:
+        return  # for who opens it to say
+    except (OSError, ValueError) as error:  # ValueError: of a name with a zero in it
+        if getattr(error, "errno", errno.ELOOP) not in _NO_SUCH_NAME:
+            raise
+        what = f"cannot be opened: {error}"
+        raise CheckpointCorrupt(f"{location.path}: file {name} {what}", file=name) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointCorrupt(f"{location.path}: {name} is no regular file", file=name)
+    if status.st_size > most:
+        raise CheckpointCorrupt(
+            f"{location.path}: file {name} has {status.st_size} bytes, and can have {most} at most: it is "
+            "damaged, and not read",
+            file=name,
+        )
+
+
+def memory_bytes() -> int:
+    """The most memory that this process can have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit == resource.RLIM_INFINITY else min(there, limit)
+
+
+def most_chunk_bytes(stored_bytes: int) -> int:
+    """The most that a chunk can have when it is decoded, of so many bytes that are stored."""
+    return min(max(_SMALL_BYTES, _MOST_COMPRESSED * stored_bytes), memory_bytes() // 2)
+
+
+def most_stored_bytes(chunk_bytes: int) -> int:
+    """The most that a chunk takes when it is stored: what cannot be compressed grows a little."""
+    return chunk_bytes + chunk_bytes // 8 + 64 * KIB
+
+
+class Values:
+    """The sizes of what is stored of the arrays of an item that has no record.
+
+    Args:
+        sizes_bytes: by key, such as ``w/zarr.json`` and ``w/c/0/0``.
+    """
+
+    def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
+        self._largest: dict[str, int] = {}
+        self._keys: dict[str, list[str]] = {}
+        self.total_bytes = 0
+        for key, size in sizes_bytes:
+            name, _, last = key.rpartition("/")
+            if last in _METADATA_FILES and size > most_bytes(last):
+                raise CheckpointCorrupt(
+                    f"{key} has {size} bytes, and can have {most_bytes(last)} at most",
+                    file=key,
+                    leaf=name,
+                )
+            for array in _arrays_of(key):
+                self._largest[array] = max(size, self._largest.get(array, 0))
+                self._keys.setdefault(array, []).append(key)
+            self.total_bytes += size
+
+    def largest(self, name: str) -> int:
+        """The largest value of an array."""
+        return self._largest.get(name, 0)
+
+    def keys(self, name: str) -> list[str]:
+        """The keys of an array's values."""
+        return self._keys.get(name, [])
+
+
+def _arrays_of(key: str) -> set[str]:
+    """The names of the array that a value belongs to, by the ways in which chunks are named.
+
+    ``w/c/0/1`` and ``w/c`` of zarr 3, ``w/0.1`` and ``w/0/1`` of zarr 2.
+    """
+    parts = key.split("/")
+    last = len(parts) - 1
+    while last > 0 and parts[last].replace(".", "").isdigit():
+        last -= 1
+    named = "/".join(parts[: last + 1])
+    found = {named, key.rpartition("/")[0]}
+    if parts[last] == "c":
+        found.add("/".join(parts[:last]))
+    return found
+
+
+def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None) -> None:
+    """Raises CheckpointCorrupt for an opened array whose chunks would take memory without a bound.
+
+    Args:
+        store: TensorStore's handle.
+        name: of the array.
+        limit_bytes: no chunk may claim to be larger.
+        values: what is stored; None where no more is known than that it is no longer than a chunk.
+    """
+    layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
+    inner = math.prod(layout.read_chunk.shape or ())
+    outer = math.prod(layout.write_chunk.shape or ())
+    shape = tuple(store.shape)
+    if outer * itemsize > limit_bytes or outer // max(1, inner) > _MOST_INNER_CHUNKS:
+        raise CheckpointCorrupt(
+            f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
+            leaf=name,
+        )
+    if values is None:
+        return
+    most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))
+    if values.largest(name) > max(most, most_bytes("zarr.json")):
+        raise CheckpointCorrupt(
+            f"array {name!r}: a chunk of {values.largest(name)} bytes, where {most} are the most",
+            leaf=name,
+        )
+    if is_blosc(store):
+        for key in values.keys(name):
+            if key.rpartition("/")[2] not in _METADATA_FILES:
+                inside = key[len(name) + 1 :] if name else key
+                refuse_blosc(read_head(store.kvstore, inside), outer * itemsize, name)
+
+
+def is_blosc(store: Any) -> bool:
+    """Whether an opened array is compressed by blosc, which makes room for all that a header claims."""
+    codec: Mapping[str, Any] = store.codec.to_json() if store.codec is not None else {}
+    compressor = codec.get("compressor") or {}
+    names = [compressor.get("id")] + [entry.get("name") for entry in codec.get("codecs", ())]
+    return "blosc" in names
+
+
+def read_head(kvstore: Any, key: str) -> bytes:
+    """The first bytes of a value; none where it is shorter."""
+    try:
+        found = kvstore.read(key, byte_range=slice(0, BLOSC_HEADER_BYTES)).result()
+    except ValueError:
+        return b""
+    return bytes(found.value) if found.state == "value" else b""
+
+
+def refuse_blosc(header: bytes, chunk_bytes: int, name: str) -> None:
+    """Raises CheckpointCorrupt where blosc's header claims anything but the size of a chunk."""
+    claimed = int.from_bytes(header[4:8], "little")
+    if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
+        raise CheckpointCorrupt(
+            f"array {name!r}: a chunk that claims to be {claimed} bytes, and must be {chunk_bytes}",
+            leaf=name,
+        )

@@ -1,0 +1,19 @@
+"""Pytrees taken apart into paths, leaves and a structure, and put together again."""
+
+from ckpt_core._tree.build import TRUSTED_ROOTS as TRUSTED_ROOTS
+from ckpt_core._tree.build import importable_type as importable_type
+from ckpt_core._tree.build import unflatten as unflatten
+from ckpt_core._tree.flat import LEAF as LEAF
+from ckpt_core._tree.flat import MAX_DEPTH as MAX_DEPTH
+from ckpt_core._tree.flat import NONE as NONE
+from ckpt_core._tree.flat import Below as Below
+from ckpt_core._tree.flat import FlatTree as FlatTree
+from ckpt_core._tree.flat import Key as Key
+from ckpt_core._tree.flat import Node as Node
+from ckpt_core._tree.flat import Path as Path
+from ckpt_core._tree.flat import array_name as array_name
+from ckpt_core._tree.flat import flatten as flatten
+from ckpt_core._tree.flat import format_path as format_path
+from ckpt_core._tree.flat import is_plain_tuple as is_plain_tuple
+from ckpt_core._tree.flat import leaf_below as leaf_below
+from ckpt_core._tree.stored import stored_paths as stored_paths

@@ -1,0 +1,155 @@
+"""Trees put together again, of live containers or of what is known of the saved ones."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ckpt_core._tree.flat import DEFAULTDICT, Node
+
+
+def unflatten(
+    root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
+) -> Any:
+    """A tree of the structure ``root`` that holds ``leaves`` in order.
+
+    Args:
+        root: a node of ``flatten(keep=True)``, which gives the same container types again, or one
+            read from disk, for which builtin containers are made.
+        leaves: one value per leaf.
+        resolve: for nodes without ``make`` that name a class: gives the function that rebuilds
+            them, or None for the default (a dict of fields).
+    """
+    return _build(root, iter(leaves), resolve)
+
+
+def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | None) -> Any:
+    if node.kind == "leaf":
+        return next(leaves)
+    if node.kind == "none":
+        return None
+    children = [_build(child, leaves, resolve) for child in node.children]
+    if node.make is not None:
+        return node.make(children)
+    match node.kind:
+        case "list":
+            return children
+        case "tuple":
+            return tuple(children)
+        case "ordered":
+            return collections.OrderedDict(zip(node.keys, children, strict=True))
+        case "expanded":
+            return children[0]
+        case "code":
+            return None  # whoever has no function for it has refused it before
+        case "namedtuple" | "dataclass" | "custom" if resolve and (make := resolve(node)):
+            return make(children)
+        case "namedtuple":
+            return _stand_in(node)(*children)
+        case "custom" if node.keys and all(isinstance(key, int) for key in node.keys):
+            return children
+        case _:
+            return _saved_dict(node, children)
+
+
+_FACTORIES: dict[str, Any] = {
+    **{
+        f"builtins:{made.__name__}": made
+        for made in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
+    },
+    **{
+        f"collections:{made.__name__}": made
+        for made in (collections.Counter, collections.OrderedDict, collections.deque)
+    },
+    "None": None,
+}
+"""Factories that are found by name; whatever else a checkpoint names, nobody shall call."""
+
+
+def _saved_dict(node: Node, children: list[Any]) -> dict[Any, Any]:
+    """A dictionary of the kind that was saved, if what made its new entries is known."""
+    entries = zip(node.keys, children, strict=True)
+    if not node.type_name.startswith(DEFAULTDICT):
+        return dict(entries)
+    factory = node.type_name.removeprefix(DEFAULTDICT)
+    if factory in _FACTORIES:
+        return collections.defaultdict(_FACTORIES[factory], entries)
+    warnings.warn(
+        f"a defaultdict with the keys {', '.join(map(repr, node.keys[:5]))} comes back as a dict: its "
+        f"factory {factory} is none that a checkpoint may name. Give a target that holds the defaultdict",
+        UserWarning,
+        stacklevel=2,
+    )
+    return dict(entries)
+
+
+def _stand_in(node: Node) -> Any:
+    """A NamedTuple with the saved fields, for a class that this process does not have."""
+    name = node.type_name.rpartition(":")[2].rpartition(".")[2]
+    fields = [str(key) for key in node.keys]
+    make: Any = collections.namedtuple  # typed NamedTuples cannot be made from names alone
+    return make(name if name.isidentifier() else "Saved", fields, rename=True)
+
+
+TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
+"""Packages whose public classes may be looked up by importing the package itself."""
+
+
+def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
+    """The function that rebuilds a saved NamedTuple or dataclass, registered or not, if it is at hand.
+
+    Only classes of modules that are imported already are used, and the public classes of a few
+    trusted packages; nothing is imported because a checkpoint says so. A class is taken only if
+    its fields are the saved ones.
+    """
+    module_name, _, qualname = node.type_name.partition(":")
+    for owner in _candidate_modules(module_name):
+        cls: Any = owner
+        for part in qualname.split("."):
+            cls = getattr(cls, part, None)
+        if not isinstance(cls, type):
+            continue
+        fields = list(map(str, node.keys))
+        if _are_fields_of(cls, node.kind, fields):
+            if node.kind == "namedtuple":
+                return lambda new, cls=cls: tuple.__new__(cls, new)
+            return lambda new, cls=cls: _fill(cls, fields, new)
+    return None
+
+
+def _are_fields_of(cls: type, kind: str, fields: list[str]) -> bool:
+    """Whether these are all the fields of a class, which is one of that kind."""
+    if kind == "namedtuple":
+        return issubclass(cls, tuple) and list(getattr(cls, "_fields", ())) == fields
+    if not dataclasses.is_dataclass(cls):
+        return False
+    known = [field.name for field in dataclasses.fields(cls)]
+    # jax knows the children of a registered one in the order in which they were registered
+    return known == fields or (kind == "custom" and sorted(known) == sorted(fields))
+
+
+def _fill(cls: type, fields: list[str], values: list[Any]) -> Any:
+    made = object.__new__(cls)
+    for name, value in zip(fields, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _candidate_modules(module_name: str) -> Iterator[Any]:
+    root = module_name.partition(".")[0]
+    if root in TRUSTED_ROOTS and root not in sys.modules:
+        try:
+            __import__(root)
+        except ImportError:
+            return
+    if module_name in sys.modules:
+        yield sys.modules[module_name]
+    if root in TRUSTED_ROOTS:
+        # public names outlive the private modules that define them
+        for public in (root, f"{root}.contrib", f"{root}.schedules"):
+            if public in sys.modules:
+                yield sys.modules[public]

@@ -1,0 +1,37 @@
+"""The names under which leaves are stored: those of Orbax's own trees of the same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt_core._tree.flat import LEAF, Node, Path
+
+
+def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
+    """For each leaf its path in Orbax's trees: with the keys that ours leave out (``Below``).
+
+    Args:
+        root: the structure.
+        paths: of its leaves, in its order; they come back as they are where none is stored deeper.
+    """
+    if not _any_below(root):
+        return paths
+    found: list[Path] = []
+    _collect(root, (), found)
+    return found
+
+
+def _any_below(node: Node) -> bool:
+    if node.kind in ("leaf", "expanded") and node.type_name:
+        return True
+    return any(child is not LEAF and _any_below(child) for child in node.children)
+
+
+def _collect(node: Node, path: Path, found: list[Path]) -> None:
+    if node.kind == "leaf":
+        found.append((*path, node.type_name) if node.type_name else path)
+    elif node.kind == "expanded":
+        _collect(node.children[0], (*path, node.type_name) if node.type_name else path, found)
+    else:
+        for key, child in zip(node.keys, node.children, strict=True):
+            _collect(child, (*path, key), found)

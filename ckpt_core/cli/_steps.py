@@ -1,0 +1,233 @@
+"""``ckpt ls``, and what ``show`` and ``verify`` say of a directory of steps."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from ckpt_core._directory import Trace, resolve, traces
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointNotFound,
+)
+from ckpt_core._fence import OWNER_FILE
+from ckpt_core._inspect import describe_opened, inspect
+from ckpt_core._load.opened import form_of
+from ckpt_core._policies.names import StepNames
+from ckpt_core._results import CheckpointInfo
+from ckpt_core._retention import DAMAGED as ASIDE
+from ckpt_core._retention import RETIRED
+from ckpt_core._run_metadata import read_run_metadata
+from ckpt_core._steps import Steps, refuse_one_checkpoint
+from ckpt_core.cli._text import console, metric, print_json, size, when
+
+DAMAGED = 1
+_DEEPEST = 2
+"""Steps are looked for so many folders further down, where there are none."""
+
+
+def steps_in(path: str, prefix: str | None = None) -> Steps:
+    """The steps below a path or URL."""
+    text, local = resolve(path)
+    return Steps(text, form_of(local), StepNames(prefix))
+
+
+def is_run(path: str) -> bool:
+    """Whether a directory holds steps, and is no checkpoint itself."""
+    return not _is_one(path) and bool(steps_in(path).all())
+
+
+def _is_one(path: str) -> bool:
+    text, local = resolve(path)
+    try:
+        refuse_one_checkpoint(form_of(local), text, local)
+    except CheckpointExists:
+        return True
+    return False
+
+
+def list_steps(
+    directory: str, *, as_json: bool, step_prefix: str | None = None, of_run: bool = False
+) -> int:
+    """Prints the steps; 1 where one of them cannot be read.
+
+    Args:
+        of_run: print what was written of the whole run, too.
+    """
+    directory, local = resolve(directory)
+    if local and not os.path.isdir(directory):
+        what = "a file, not a directory" if os.path.lexists(directory) else "no such directory"
+        raise CheckpointNotFound(f"{directory}: {what}")
+    steps = steps_in(directory, step_prefix)
+    found = [] if _is_one(directory) else [_row(steps, step) for step in steps.all()]
+    rows = [row for row in found if row is not None]
+    beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
+    run_metadata = read_run_metadata(form_of(local), directory) if of_run else None
+    if as_json:
+        told = {
+            "directory": directory,
+            "steps": [
+                {key: value for key, value in row.items() if key != "inodes"} for row in rows
+            ],
+            "disk_bytes": _bytes_of_all(rows),
+            "beside": [asdict(trace) for trace in beside],
+        }
+        print_json({**told, **({"run_metadata": run_metadata} if of_run else {})})
+    else:
+        _print(directory, rows, beside, run_metadata)
+    return DAMAGED if any(row["problem"] for row in rows) else 0
+
+
+def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], metadata: Any) -> None:
+    out = console()
+    if metadata is not None:
+        out.print(f"run: {metadata}", markup=False)
+    if rows:
+        out.print(_table(directory, rows))
+    else:
+        out.print(f"{directory}: no steps{_hint(directory)}", markup=False, soft_wrap=True)
+    for row in rows:
+        if row["problem"]:
+            text = f"[red]damaged:[/red] step {row['step']}: {escape(row['problem'])}"
+            out.print(text, soft_wrap=True)
+    if beside:
+        out.print(escape(_of(beside)), soft_wrap=True)
+
+
+def summary(info: CheckpointInfo) -> dict[str, Any]:
+    """A checkpoint in a few words, as both ``ls`` and ``show`` tell it."""
+    files = _files(info.path)
+    return {
+        "path": info.path,
+        "created_unix_secs": info.created_unix_secs,
+        "array_bytes": sum(item.bytes for item in info.items.values()),
+        "disk_bytes": sum(files.values()) if files else sum(info.files.values()) or None,
+        "items": {
+            name: {"form": item.form, "leaves": len(item.leaves), "array_bytes": item.bytes}
+            for name, item in info.items.items()
+        },
+        "metrics": info.metrics,
+        "written_by": "ckpt" if info.format_version is not None else "Orbax",
+    }
+
+
+def _row(steps: Steps, step: int) -> dict[str, Any] | None:
+    """What is told of a step; None where there is none any more."""
+    path = steps.path(step)
+    found: dict[str, Any] = {"step": step, "inodes": _files(path), "problem": None}
+    try:
+        return found | summary(describe_opened(steps.open(step)))
+    except CheckpointNotFound:
+        return None
+    except CheckpointCorrupt as error:
+        on_disk = sum(found["inodes"].values()) or None
+        return found | {"path": path, "disk_bytes": on_disk, "problem": str(error)}
+
+
+def _files(path: str) -> dict[tuple[int, int], int]:
+    """The sizes of all files of a local directory, each once: steps share files that did not change."""
+    found: dict[tuple[int, int], int] = {}
+    text, local = resolve(path)
+    form = form_of(local)
+    text = form.replaced(text) or text
+    for name, size_bytes in form.files(text).items() if local else ():
+        try:
+            status = os.stat(os.path.join(text, name))
+        except OSError:  # deleted just now, or a link that leads nowhere
+            continue
+        if size_bytes >= 0:  # a regular file
+            found[status.st_dev, status.st_ino] = status.st_size
+    return found
+
+
+def _bytes_of_all(rows: list[dict[str, Any]]) -> int | None:
+    """What all steps take together: what they share counts once."""
+    files: dict[tuple[int, int], int] = {}
+    for row in rows:
+        files |= row["inodes"]
+    return sum(files.values()) if files else sum(row["disk_bytes"] or 0 for row in rows) or None
+
+
+def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=escape(directory), title_justify="left", pad_edge=False)
+    for name in ("step", "saved", "arrays", "on disk", "items", "metrics", "written by"):
+        right = name in ("step", "arrays", "on disk")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
+        if row["problem"]:
+            table.add_row(str(row["step"]), "", "", on_disk, "[red]damaged: see below[/red]")
+            continue
+        table.add_row(
+            str(row["step"]),
+            when(row["created_unix_secs"]),
+            size(row["array_bytes"]),
+            on_disk,
+            escape(", ".join(name or "(a bare tree)" for name in row["items"])),
+            escape(", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())),
+            row["written_by"],
+        )
+    total = _bytes_of_all(rows)
+    if len(rows) > 1 and total is not None:
+        table.caption, table.caption_justify = f"{size(total)} on disk together", "left"
+    return table
+
+
+def _hint(directory: str) -> str:
+    try:
+        inspect(directory)
+        return f"; it is a checkpoint itself: ckpt show {directory}"
+    except (CheckpointError, OSError):
+        pass
+    deeper = _deeper(directory, _DEEPEST)
+    return f"; there are some in {deeper}: ckpt ls {deeper}" if deeper else ""
+
+
+def _deeper(directory: str, levels: int) -> str | None:
+    """A directory further down that has steps, the nearest first."""
+    below = [
+        f"{directory}/{name}"
+        for name in sorted(form_of("://" not in directory).children(directory))
+    ]
+    for path in below:
+        if steps_in(path).latest() is not None:
+            return path
+    if levels > 1:
+        for path in below:
+            found = _deeper(path, levels - 1)
+            if found:
+                return found
+    return None
+
+
+def _of(beside: list[Trace]) -> str:
+    """One line: what lies beside the steps, whose it is, since when."""
+    words: dict[str, list[str]] = {}
+    for trace in beside:
+        since = f"since {when(trace.since_unix_secs)}"
+        match trace.kind:
+            case "unfinished":
+                told = f"{trace.name} ({trace.whose}, {since})"
+            case "writer":
+                told = f"{trace.whose or 'somebody'} {since}"
+            case _:
+                told = trace.name
+        words.setdefault(_KINDS[trace.kind], []).append(told)
+    return "; ".join(f"{kind}: {', '.join(told)}" for kind, told in words.items())
+
+
+_FOLDERS = {ASIDE: "set aside", RETIRED: "retired"}
+_KINDS = {
+    "unfinished": "unfinished",
+    "replaced": "replaced halfway",
+    "kept": "replaced, and kept until the new one is known to be on the disk",
+    "set aside": "damaged and set aside",
+    "retired": "left behind by a restore of an older step",
+    "writer": "being written to by",
+}

@@ -1,0 +1,291 @@
+"""The lines that say what a pipeline is: its nodes, and the settings of each.
+
+How much is told of a setting depends on when it is looked at. Before the first element a pipeline is
+as it was made, and all of its settings count. Later a transformation may have filled attributes of
+its own (a tokenizer that it loads on first use, a cache, a counter in its ``repr``): then only that
+is told which no use changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+from grain import experimental as grain_experimental
+
+WHOLE, FIRM, OLD = "whole", "firm", "old"
+"""All settings; those that no use changes; as they were told before there were these two."""
+
+MAX_TEXT = 400
+"""Characters of one setting; of a longer one, the beginning and a digest."""
+
+MAX_ITEMS = 10_000
+"""Entries of a list or dictionary that is told whole; of a longer one, the length."""
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""What makes a text differ in each process."""
+
+_NODES = (grain.MapDataset, grain.IterDataset, grain.DatasetIterator)
+_ALIASES = ("_map_parent", "_iter_parent", "_maybe_nonnative_parent")
+_CHILDREN = ("_parents", "_datasets", *_ALIASES)
+"""Where nodes keep what they draw from; under the aliases, perhaps for the second time."""
+
+# Speed, caches, and settings that are told twice.
+_LEFT_OUT = frozenset(
+    {
+        "_allow_nones",
+        "_buffer_size",
+        "_ctx",
+        "_default_seed",
+        "_iter_buffer_size",
+        "_make_iter_buffer_size",
+        "_mp_context",
+        "_multiprocessing_options",
+        "_num_make_iter_threads",
+        "_original_source_map_dataset",
+        "_parent_length",
+        "_prefetch_buffer_size",
+        "_read_options",
+        "_record_metrics",
+        "_shard_options",
+        "_stats",
+        "_transform_cls_name",
+        "_transform_name",
+        "_worker_init_fn",
+        "has_child",
+        "options",
+        "original_len",
+        "original_start",
+        *_CHILDREN,
+    }
+)
+# Nodes that change nothing about the elements, and differ between ways to run the same pipeline.
+_TRANSPARENT = frozenset(
+    {"_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset"}
+)
+
+
+def is_elastic(obj: Any) -> bool:
+    """Whether its state is the same in every process, whatever their number."""
+    # iter() of an ElasticIterator is of a class without a public name.
+    return isinstance(obj, grain_experimental.ElasticIterator) or (
+        type(obj).__name__ == "_ElasticMapDatasetIterator"
+    )
+
+
+class Teller:
+    """Tells a pipeline in lines.
+
+    Args:
+        how: WHOLE, FIRM or OLD.
+    """
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def lines(self, obj: Any) -> list[str]:
+        """One for each node, those that it draws from indented below."""
+        if isinstance(obj, grain.DataLoaderIterator):
+            return self._loader_lines(loader_of(obj))
+        if is_elastic(obj):
+            return ["ElasticIterator()", *_indented(self._node_lines(obj._ds, {}))]
+        return self._node_lines(obj, {})
+
+    def _loader_lines(self, loader: Any) -> list[str]:
+        lines = [
+            f"DataLoader(worker_count={loader.multiprocessing_options.num_workers}, "
+            f"shard_options={loader._shard_options!r})",
+            f"  sampler {self.text(loader._sampler, source=True)}",
+            f"  data_source {self._source_text(loader._data_source)}",
+        ]
+        return lines + [f"  operation {self.text(operation)}" for operation in loader._operations]
+
+    def _node_lines(self, node: Any, known: dict[int, list[str]]) -> list[str]:
+        """One line for the node, and those of what it draws from, indented below."""
+        if id(node) in known:  # worker processes and mixtures share most of their pipeline
+            return known[id(node)]
+        children = [self._node_lines(child, known) for child in _children(node)]
+        if type(node).__name__ in _TRANSPARENT and len(children) == 1:
+            lines = children[0]
+        else:
+            lines = [self._label(node)]
+            for block, count in _runs(children):
+                lines += _indented(block if count == 1 else [f"{count} x {block[0]}", *block[1:]])
+        known[id(node)] = lines
+        return lines
+
+    def _label(self, node: Any) -> str:
+        name = type(node).__name__.strip("_")
+        settings = self._settings_of(node)
+        parts: list[str] = []
+        for key, value in sorted(settings.items()):
+            if key in _LEFT_OUT or _is_cached(node, key) or isinstance(value, _NODES):
+                continue
+            if key == "_map_fn" and "_transform" in settings:
+                continue  # a method of the same
+            if key == "_source":
+                parts.append(f"source={self._source_text(value)}")
+            elif key == "_rng_pool":
+                parts.append(f"seed={getattr(value, '_seed', None)}")
+            elif not (key == "_seed_rng_seed" and value is None):
+                parts.append(f"{key.strip('_')}={self.text(value)}")
+        return f"{name}({', '.join(parts)})"
+
+    def _settings_of(self, node: Any) -> dict[str, Any]:
+        if isinstance(node, grain.DatasetIterator):
+            return _made_with(node) if _is_of_grain(node) else {}
+        if self._how == FIRM and not _is_of_grain(node):
+            return {key: value for key, value in _made_with(node).items() if _is_plain(value)}
+        return vars(node)
+
+    def _source_text(self, source: Any) -> str:
+        try:
+            length = f"[{len(source)}]"
+        except TypeError:
+            length = ""
+        if isinstance(source, np.ndarray):
+            return f"ndarray[{source.dtype}{source.shape}]"
+        if isinstance(source, (list, tuple)):  # data in memory is not a setting
+            return f"{type(source).__name__}{length}"
+        return f"{self.text(source, source=True)}{length}"
+
+    def text(self, value: Any, *, source: bool = False) -> str:
+        """A setting as text that does not depend on the process, capped in length.
+
+        Args:
+            source: where elements come from: told by its ``repr`` always, as Grain itself does.
+        """
+        text = self._full_text(value, source)
+        if len(text) <= MAX_TEXT:
+            return text
+        return f"{text[:MAX_TEXT]}... sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def _full_text(self, value: Any, source: bool = False) -> str:
+        tell = self._full_text
+        match value:
+            case np.generic():
+                return repr(value.item())
+            case None | bool() | int() | float() | str() | slice() | enum.Enum():
+                return repr(value)
+            case bytes() | list() | tuple() | Mapping() if len(value) > MAX_ITEMS:  # data
+                return f"{type(value).__name__}[{len(value)}]"
+            case bytes():
+                return repr(value)
+            case list() | tuple():
+                return f"[{', '.join(tell(item) for item in value)}]"
+            case set() | frozenset():  # in an order that is not that of this process
+                return f"{{{', '.join(sorted(tell(item) for item in value))}}}"
+            case Mapping():
+                return f"{{{', '.join(f'{key}: {tell(item)}' for key, item in value.items())}}}"
+            case np.ndarray():
+                return f"ndarray[{value.dtype}{value.shape}]"
+            case functools.partial():
+                return self._partial_text(value)
+            case _:
+                return self._object_text(value, source)
+
+    def _partial_text(self, value: functools.partial[Any]) -> str:
+        """The function, and what it was given: those are settings like any other."""
+        function = self._full_text(value.func)
+        if self._how == OLD:
+            return function
+        given = [
+            *(self._full_text(argument) for argument in value.args),
+            *(f"{name}={self._full_text(told)}" for name, told in sorted(value.keywords.items())),
+        ]
+        return f"{function}({', '.join(given)})" if given else function
+
+    def _object_text(self, value: Any, source: bool) -> str:
+        if inspect.isroutine(value) or inspect.isclass(value):
+            owner = getattr(value, "__self__", None)
+            prefix = "" if owner is None or inspect.ismodule(owner) else f"{type(owner).__name__}."
+            return prefix + value.__name__
+        name = type(value).__name__
+        if type(value).__repr__ is object.__repr__:
+            return name
+        dataclass: Any = getattr(value, "__dataclass_params__", None)
+        if dataclass is not None and dataclass.repr:  # field by field, for the sake of sets in them
+            fields = [field for field in dataclasses.fields(value) if self._counts(field, value)]
+            told = (f"{f.name}={self._full_text(getattr(value, f.name))}" for f in fields)
+            return f"{name}({', '.join(told)})"
+        if self._how == FIRM and not source and not _is_of_grain(value):
+            return name  # a repr may tell how often it was called
+        text = repr(value)
+        return name if ADDRESS.search(text) else text
+
+    def _counts(self, field: dataclasses.Field[Any], value: Any) -> bool:
+        """Whether a field is a setting, and none that the first use may have filled."""
+        if not field.repr or (self._how != OLD and not field.init):
+            return False
+        if self._how != FIRM:
+            return True
+        optional = (
+            field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
+        )
+        return not optional or _is_plain(getattr(value, field.name))
+
+
+def loader_of(iterator: Any) -> Any:
+    """The ``grain.DataLoader`` of an iterator."""
+    return vars(iterator)["_data_loader"]
+
+
+def _is_of_grain(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "grain"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value cannot be filled later: no mutable container, no object, and not None."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_plain, value))
+    plain = (bool, int, float, complex, str, bytes, slice, enum.Enum, np.generic, functools.partial)
+    return isinstance(value, plain) or inspect.isroutine(value) or inspect.isclass(value)
+
+
+def _made_with(node: Any) -> dict[str, Any]:
+    """What a node was made with, by its constructor; other attributes are where it is, and change."""
+    attributes = vars(node)
+    found: dict[str, Any] = {}
+    for name in inspect.signature(type(node).__init__).parameters:
+        for attribute in (name, f"_{name}", f"_global_{name}"):
+            if attribute in attributes:
+                found[f"_{name}"] = attributes[attribute]
+    return found
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return ["  " + line for line in lines]
+
+
+def _runs(blocks: Sequence[list[str]]) -> Iterator[tuple[list[str], int]]:
+    """Equal blocks that follow each other, with their number."""
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end] != blocks[start]:
+            yield blocks[start], end - start
+            start = end
+
+
+def _children(node: Any) -> Iterator[Any]:
+    attributes = vars(node)
+    told: set[int] = set()
+    for name in _CHILDREN:
+        value = attributes.get(name, ())
+        for child in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(child, _NODES) and not (name in _ALIASES and id(child) in told):
+                told.add(id(child))
+                yield child
+
+
+def _is_cached(node: Any, name: str) -> bool:
+    """Whether the attribute appears only once somebody has asked for it."""
+    return isinstance(inspect.getattr_static(type(node), name, None), functools.cached_property)

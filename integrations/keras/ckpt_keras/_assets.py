@@ -1,0 +1,244 @@
+"""What layers keep in files of their own, such as vocabularies: Keras calls them assets.
+
+They are an item of their own, in the form of ``keras.callbacks.OrbaxCheckpoint``: nested
+dictionaries of the files' bytes, under the places where Keras looks for them. A place is a class and
+a number, so the names of the layers are written beside the configuration, and count where they are
+known: two vocabularies whose layers change places are not mixed up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
+from ckpt_keras._counted import counted_in
+from ckpt_keras._names import pair_by_rank, patterns
+from ckpt_keras._slots import layers_of
+
+ASSETS = "assets"
+"""Name of the item, as in directories of ``keras.callbacks.OrbaxCheckpoint``."""
+
+_saved_beside: contextvars.ContextVar[bool] = contextvars.ContextVar("saved_beside", default=False)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What has assets: its place among Keras' files, its name, and itself."""
+
+    place: str
+    name: str
+    obj: Any
+
+
+def owners_of_assets(model: Any) -> list[Owner]:
+    """Everything in a model that can have assets, in Keras' order."""
+    if not _can_have_assets(model):
+        return []
+    names = {id(layer): "/".join(owners) for layer, owners in layers_of(model)}
+    return [Owner(place, names.get(id(obj), place), obj) for obj, place in _walk(model)]
+
+
+def assets_of(model: Any) -> dict[str, Any]:
+    """The item: the bytes of all assets, nested by place and file; empty where there are none."""
+    tree: dict[str, Any] = {}
+    for owner in owners_of_assets(model):
+        with tempfile.TemporaryDirectory() as directory:
+            owner.obj.save_assets(directory)
+            for name, content in _files_in(directory):
+                node = tree
+                for part in _parts(owner.place, *name[:-1]):
+                    node = node.setdefault(part, {})
+                node[name[-1]] = content
+    return tree
+
+
+def names_of_owners(model: Any) -> str:
+    """Which layer is at which place, as JSON."""
+    return json.dumps({owner.place: owner.name for owner in owners_of_assets(model)})
+
+
+class AssetsTarget:
+    """The target that assets are restored into; checked against the model when it is made.
+
+    Args:
+        model: whose layers load them.
+        info: of the checkpoint, which has the item.
+        names: what ``names_of_owners`` gave when it was saved; empty where Keras' callback saved.
+
+    Raises:
+        StructureMismatch: assets of a layer that the model lacks.
+    """
+
+    def __init__(self, model: Any, info: CheckpointInfo, names: str) -> None:
+        saved = json.loads(names) if names else {}
+        owners = {owner.place: owner for owner in owners_of_assets(model)}
+        leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
+        places = _places(leaves, {*saved, *owners})
+        self._homes = _homes(places, saved, owners, counted_in(model))
+        lost = [place for place in places if place not in self._homes]
+        if lost:
+            wanted = ", ".join(owner.name for owner in owners.values()) or "none"
+            raise StructureMismatch(
+                [
+                    Mismatch(saved.get(place, place), "unexpected", "files", None, None, ASSETS)
+                    for place in lost
+                ],
+                where=info.path,
+                advice=f"Layers of the model that have assets (files of their own): {wanted}.",
+            )
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing: what is there is replaced."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Lets every layer load its files."""
+        for place, owner in self._homes.items():
+            node: Any = state
+            for part in _parts(place):
+                node = node[part]
+            with tempfile.TemporaryDirectory() as directory:
+                _write(node, directory)
+                owner.obj.load_assets(directory)
+
+
+@contextlib.contextmanager
+def saved_beside() -> Generator[None]:
+    """Within it, assets are an item of their own, and nobody has to be told that they are missing."""
+    token = _saved_beside.set(True)
+    try:
+        yield
+    finally:
+        _saved_beside.reset(token)
+
+
+def warn_of_left_out(model: Any) -> None:
+    """Says that a model passed to ckpt_core by itself leaves its assets behind."""
+    if _saved_beside.get():
+        return
+    names = [owner.name for owner in owners_of_assets(model) if _has_files(owner)]
+    if names:
+        warnings.warn(
+            f"{model.name!r} has assets, which are files and not in its variables ({', '.join(names)}): "
+            "ckpt_core.save and restore leave them out. ckpt_keras.save, restore and "
+            "OrbaxCheckpointCallback have them",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _has_files(owner: Owner) -> bool:
+    with tempfile.TemporaryDirectory() as directory:
+        owner.obj.save_assets(directory)
+        return any(True for _ in _files_in(directory))
+
+
+def _can_have_assets(model: Any) -> bool:
+    # Keras' walk visits every attribute of every object: not for models that have no assets
+    return any(hasattr(layer, "save_assets") for layer, _ in layers_of(model))
+
+
+def _walk(model: Any) -> list[tuple[Any, str]]:
+    """Objects with assets and their places, as Keras finds them when it loads; none is changed."""
+    from keras.src.saving import saving_lib  # no public name: what .keras files are written with
+
+    class Place(Exception):
+        pass
+
+    class Nowhere(saving_lib.DiskIOStore):
+        """Where Keras asks for files, instead of giving any."""
+
+        def get(self, path: str) -> str:
+            raise Place(path)
+
+        def has_path(self, path: str) -> bool:
+            return True
+
+    class First(dict[int, Any]):
+        """Keeps the first place of what is shared, which is where Keras saves it."""
+
+        def __setitem__(self, key: int, value: Any) -> None:
+            self.setdefault(key, value)
+
+    with tempfile.TemporaryDirectory() as directory:
+        asked: dict[int, Any] = First()
+        saving_lib._load_state(  # pyright: ignore[reportPrivateUsage]
+            model,
+            weights_store=None,
+            assets_store=Nowhere(directory, mode="r"),
+            inner_path="",
+            visited_saveables=set(),
+            failed_saveables=set(),
+            error_msgs=asked,
+        )
+    return [(obj, str(told)) for obj, told in asked.values() if isinstance(told, Place)]
+
+
+def _homes(
+    places: Iterable[str],
+    saved: Mapping[str, str],
+    owners: Mapping[str, Owner],
+    counted: frozenset[str],
+) -> dict[str, Owner]:
+    """Which object loads the files of which saved place."""
+    if not saved:
+        return {place: owners[place] for place in places if place in owners}
+    by_name = {owner.name: owner for owner in owners.values()}
+    pairs = pair_by_rank(
+        {saved[place]: patterns(saved[place].split("/"), counted) for place in saved},
+        {name: patterns(name.split("/"), counted) for name in by_name},
+    )
+    return {p: by_name[pairs[saved[p]]] for p in places if p in saved and saved[p] in pairs}
+
+
+def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:
+    """The places that files lie in: the longest known one that leads to each."""
+    found: dict[str, None] = {}
+    by_parts = {_parts(place): place for place in known}
+    for leaf in leaves:
+        for end in range(len(leaf) - 1, -1, -1):
+            if leaf[:end] in by_parts:
+                found[by_parts[leaf[:end]]] = None
+                break
+        else:
+            found["/".join(leaf[:-1])] = None
+    return list(found)
+
+
+def _unescaped(path: str) -> tuple[str, ...]:
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
+
+
+def _parts(place: str, *more: str) -> tuple[str, ...]:
+    return (*(part for part in place.split("/") if part), *more)
+
+
+def _files_in(directory: str) -> Iterator[tuple[tuple[str, ...], np.ndarray[Any, Any]]]:
+    for root, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(root, name)
+            with open(path, "rb") as file:
+                content = np.frombuffer(file.read(), np.uint8)
+            yield tuple(os.path.relpath(path, directory).split(os.sep)), content
+
+
+def _write(node: Mapping[str, Any], directory: str) -> None:
+    for name, content in node.items():
+        path = os.path.join(directory, os.path.basename(name))
+        if isinstance(content, Mapping):
+            os.mkdir(path)
+            _write(content, path)
+        else:
+            with open(path, "wb") as file:
+                file.write(np.asarray(content, np.uint8).tobytes())

@@ -1,0 +1,99 @@
+"""Averaged weights (``use_ema``) and ``SwapEMAWeights``, which puts them into the model and back.
+
+With ``swap_on_epoch`` the model has the averages when an epoch ends, which is what a checkpoint for
+others should have, and the trained weights stand where the averages were; the last epoch forgets
+them. A checkpoint has both, and says that they are swapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+
+class Averages:
+    """The averages of a model that ``fit`` trains, and the callback that swaps them, if any."""
+
+    def __init__(self, model: Any = None, callbacks: Any = None) -> None:
+        self._pairs = _pairs(getattr(model, "optimizer", None))
+        self._swapper = _swapper(callbacks) if self._pairs else None
+        self._trained: list[Any] = []
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the model has the averages now, and the trained weights stand in their place."""
+        return bool(getattr(self._swapper, "_ema_weights_in_model", False))
+
+    def unshare(self) -> None:
+        """Gives averages memory of their own: the end of a fit puts weights and averages into one.
+
+        Keras gives both to the next compiled step for good, and jax refuses to take one twice.
+        """
+        import jax.numpy as jnp
+
+        for weight, average in self._pairs:
+            if average.value is weight.value:
+                average.assign(jnp.copy(average.value))
+
+    def before_epoch_end(self) -> None:
+        """Remembers the trained weights, before the last epoch overwrites them by their averages."""
+        self._trained = [weight.value for weight, _ in self._pairs] if self._swapper else []
+
+    @contextlib.contextmanager
+    def as_saved(self) -> Generator[None]:
+        """Within it, trained weights that were swapped out stand in the place of the averages."""
+        if not self.swapped or not self._trained:
+            yield
+            return
+        now = [average.value for _, average in self._pairs]
+        try:
+            for (_, average), value in zip(self._pairs, self._trained, strict=True):
+                average.assign(value)
+            yield
+        finally:
+            for (_, average), value in zip(self._pairs, now, strict=True):
+                average.assign(value)
+            self._trained = []
+
+    def restored(self, *, trains: bool) -> None:
+        """Takes over a restored state that was saved swapped.
+
+        Args:
+            trains: whether an epoch follows; otherwise the end of fit gives the model what stands
+                in the place of the averages, as after the last epoch.
+        """
+        if trains and self._swapper is not None:
+            self._swapper._ema_weights_in_model = True
+            return
+        for weight, average in self._pairs:
+            trained, averaged = average.value, weight.value
+            if trains:
+                weight.assign(trained)
+                average.assign(averaged)
+            else:
+                average.assign(averaged)
+        if not trains:
+            self.unshare()
+
+
+def _pairs(optimizer: Any) -> list[tuple[Any, Any]]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    several = (
+        [inner] if inner is not None else getattr(optimizer, "optimizers", None) or [optimizer]
+    )
+    found: list[tuple[Any, Any]] = []
+    for each in several:
+        averages = getattr(each, "_model_variables_moving_average", None)
+        if getattr(each, "use_ema", False) and averages:
+            found += zip(each._trainable_variables, averages, strict=True)
+    return found
+
+
+def _swapper(callbacks: Any) -> Any:
+    import keras
+
+    for callback in getattr(callbacks, "callbacks", ()):
+        if isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch:
+            return callback
+    return None

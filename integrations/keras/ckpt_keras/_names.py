@@ -1,0 +1,135 @@
+"""Names of variables, with and without the counters that Keras puts into them. Pure.
+
+Keras numbers what has no name of its own by counters of the process: the second ``Dense`` is
+``dense_1``. The same code has other numbers in another process or in the second half of a notebook,
+in the same order. So within names that are the same but for such numbers, the k-th of one side is
+the k-th of the other. Whatever else differs was named by somebody, and is another variable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+_TAKEN = re.compile(r"@\d+$")
+_COUNTED = re.compile(r"(.+)_([1-9]\d*)")
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A variable as both sides know it.
+
+    Attributes:
+        path: with the collection in front.
+        shape, dtype: of its value.
+        owners: of a live weight, the layers that it lies in, from the model's own name inwards.
+        weight: of a live optimizer's slot, the path of the weight that it is for.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    owners: tuple[str, ...] = ()
+    weight: str | None = None
+
+
+def inside(path: str) -> str:
+    """A path without its collection."""
+    return path.partition("/")[2]
+
+
+def flat(path: str) -> str:
+    """A weight's name within the names of its optimizer slots, which are Keras' own path."""
+    *parents, last = inside(path).split("/")
+    return "_".join([*(_TAKEN.sub("", part) for part in parents), last.partition("@")[0]])
+
+
+def pattern(part: str, counted: Set[str], parent: str = "") -> tuple[str, int]:
+    """A name without its counter, and the counter; 0 for the first, which has none.
+
+    Args:
+        part: of a path.
+        counted: names that Keras counts: those of classes.
+        parent: the part before. A layer that is named after a counted one (``block_1_proj`` in
+            ``block_1``) has its counter from there.
+    """
+    if part in counted:
+        return part, 0
+    found = _COUNTED.fullmatch(part)
+    if found is not None and found[1] in counted:
+        return found[1], int(found[2])
+    base, number = pattern(parent, counted) if parent else ("", 0)
+    if number and part.startswith(f"{parent}_"):
+        return base + part[len(parent) :], 0
+    return part, 0
+
+
+def patterns(parts: Sequence[str], counted: Set[str]) -> tuple[tuple[str, ...], Numbers]:
+    """Every part of a path without its counter, and the counters."""
+    found = [pattern(part, counted, before) for before, part in itertools.pairwise(["", *parts])]
+    return tuple(name for name, _ in found), tuple(number for _, number in found)
+
+
+def split(path: str) -> tuple[str, ...]:
+    """The parts of a path without collection; what tells equal paths apart are parts as well."""
+    *parents, last = path.split("/")
+    name, at, where = last.partition("@")
+    return (*parents, name, *(f"@{part}" for part in where.split(".") if at))
+
+
+def flat_pattern(name: str, counted: Set[str]) -> tuple[str, Numbers]:
+    """The same of a path that was joined with ``_``, in which parts cannot be told for certain."""
+    bases = "|".join(re.escape(base) for base in sorted(counted, key=len, reverse=True))
+    counter = re.compile(rf"(?:(?<=_)|^)({bases})(?:_([1-9]\d*))?(?=_|$)")
+    return counter.sub(r"\1", name), tuple(int(m[2] or 0) for m in counter.finditer(name))
+
+
+def pair_by_rank(
+    saved: Mapping[str, tuple[object, Numbers]], wanted: Mapping[str, tuple[object, Numbers]]
+) -> dict[str, str]:
+    """Saved names to wanted ones, by pattern and the order of the counters.
+
+    A pattern that one side has more often than the other, or twice with one number, is left out:
+    which is which is not known then.
+    """
+    pairs: dict[str, str] = {}
+    old, new = _by_pattern(saved), _by_pattern(wanted)
+    for key in old.keys() & new.keys():
+        before, after = old[key], new[key]
+        if {name for _, name in before} == {name for _, name in after}:
+            pairs |= {name: name for _, name in before}
+        elif len(before) == len(after) and _unique(before) and _unique(after):
+            pairs |= {a: b for (_, a), (_, b) in zip(before, after, strict=True)}
+    return pairs
+
+
+def _by_pattern(
+    names: Mapping[str, tuple[object, Numbers]],
+) -> dict[object, list[tuple[Numbers, str]]]:
+    groups: dict[object, list[tuple[Numbers, str]]] = {}
+    for name, (key, numbers) in names.items():
+        groups.setdefault(key, []).append((numbers, name))
+    return {key: sorted(group) for key, group in groups.items()}
+
+
+def _unique(group: Iterable[tuple[Numbers, str]]) -> bool:
+    numbers = [number for number, _ in group]
+    return len(set(numbers)) == len(numbers)
+
+
+def embed(parts: Sequence[str], whole: Sequence[str]) -> tuple[int, ...] | None:
+    """Where the parts stand in a longer sequence, the last ones last; None where they do not."""
+    places: list[int] = []
+    end = len(whole)
+    for part in reversed(parts):
+        while end and whole[end - 1] != part:
+            end -= 1
+        if not end:
+            return None
+        end -= 1
+        places.append(end)
+    return tuple(reversed(places))

@@ -1,0 +1,468 @@
+"""A commit is two acts: everything durable, then the question who may, then one rename.
+
+Each operation of it fails, or is interrupted, before it is done and after, once and for good. From the
+rename on nothing is deleted, and the error says that the checkpoint can be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import LocalForm, StoreForm, names, system
+from ckpt_core._errors import VISIBLE, is_visible
+from ckpt_core._fence import Fence
+from ckpt_core._storage import KeyValues, Location
+
+MOST_OPERATIONS = 60
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": np.full(3, value)}
+
+
+def saved_value(path: str | Path) -> float | None:
+    try:
+        return float(ckpt.load(path)["w"][0])
+    except ckpt.CheckpointNotFound:
+        return None
+
+
+def path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+class Operations:
+    """Counts what changes a file system, and lets one operation go wrong.
+
+    Args:
+        patch: undoes it.
+        exchange: whether two names can be swapped.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, exchange: bool = True) -> None:
+        self.done: list[str] = []
+        self.act: Callable[[int], None] | None = None  # gets the number of the operation, before it
+        self.after: Callable[[int], None] | None = None
+        self._counting = False
+        patch.setattr(os, "fsync", self._watched(os.fsync, lambda fd: f"fsync {path_of(fd)}"))
+        patch.setattr(os, "rename", self._watched(os.rename, lambda old, new: f"rename {new}"))
+        # of the others TensorStore's threads may be the first to make some
+        patch.setattr(
+            os, "mkdir", self._watched(os.mkdir, lambda path, *_: f"mkdir {path}", ".ckpt-tmp.")
+        )
+        swap = self._watched(system.exchange, lambda one, other: f"exchange {other}")
+        patch.setattr(
+            "ckpt_core._directory.writing.exchange", swap if exchange else lambda one, other: False
+        )
+
+    def _watched(self, call: Any, describe: Callable[..., str], of: str = "") -> Any:
+        def watched(*args: Any, **more: Any) -> Any:
+            if not self._counting or not (of and os.path.basename(args[0])).startswith(of):
+                return call(*args, **more)
+            number = len(self.done) + 1
+            self.done.append(describe(*args) + " (failed)")
+            self._meanwhile(self.act, number)
+            result = call(*args, **more)
+            self.done[number - 1] = self.done[number - 1].removesuffix(" (failed)")
+            self._meanwhile(self.after, number)
+            return result
+
+        return watched
+
+    def _meanwhile(self, act: Callable[[int], None] | None, number: int) -> None:
+        if act is not None:
+            self._counting = False
+            try:
+                act(number)
+            finally:
+                self._counting = True
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        self._counting = True
+        try:
+            yield
+        finally:
+            self._counting = False
+
+
+# ---- every operation fails ----------------------------------------------------------------------
+
+FAULTS: dict[str, tuple[type[BaseException], bool, bool]] = {  # error, after it was done, for good
+    "fails": (OSError, False, False),
+    "fails for good": (OSError, False, True),
+    "fails though done": (OSError, True, False),
+    "fails for good though done": (OSError, True, True),
+    "interrupted": (KeyboardInterrupt, False, False),
+    "interrupted when done": (KeyboardInterrupt, True, False),
+}
+
+
+def raising(nth: int, error: type[BaseException], lasting: bool) -> Callable[[int], None]:
+    def act(number: int) -> None:
+        if number == nth or (lasting and number > nth > 0):
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) if error is OSError else error
+
+    return act
+
+
+def hidden_values(folder: Path) -> list[float | None]:
+    """What loads under hidden names."""
+    found: list[float | None] = []
+    for hidden in names.find(str(folder)):
+        with contextlib.suppress(ckpt.CheckpointError, OSError):
+            found.append(saved_value(folder / hidden.entry))
+    return found
+
+
+@pytest.mark.parametrize("most", [6, pytest.param(MOST_OPERATIONS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("overwrite", [True, False], ids=["overwrite", "new"])
+def test_every_operation_of_a_save_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overwrite: bool,
+    exchange: bool,
+    fault: str,
+    most: int,
+) -> None:
+    """The last ones, where the commit is; in the long run all of them."""
+    error, after, lasting = FAULTS[fault]
+
+    def one_save(nth: int) -> list[str]:
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            return _one_save(folder, patch, overwrite, exchange, nth, error, after, lasting)
+
+    count = len(one_save(0))
+    assert count < MOST_OPERATIONS
+    struck = {
+        one_save(nth)[nth - 1].partition(" ")[0] for nth in range(max(1, count - most), count + 1)
+    }
+    expected = {"fsync", "exchange" if exchange and overwrite else "rename"}
+    assert struck - {"mkdir"} == expected
+
+
+def _one_save(
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    overwrite: bool,
+    exchange: bool,
+    nth: int,
+    error: type[BaseException],
+    after: bool,
+    lasting: bool,
+) -> list[str]:
+    """One save of which the nth operation fails, and all that must hold; gives its operations."""
+    path = folder / "model"
+    operations = Operations(patch, exchange)
+    if overwrite:
+        ckpt.save(path, state(1))
+    setattr(operations, "after" if after else "act", raising(nth, error, lasting))
+    caught: BaseException | None = None
+    with operations.counted():
+        try:
+            ckpt.save(path, state(2), overwrite=overwrite)
+        except (OSError, KeyboardInterrupt) as raised:
+            caught = raised
+    done = operations.done
+    where = f"{nth} of {done}: {caught!r} {getattr(caught, '__notes__', '')}"
+    if error is OSError and caught is not None:
+        assert isinstance(caught, OSError) and caught.errno == errno.EIO, where
+    value = saved_value(path)
+    visible = value == 2
+    assert value in (2, 1 if overwrite else None), where
+    synced = f"fsync {folder}" in done[_published(done, str(path)) :]
+    if caught is None:
+        assert visible and synced, where
+    else:
+        # an interruption may also come when all is done and only the old one is being removed
+        assert is_visible(caught) == (
+            visible and (not synced or (after and _is_sync(done, nth, folder)))
+        ), where
+    if overwrite and visible and not synced:
+        assert 1 in hidden_values(folder), f"the only durable one is gone: {where}"
+    if not visible and not lasting:
+        assert os.listdir(folder) == (["model"] if overwrite else []), where
+    operations.act = operations.after = None
+    ckpt.save(path, state(3), overwrite=True)
+    assert saved_value(path) == 3, where
+    if caught is not None and not isinstance(caught, KeyboardInterrupt) and not lasting:
+        assert os.listdir(folder) == ["model"], where
+    patch.setattr("ckpt_core._directory.owner.lives", lambda owner: False)  # this process has ended
+    LocalForm().clean(str(folder))
+    assert os.listdir(folder) == ["model"], where
+    return done
+
+
+def _published(done: list[str], path: str) -> int:
+    """The number of operations up to the one that made it visible."""
+    last = [
+        i
+        for i, text in enumerate(done)
+        if text.split(" ")[:2] in (["rename", path], ["exchange", path])
+    ]
+    return last[-1] + 1 if last else len(done)
+
+
+def _is_sync(done: list[str], nth: int, folder: Path) -> bool:
+    return done[nth - 1] == f"fsync {folder}"
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_nothing_is_deleted_until_the_new_one_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """The directory cannot be synced, save after save: every old one stays until one save succeeds."""
+    path = tmp_path / "model"
+    ckpt.save(path, state(1))
+    operations = Operations(monkeypatch, exchange)
+
+    def fail(number: int) -> None:
+        if operations.done[number - 1].startswith(f"fsync {tmp_path} "):
+            raise OSError(errno.EIO, "no sync")
+
+    operations.act = fail
+    with operations.counted():
+        with pytest.raises(OSError, match=VISIBLE) as caught:
+            ckpt.save(path, state(2), overwrite=True)
+        assert caught.value.errno == errno.EIO
+        assert str(path) in str(caught.value)
+        assert saved_value(path) == 2
+        assert hidden_values(tmp_path) == [1]
+        with contextlib.suppress(OSError):
+            ckpt.save(path, state(3), overwrite=True)
+        assert saved_value(path) in (2, 3)
+        assert 1 in hidden_values(tmp_path)
+        assert LocalForm().clean(str(tmp_path)) == []
+        with contextlib.suppress(OSError):
+            LocalForm().delete(str(path))
+        assert 1 in hidden_values(tmp_path)
+    operations.act = None
+    ckpt.save(path, state(4), overwrite=True)
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_what_was_kept_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who removes the new one does not find the old one in its place."""
+    form, path = LocalForm(), tmp_path / "model"
+    for clean in (False, True):
+        _replaced_but_not_durable(path, monkeypatch)
+        if clean:
+            assert len(form.clean(str(tmp_path))) == 1
+            assert os.listdir(tmp_path) == ["model"]
+        form.delete(str(path))
+        assert os.listdir(tmp_path) == []
+        assert saved_value(path) is None
+
+
+def _replaced_but_not_durable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt.save(path, state(1))
+    with monkeypatch.context() as patch:
+        operations = Operations(patch)
+
+        def fail(number: int) -> None:
+            if operations.done[number - 1].startswith(f"fsync {path.parent} "):
+                raise OSError(errno.EIO, "no sync")
+
+        operations.act = fail
+        with operations.counted(), pytest.raises(OSError, match=VISIBLE):
+            ckpt.save(path, state(2), overwrite=True)
+    assert hidden_values(path.parent) == [1]
+
+
+# ---- in a directory of steps --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["", "asynchronous"])
+def test_a_step_of_which_it_is_not_known_can_be_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    events: list[ckpt.events.Event] = []
+    options = ckpt.Options(on_event=events.append)
+    with ckpt.Checkpointer(
+        tmp_path, asynchronous=asynchronous, max_to_keep=2, options=options
+    ) as c:
+        c.save(0, state(0))
+        c.wait_until_finished()
+        with monkeypatch.context() as patch:
+            operations = Operations(patch)
+
+            def fail(number: int) -> None:
+                if operations.done[number - 1].startswith(f"fsync {tmp_path} "):
+                    raise OSError(errno.EIO, "no sync")
+
+            operations.act = fail
+
+            def save() -> None:
+                c.save(1, state(1))
+                c.wait_until_finished()
+
+            with operations.counted(), pytest.raises(OSError, match=VISIBLE):
+                save()
+        assert c.all_steps() == [0, 1]
+        failed = [event for event in events if event.kind == "save_failed"]
+        assert len(failed) == 1 and failed[0].error is not None and is_visible(failed[0].error)
+        assert c.save(1, state(1.5))  # the same step once more: it is written again, not believed
+        c.wait_until_finished()
+        assert not c.save(1, state(1.7))  # now it is known
+        assert c.load(1)["w"][0] == 1.5
+        c.save(2, state(2))
+        c.wait_until_finished()
+        assert c.all_steps() == [1, 2]
+    assert not [name for name in os.listdir(tmp_path) if names.parse(name)]
+
+
+# ---- who may ------------------------------------------------------------------------------------
+
+
+def test_the_fence_is_asked_when_all_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it comes one rename, and the sync of that."""
+    operations = Operations(monkeypatch)
+    check = Fence.check
+
+    def noted(fence: Fence) -> None:
+        check(fence)
+        operations.done.append("check")
+
+    monkeypatch.setattr(Fence, "check", noted)
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer, operations.counted():
+        checkpointer.save(1, state(1))
+    done = operations.done
+    at = done.index(f"rename {tmp_path}/1")
+    assert done[at - 1] == "check" and done[at + 1] == f"fsync {tmp_path}"
+    assert any(text.startswith("fsync") and text.endswith("ckpt.json") for text in done[:at])
+    assert done[at - 2].startswith(f"fsync {tmp_path}/.ckpt-tmp.1.")
+
+
+@pytest.mark.parametrize("back", range(1, 6))
+def test_a_newcomer_that_claims_during_a_commit_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int
+) -> None:
+    """Up to the rename: here before each of the last syncs."""
+    operations = Operations(monkeypatch)
+    counted = ckpt.Checkpointer(tmp_path / "counted", asynchronous=False)
+    with operations.counted():
+        counted.save(1, state(1))
+    *before, rename, sync = operations.done
+    assert (rename.split()[0], sync.split()[0]) == ("rename", "fsync")
+    old = ckpt.Checkpointer(tmp_path / "run", asynchronous=False)
+    newcomer = Fence(str(tmp_path / "run"), LocalForm())
+    operations.done.clear()
+    operations.act = lambda number: newcomer.take() if number == len(before) + 1 - back else None
+    with operations.counted(), pytest.raises(ckpt.CheckpointError, match="not committed") as caught:
+        old.save(1, state(1))
+    since = r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    assert caught.match(rf"another Checkpointer \(process {os.getpid()} on \S+, {since}\)")
+    assert old.all_steps() == []
+    assert os.listdir(tmp_path / "run") == [".ckpt-owner"]
+    newcomer.close()
+
+
+def test_owner_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    fence = Fence(str(tmp_path), LocalForm())
+    fence.take()
+    (tmp_path / ".ckpt-owner").write_text("0123456789abcdef process 12 on elsewhere\n")
+    with pytest.raises(ckpt.CheckpointError, match=r"\(process 12 on elsewhere\)"):
+        fence.check()
+    (tmp_path / ".ckpt-owner").write_bytes(b"\xff\xfe")
+    with pytest.raises(ckpt.CheckpointError, match="an unknown one"):
+        fence.check()
+    fence.close()
+
+
+# ---- on a store ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"memory://{tmp_path.name}-{os.getpid()}"
+
+
+def store_form() -> StoreForm:
+    return StoreForm(lambda url: KeyValues(Location(url, False)))
+
+
+def test_of_two_tries_on_a_store_the_later_one_commits(store: str) -> None:
+    """The second one has removed what the first one wrote."""
+    form = store_form()
+    first = form.begin(f"{store}/1", overwrite=False, durable=True, token="one")
+    first.write("data", b"of the first")
+    second = form.begin(f"{store}/1", overwrite=False, durable=True, token="two")
+    second.write("data", b"of the second")
+    first.make_durable("ckpt.json", b"first")
+    with pytest.raises(
+        ckpt.CheckpointError, match=rf"process {os.getpid()} on .*token two"
+    ) as caught:
+        first.commit()
+    assert "nothing was committed" in str(caught.value)
+    assert form.read(f"{store}/1", "ckpt.json") is None
+    first.abort()
+    assert second.read("data") == b"of the second"
+    second.make_durable("ckpt.json", b"second")
+    second.commit()
+    second.abort()
+    assert form.read(f"{store}/1", "ckpt.json") == b"second"
+
+
+def test_a_try_on_a_store_that_was_removed_is_not_committed(store: str) -> None:
+    form = store_form()
+    attempt = form.begin(f"{store}/1", overwrite=False, durable=True, token="one")
+    KeyValues(Location(f"{store}/1", False)).delete_all()
+    attempt.make_durable("ckpt.json", b"record")
+    with pytest.raises(ckpt.CheckpointError, match="token none"):
+        attempt.commit()
+
+
+def test_on_a_store_a_fenced_run_removes_nothing(store: str) -> None:
+    """Its save would begin by removing what the newcomer is writing at the same path."""
+    old = ckpt.Checkpointer(store, asynchronous=False)
+    old.save(0, state(0))
+    newcomer = Fence(store, store_form())
+    newcomer.take()
+    written = store_form().begin(f"{store}/1", overwrite=False, durable=True, token="new")
+    written.write("data", b"of the newcomer")
+    with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
+        old.save(1, state(1))
+    assert written.read("data") == b"of the newcomer"
+
+
+@pytest.mark.parametrize("where", ["local", "store"])
+def test_the_claim_comes_before_the_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, where: str
+) -> None:
+    told: list[str] = []
+    form: Any = LocalForm if where == "local" else StoreForm
+    begin, take = form.begin, Fence.take
+
+    def noted_begin(self: Any, path: str, **more: Any) -> Any:
+        told.append("begin")
+        return begin(self, path, **more)
+
+    def noted_take(fence: Fence) -> None:
+        take(fence)
+        told.append("take")
+
+    monkeypatch.setattr(form, "begin", noted_begin)
+    monkeypatch.setattr(Fence, "take", noted_take)
+    local = str(tmp_path / "memory") if where == "local" else None
+    place = str(tmp_path / "run") if where == "local" else store
+    with ckpt.Checkpointer(place, asynchronous=False, local_directory=local) as checkpointer:
+        checkpointer.save(1, state(1))
+    assert told[0] == "take"
+    assert told.count("begin") == (2 if local else 1)
+    for i, one in enumerate(told):
+        assert one == "take" or told[i - 1] == "take", told

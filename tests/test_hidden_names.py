@@ -1,0 +1,339 @@
+"""Hidden names beside checkpoints: whatever a checkpoint is called, nobody takes another one's for its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import example, given
+
+import ckpt_core as ckpt
+from ckpt_core._directory import LocalForm, names
+
+NAME_MAX_BYTES = 255
+DEAD = "00000000-1-1"
+QUICK = ckpt.Options(durable=False)
+
+checkpoint_names = st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=260
+) | st.binary(min_size=1, max_size=255).map(os.fsdecode)
+checkpoint_names = checkpoint_names.filter(
+    lambda name: "/" not in name and "\0" not in name and name not in (".", "..")
+)
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": np.full(3, value)}
+
+
+def saved_value(path: str | Path) -> float:
+    return float(ckpt.load(path)["w"][0])
+
+
+# ---- made and read ------------------------------------------------------------------------------
+
+
+@given(
+    checkpoint_names,
+    checkpoint_names,
+    st.sampled_from([names.TEMPORARY, names.REPLACED, names.KEPT]),
+)
+@example("model", "model.v2", names.REPLACED)
+@example("model", "model.v2.deadbeef", names.REPLACED)
+@example("a" * 64, "a" * 65, names.REPLACED)
+def test_a_hidden_name_says_whose_it_is(name: str, other: str, kind: str) -> None:
+    made = os.path.basename(names.make(kind, "/somewhere", name))
+    assert len(os.fsencode(made)) <= 143  # what the most frugal file system takes
+    found = names.parse(made)
+    assert found is not None
+    assert (found.entry, found.kind) == (made, kind)
+    assert found.is_of(name)
+    assert found.is_of(other) == (name == other)
+    assert found.name in (name, None)
+    assert (found.name == name) == (len(os.fsencode(name)) <= 64)
+
+
+@given(checkpoint_names.filter(lambda name: len(name) < 100), checkpoint_names)
+@example("model", "model.v2")
+@example("model.v2", "model")
+@example("model.v2.deadbeef", "model.v2")
+@example("model.v2", "model.v2.deadbeef")
+@example("x.0123456789abcdef01234567", "x")
+def test_names_of_earlier_versions(name: str, other: str) -> None:
+    old = names.parse(f".ckpt-old.{name}.deadbeef")
+    assert old is not None
+    assert (old.kind, old.name, old.owner) == (names.REPLACED, name, "")
+    assert old.is_of(name)
+    assert old.is_of(other) == (name == other)
+    temporary = names.parse(f".ckpt-tmp.{name}.{DEAD}.0badcafe")
+    assert temporary is not None
+    assert (temporary.kind, temporary.name, temporary.owner) == (names.TEMPORARY, name, DEAD)
+
+
+def test_a_long_name_of_an_earlier_version_is_that_of_its_tries() -> None:
+    found = names.parse(f".ckpt-tmp.{'n' * 100}.{DEAD}.0badcafe")
+    assert found is not None
+    assert found.is_of("n" * 150)
+    assert not found.is_of("n" * 99)
+
+
+@pytest.mark.parametrize(
+    "entry", [".ckpt-old.model", ".ckpt-old..deadbeef", ".ckpt-old.model.notrandom", ".ckpt-tmp.model",
+              ".ckpt-tmp.", ".ckpt-kept.model.deadbeef", ".ckpt-owner", ".ckpt-run", "model", ""]
+)  # fmt: skip
+def test_what_is_no_hidden_name(entry: str) -> None:
+    assert names.parse(entry) is None
+
+
+@given(checkpoint_names, st.integers(8, 300))
+def test_a_shortened_name_is_its_beginning(name: str, most_bytes: int) -> None:
+    cut = names.shortened(name, most_bytes)
+    assert name.startswith(cut) or os.fsencode(name).startswith(os.fsencode(cut))
+    assert most_bytes - 3 <= len(os.fsencode(cut)) <= most_bytes or cut == name
+    if not any("\udc80" <= character <= "\udcff" for character in name):
+        assert name.startswith(cut)  # no character is cut in two
+
+
+# ---- long names ---------------------------------------------------------------------------------
+
+CHARACTERS = {"one byte": "n", "two bytes": "é", "three bytes": "あ", "four bytes": "😀"}
+
+
+@pytest.mark.parametrize("swap", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("length_bytes", [100, 101, 143, 240, 241, 242, 243, 252, 253, 254, 255])
+@pytest.mark.parametrize("character", CHARACTERS.values(), ids=CHARACTERS)
+def test_whatever_name_the_file_system_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, character: str, length_bytes: int, swap: bool
+) -> None:
+    if not swap:
+        no_exchange(monkeypatch)
+    size = len(os.fsencode(character))
+    name = character * (length_bytes // size) + "n" * (length_bytes % size)
+    path = tmp_path / name
+    path.mkdir()  # the file system takes it
+    path.rmdir()
+    for value in (1, 2, 3):
+        ckpt.save(path, state(value), overwrite=True, options=QUICK)
+        assert saved_value(path) == value
+        assert os.listdir(tmp_path) == [name]
+    form = LocalForm()
+    for _ in range(2):  # the second one finds the name taken there
+        form.delete(str(path), "trash")
+        ckpt.save(path, state(4), options=QUICK)
+    form.delete(str(path))
+    assert len(os.listdir(tmp_path / "trash")) == 2
+    assert os.listdir(tmp_path) == ["trash"]
+
+
+def test_a_name_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    """TensorStore takes none; so says the error, and nothing is left."""
+    with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
+        ckpt.save(tmp_path / os.fsdecode(b"model\xff"), state(1))
+    assert os.listdir(tmp_path) == []
+    ckpt.save(tmp_path / "model", state(1))
+    moved = tmp_path / os.fsdecode(b"model\xff")
+    (tmp_path / "model").rename(moved)
+    assert ckpt.inspect(moved).items
+    with pytest.raises(ckpt.CheckpointError, match="no UTF-8"):
+        ckpt.load(moved)
+
+
+# ---- neighbours ---------------------------------------------------------------------------------
+
+NEIGHBOURS = ("model", "model.v2", "model.v2.deadbeef", "model.deadbeef", "mod")
+
+
+class Killed(BaseException):
+    """The process ends here: nobody tidies up."""
+
+
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("writing", "local"):  # wherever it is called
+        monkeypatch.setattr(
+            f"ckpt_core._directory.{module}.exchange", lambda one, other: False, raising=False
+        )
+
+
+def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch) -> None:
+    """An overwriting save of another process that is killed when the old one has no name any more."""
+    rename = os.rename
+
+    def killed(source: Any, target: Any) -> None:
+        if str(target) == str(path):
+            raise Killed
+        rename(source, target)
+
+    with patch.context() as during:
+        no_exchange(during)
+        for module in ("names", "local"):
+            during.setattr(f"ckpt_core._directory.{module}.this_owner", lambda: DEAD, raising=False)
+        during.setattr(os, "rename", killed)
+        during.setattr("ckpt_core._directory.local.LocalAttempt.abort", lambda attempt: None)
+        with pytest.raises(Killed):
+            ckpt.save(path, state(value), overwrite=True)
+    assert not path.exists()
+
+
+@pytest.fixture
+def dead_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners of this test's killed processes are known to have ended."""
+    for module in ("owner", "leftovers"):
+        monkeypatch.setattr(
+            f"ckpt_core._directory.{module}.lives", lambda owner: owner != DEAD, raising=False
+        )
+
+
+def as_an_earlier_version(folder: Path, name: str) -> None:
+    """The old checkpoint has the hidden name that earlier versions gave it."""
+    (aside,) = (
+        entry
+        for entry in os.listdir(folder)
+        if (hidden := names.parse(entry)) and hidden.kind == names.REPLACED and hidden.is_of(name)
+    )
+    os.rename(folder / aside, folder / f".ckpt-old.{name}.0badcafe")
+
+
+Act = Callable[[Path, str], None]
+
+
+def _load(folder: Path, name: str) -> None:
+    """Only looked at, below."""
+
+
+def _save(folder: Path, name: str) -> None:
+    ckpt.save(folder / name, state(-1), overwrite=True)
+
+
+def _save_without_leave(folder: Path, name: str) -> None:
+    with pytest.raises(ckpt.CheckpointExists):
+        ckpt.save(folder / name, state(-1))
+
+
+def _clean(folder: Path, name: str) -> None:
+    LocalForm().clean(str(folder))
+
+
+def _delete(folder: Path, name: str) -> None:
+    LocalForm().delete(str(folder / name))
+
+
+@pytest.mark.usefixtures("dead_is_dead")
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier version"])
+@pytest.mark.parametrize("act", [_load, _save, _save_without_leave, _clean, _delete])
+@pytest.mark.parametrize("victim", NEIGHBOURS)
+@pytest.mark.parametrize("present", [True, False], ids=["neighbours", "alone"])
+def test_a_replacement_that_was_cut_short_concerns_one_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    victim: str,
+    act: Act,
+    earlier: bool,
+    present: bool,
+) -> None:
+    values = {name: float(i) for i, name in enumerate(NEIGHBOURS) if present or name == victim}
+    for name, value in values.items():
+        ckpt.save(tmp_path / name, state(value))
+    die_between_the_renames(tmp_path / victim, 99.0, monkeypatch)
+    if earlier:
+        as_an_earlier_version(tmp_path, victim)
+    for neighbour in NEIGHBOURS:
+        if neighbour == victim:
+            act(tmp_path, victim)
+            continue
+        if neighbour not in values:
+            with pytest.raises(ckpt.CheckpointNotFound):
+                ckpt.load(tmp_path / neighbour)
+        elif act is not _save_without_leave or neighbour in values:
+            act(tmp_path, neighbour)
+            values[neighbour] = -1.0 if act is _save else values[neighbour]
+            if act is _delete:
+                del values[neighbour]
+    if act is _save:
+        values[victim] = -1.0
+    if act is _delete:
+        values.pop(victim, None)
+    for name in NEIGHBOURS:
+        if name in values:
+            assert saved_value(tmp_path / name) == values[name], name
+        else:
+            with pytest.raises(ckpt.CheckpointNotFound):
+                ckpt.load(tmp_path / name)
+    if act is _save:
+        assert sorted(os.listdir(tmp_path)) == sorted(values)
+
+
+def test_saving_beside_it_leaves_the_only_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example: the only copy of `model.v2` has a hidden name that begins like one of `model`."""
+    ckpt.save(tmp_path / "model.v2", state(2))
+    os.rename(tmp_path / "model.v2", tmp_path / ".ckpt-old.model.v2.deadbeef")
+    with pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(tmp_path / "model")
+    for _ in range(2):
+        ckpt.save(tmp_path / "model", state(1), overwrite=True)
+        LocalForm().clean(str(tmp_path))
+    assert saved_value(tmp_path / "model") == 1
+    assert saved_value(tmp_path / "model.v2") == 2
+
+
+@pytest.mark.usefixtures("dead_is_dead")
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier version"])
+def test_a_step_that_was_being_replaced_is_still_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+    die_between_the_renames(tmp_path / "2", 99.0, monkeypatch)
+    if earlier:
+        as_an_earlier_version(tmp_path, "2")
+    with ckpt.Checkpointer(tmp_path, read_only=True) as reader:
+        assert reader.all_steps() == [1, 2]
+        restored = reader.restore_latest(state=state(0))
+        assert restored is not None and restored.step == 2
+        assert restored["state"]["w"][0] == 2
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.latest_step() == 2
+        checkpointer.delete(2)
+        assert checkpointer.all_steps() == [1]
+    assert ckpt.Checkpointer(tmp_path).all_steps() == [1]
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "earlier version"])
+def test_an_empty_directory_does_not_hide_the_only_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """Launch scripts make directories."""
+    path = tmp_path / "model"
+    ckpt.save(path, state(1))
+    die_between_the_renames(path, 99.0, monkeypatch)
+    if earlier:
+        as_an_earlier_version(tmp_path, "model")
+    path.mkdir()
+    assert saved_value(path) == 1
+    with pytest.raises(ckpt.CheckpointExists):
+        ckpt.save(path, state(2))
+    assert saved_value(path) == 1
+
+
+def test_of_two_old_ones_the_whole_and_newer_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier version could leave several; one of them may be half removed."""
+    for number, value in (("aaaaaaaa", 1), ("bbbbbbbb", 3), ("cccccccc", 2)):
+        ckpt.save(tmp_path / "other", state(value))
+        os.rename(tmp_path / "other", tmp_path / f".ckpt-old.model.{number}")
+    assert saved_value(tmp_path / "model") == 2
+    shutil.rmtree(tmp_path / ".ckpt-old.model.cccccccc")
+    (tmp_path / ".ckpt-old.model.cccccccc" / "state").mkdir(parents=True)
+    assert saved_value(tmp_path / "model") == 3
+    ckpt.save(tmp_path / "model", state(4), overwrite=True)
+    assert os.listdir(tmp_path) == ["model"]
+    assert saved_value(tmp_path / "model") == 4

@@ -1,0 +1,292 @@
+"""Restored values that nobody took: whatever is saved in their place is refused, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import ckpt_core as ckpt
+
+ADAM = optax.adam(1e-3)
+
+
+class Counter:
+    """A user's own object, which is set in place."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Description(Counter):
+    """One that each save writes anew."""
+
+    written_anew = True
+
+
+def open_at(directory: Path, **arguments: Any) -> ckpt.Checkpointer:
+    options = ckpt.Options(durable=False)
+    return ckpt.Checkpointer(directory, asynchronous=False, options=options, **arguments)
+
+
+def params() -> dict[str, Any]:
+    return {"w": jnp.arange(4.0)}
+
+
+def saved(directory: Path, **items: Any) -> Path:
+    with open_at(directory) as checkpointer:
+        checkpointer.save(0, items=items)
+    return directory
+
+
+# ---- values that come back, by kind ------------------------------------------------------------
+
+# kind -> (a fresh one, what a loop makes of it before it saves)
+VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "jax": (params, lambda tree: jax.tree.map(lambda x: x * 2, tree)),
+    "numpy": (lambda: {"w": np.zeros(3)}, lambda tree: {"w": tree["w"] + 1}),
+    "changed in place": (lambda: {"w": np.zeros(3)}, lambda tree: tree),
+    "optax": (
+        lambda: ADAM.init(params()),
+        lambda state: ADAM.update(params(), state, params())[1],
+    ),
+    "number": (lambda: 7, lambda number: number + 1),
+    "key": (lambda: jax.random.key(0), lambda key: jax.random.split(key)[0]),
+    "text": (lambda: {"name": "a"}, lambda tree: {"name": tree["name"] + "b"}),
+    "bare array": (lambda: jnp.ones(3), lambda array: array + 1),
+    "abstract": (
+        lambda: jax.eval_shape(params),
+        lambda tree: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree),
+    ),
+    "holds a live object": (
+        lambda: {"live": Counter(), "n": 1},
+        lambda tree: {**tree, "n": tree["n"] + 1},
+    ),
+    "of another kind": (lambda: {"w": np.zeros(3)}, lambda tree: Counter(5)),
+}
+
+
+@pytest.fixture(params=VALUES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def first_of(kind: str) -> Any:
+    """What an earlier run saved."""
+    fresh = VALUES[kind][0]()
+    return params() if kind == "abstract" else fresh
+
+
+@pytest.mark.parametrize("how", ["restore", "restore_latest", "by a policy that declines"])
+def test_whatever_is_saved_under_the_name_is_refused(tmp_path: Path, kind: str, how: str) -> None:
+    """A loop updates its state before it saves, so it never saves the very objects it passed."""
+    make, update = VALUES[kind]
+    saved(tmp_path, thing=first_of(kind))
+    declines = "policy" in how
+    with open_at(tmp_path, save_interval_steps=1000 if declines else 1) as checkpointer:
+        state = make()
+        if how == "restore":
+            restored = checkpointer.restore(0, thing=state)
+        else:
+            restored = checkpointer.restore_latest(thing=state)
+            assert restored is not None
+        state = update(state)
+        for step in (1, 2):
+            with pytest.raises(ckpt.RestoredValueIgnored, match="item 'thing'") as caught:
+                checkpointer.save(step, thing=state)
+            assert caught.value.item == "thing"
+            assert "restored['thing']" in str(caught.value)
+        assert checkpointer.all_steps() == [0]
+        assert restored["thing"] is not None
+        assert checkpointer.save(3, thing=state, force=True)  # it was taken: the rest is their wish
+
+
+TAKING: dict[str, Callable[[ckpt.Restored], Any]] = {
+    "by name": lambda restored: restored["thing"],
+    "as attribute": lambda restored: restored.thing,
+    "values": lambda restored: list(restored.values()),
+    "items": lambda restored: list(restored.items()),
+    "dict": dict,
+    "get": lambda restored: restored.get("thing"),
+    "unpacked": lambda restored: {**restored},
+}
+
+
+@pytest.mark.parametrize("way", TAKING)
+def test_every_way_of_taking_it_counts(tmp_path: Path, way: str) -> None:
+    with open_at(saved(tmp_path, thing=params())) as checkpointer:
+        restored = checkpointer.restore_latest(thing=params())
+        assert restored is not None
+        TAKING[way](restored)
+        assert checkpointer.save(1, thing=params())
+
+
+LOOKING: dict[str, Callable[[ckpt.Restored], Any]] = {
+    "truth": bool,
+    "length": len,
+    "a name in it": lambda restored: "thing" in restored,
+    "names": list,
+    "text": repr,
+    "another one": lambda restored: restored.get("other"),
+    "attributes": lambda restored: (restored.step, restored.path, restored.report),
+}
+
+
+@pytest.mark.parametrize("way", LOOKING)
+def test_looking_at_the_result_takes_nothing(tmp_path: Path, way: str) -> None:
+    with open_at(saved(tmp_path, thing=params())) as checkpointer:
+        restored = checkpointer.restore_latest(thing=params())
+        assert restored is not None
+        LOOKING[way](restored)
+        with pytest.raises(ckpt.RestoredValueIgnored):
+            checkpointer.save(1, thing=params())
+
+
+def test_only_the_one_that_was_not_taken_is_named(tmp_path: Path) -> None:
+    with open_at(saved(tmp_path, one=params(), two=params())) as checkpointer:
+        restored = checkpointer.restore_latest(one=params(), two=params())
+        assert restored is not None
+        assert restored.one is not None
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'two'") as caught:
+            checkpointer.save(1, one=params(), two=params())
+        assert caught.value.item == "two"
+        assert checkpointer.save(1, one=params())
+
+
+# ---- what is set in place ----------------------------------------------------------------------
+
+
+def test_objects_that_are_set_in_place_need_no_taking(tmp_path: Path) -> None:
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    live = {
+        "model": model,
+        "optimizer": nnx.Optimizer(model, ADAM, wrt=nnx.Param),
+        "counter": Counter(3),
+        "several": [Counter(1), Counter(2)],
+        "nothing": {},
+        "none": None,
+    }
+    with open_at(saved(tmp_path, **live)) as checkpointer:
+        checkpointer.restore_latest(items=live)
+        assert checkpointer.save(1, items=live)
+
+
+# ---- items that were left out ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["restore", "restore_latest"])
+def test_an_item_that_was_left_out_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+    with open_at(tmp_path) as checkpointer:
+        if how == "restore":
+            checkpointer.restore(0, model=Counter())
+        else:
+            checkpointer.restore_latest(model=Counter())
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'optimizer'") as caught:
+            checkpointer.save(1, model=Counter(), optimizer=Counter())
+        assert caught.value.item == "optimizer"
+        assert "optimizer=" in str(caught.value)
+        assert 'unexpected="ignore"' in str(caught.value)
+        assert checkpointer.save(1, model=Counter(), more=Counter())  # what is new may begin anew
+
+
+def test_the_two_ways_out(tmp_path: Path) -> None:
+    saved(tmp_path, model=Counter(1), optimizer=Counter(2))
+    ways: list[dict[str, Any]] = [
+        {"unexpected": "ignore"},
+        {"items": {"optimizer": Counter()}},
+    ]
+    for arguments in ways:
+        with open_at(tmp_path) as checkpointer:
+            checkpointer.restore_latest(model=Counter(), **arguments)
+            step = (checkpointer.latest_step() or 0) + 1
+            assert checkpointer.save(step, model=Counter(), optimizer=Counter())
+
+
+def test_what_is_written_anew_needs_no_restoring(tmp_path: Path) -> None:
+    saved(tmp_path, model=Counter(1), description=Description(2))
+    with open_at(tmp_path) as checkpointer:
+        checkpointer.restore_latest(model=Counter())
+        assert checkpointer.save(1, model=Counter(), description=Description(3))
+        with pytest.raises(ckpt.RestoredValueIgnored):
+            checkpointer.save(2, model=Counter(), description=Counter())
+
+
+def test_an_item_that_is_restored_in_part_is_restored(tmp_path: Path) -> None:
+    saved(tmp_path, tree={"a": jnp.ones(2), "b": jnp.ones(3)})
+    parts: list[dict[str, Any]] = [
+        {"only": "tree/a"},
+        {"missing": "keep", "unexpected": "ignore"},
+    ]
+    for arguments in parts:
+        target = {"a": jnp.zeros(2), "b": jnp.zeros(3)}
+        with open_at(tmp_path) as checkpointer:
+            restored = checkpointer.restore(0, tree=target, **arguments)
+            with pytest.raises(ckpt.RestoredValueIgnored, match="never read"):
+                checkpointer.save(1, tree=target)
+            assert restored["tree"]["a"][0] == 1
+            assert checkpointer.save(1, tree=target, overwrite=True)
+
+
+# ---- when nothing is watched -------------------------------------------------------------------
+
+
+def test_a_fresh_start_is_not_watched(tmp_path: Path) -> None:
+    with open_at(tmp_path) as checkpointer:
+        assert checkpointer.restore_latest(state=params()) is None
+        assert checkpointer.save(0, params())
+
+
+def test_a_later_restore_is_the_one_that_counts(tmp_path: Path) -> None:
+    saved(tmp_path, one=params(), two=params())
+    with open_at(tmp_path) as checkpointer:
+        checkpointer.restore_latest(one=params(), two=params())
+        again = checkpointer.restore(0, one=params(), unexpected="ignore")
+        assert again["one"] is not None
+        assert checkpointer.save(1, one=params(), two=params())
+        checkpointer.restore(1, one=params(), two=params())
+        with pytest.raises(ckpt.RestoredValueIgnored, match="step 1"):
+            checkpointer.save(2, one=params(), two=params())
+
+
+def test_load_neither_takes_a_value_nor_has_to_be_taken(tmp_path: Path) -> None:
+    saved(tmp_path, state=params())
+    with open_at(tmp_path) as checkpointer:
+        checkpointer.load(0)
+        assert checkpointer.save(1, params())
+        checkpointer.restore_latest(state=params())
+        checkpointer.load(0)
+        with pytest.raises(ckpt.RestoredValueIgnored):
+            checkpointer.save(2, params())
+
+
+def test_a_failed_restore_is_not_watched(tmp_path: Path) -> None:
+    saved(tmp_path, state=params())
+    with open_at(tmp_path) as checkpointer:
+        with pytest.raises(ckpt.StructureMismatch):
+            checkpointer.restore_latest(state={"v": jnp.ones(2)})
+        assert checkpointer.save(1, params())
+
+
+def test_the_positional_state_is_an_item_as_well(tmp_path: Path) -> None:
+    with open_at(tmp_path) as checkpointer:
+        checkpointer.save(0, params())
+    with open_at(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state=params())
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'state'"):
+            checkpointer.save(1, params())
+        assert restored is not None
+        assert checkpointer.save(1, restored["state"])
