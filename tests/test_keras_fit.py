@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -87,6 +88,66 @@ def test_01_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
     assert history.epoch == [1, 2]
     assert history.history == {name: values[1:] for name, values in logs.items()}
     km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_01_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
+    tmp_path, monkeypatch, fails
+):
+    """The end of a fit may be noticed by the garbage collection of any thread, and takes time there.
+
+    `wait_until_finished` returned in between, with the last save still being written.
+    """
+    may_write = threading.Event()
+    commit = ckpt.Checkpointer.close
+
+    def slow_close(checkpointer):
+        assert may_write.wait(60)
+        commit(checkpointer)
+        if fails:
+            raise ckpt.CheckpointError("the disk is full")
+
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(), [callback, StopAt(9)], epochs=3)
+    gc.collect()  # the fit is gone now; again, with its last save held back
+    callback.wait_until_finished()
+    monkeypatch.setattr(ckpt.Checkpointer, "close", slow_close)
+    starts = threading.Thread.start
+
+    def slow_start(thread):
+        if thread.name == "ckpt-keras-end":
+            begun.set()
+            assert may_start.wait(60)
+        starts(thread)
+
+    begun, may_start = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(), [callback, StopAt(1)], epochs=3)
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    assert begun.wait(60)  # noticed, and nothing of the end done yet
+    told = []
+
+    def wait():
+        try:
+            callback.wait_until_finished()
+        except ckpt.CheckpointError as error:
+            told.append(str(error))
+        else:
+            told.append("written")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.3)
+    early = list(told)
+    may_write.set()
+    waiting.join(60)
+    may_start.set()
+    collector.join(60)
+    assert early == []
+    assert told == ["the disk is full" if fails else "written"]
 
 
 JOURNEY = """

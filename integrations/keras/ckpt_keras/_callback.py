@@ -114,7 +114,8 @@ class OrbaxCheckpointCallback(FitRun):
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises what made one fail."""
-        if self._session is not None:
-            self._session.checkpointer.wait_until_finished()
-        elif self._ending is not None and self._ending.is_alive():
-            self._ending.join()
+        running = self._session
+        if running is not None:
+            running.checkpointer.wait_until_finished()
+        elif self._ended is not None:  # of a fit that an exception ended
+            self._ended.wait_until_closed()

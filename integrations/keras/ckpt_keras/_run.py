@@ -45,7 +45,7 @@ class FitRun(keras.callbacks.Callback):
         self._resumed: Progress | None = None
         self._finished_runs = 0
         self._interrupted = True
-        self._ending: threading.Thread | None = None
+        self._ended: Session | None = None
         self._inside = InsideFit()
         self._averages = Averages()
         self._first = _First(self)
@@ -68,6 +68,7 @@ class FitRun(keras.callbacks.Callback):
         if self._session is not None:
             before, self._session = self._session, None
             before.abandon()  # of a fit that an exception ended, which somebody still holds
+        self._ended = None
         session = self._session = Session(self._arguments, model)
         _inside_fit.when_over(self._inside, _ending(self, session))
         self._data.begin(self._inside)
@@ -78,11 +79,12 @@ class FitRun(keras.callbacks.Callback):
         self._interrupted = True
         self._begin_run(model, restored)
 
-    def interrupted(self, session: Session, ending: threading.Thread) -> None:
-        """``fit`` ended without a word, by an exception: nothing of it is held any longer."""
+    def interrupted(self, session: Session) -> None:
+        """``fit`` ended without a word, by an exception: only its last save is held any longer."""
         if self._session is not session:
             return
-        self._ending = ending
+        # in this order: who waits meanwhile finds the save in one of the two
+        self._ended = session
         self._session, self._entering = None, None
         self._stopping = False
         self._metric_values, self._averages = [], Averages()
@@ -389,7 +391,7 @@ def _ending(run: FitRun, session: Session) -> Callable[[], None]:
         ending = threading.Thread(target=session.abandon, name="ckpt-keras-end")
         owner = held()
         if owner is not None:
-            owner.interrupted(session, ending)
+            owner.interrupted(session)
         if not session.closed:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and the core sees to it
                 ending.start()

@@ -43,6 +43,7 @@ class Session:
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
         self.closed = False
+        self._failure: Exception | None = None
         self._closing = threading.RLock()
         self._place = _place(arguments.directory)
         before = _RUNNING.get(self._place)
@@ -59,29 +60,44 @@ class Session:
         _RUNNING[self._place] = self
 
     def close(self) -> None:
-        """Waits for a running save and ends the use of this object; raises what made it fail."""
+        """Waits for a running save and ends the use of this object; raises what made it fail.
+
+        Where Ctrl-C ends the waiting, the object is still open, and may be closed again.
+        """
         with self._closing:
-            self.closed = True
             try:
                 self.checkpointer.close()
-            finally:
-                if _RUNNING.get(self._place) is self:
-                    del _RUNNING[self._place]
+            except Exception:
+                self._closed()
+                raise
+            self._closed()
+
+    def _closed(self) -> None:
+        self.closed = True
+        if _RUNNING.get(self._place) is self:
+            del _RUNNING[self._place]
 
     def abandon(self) -> None:
         """The same for a fit that an exception ended; says what made the last save fail."""
-        with (
-            self._closing
-        ):  # the end of a fit may be noticed by another thread, which waits for the save
+        # the end of a fit may be noticed by another thread, which waits for the save
+        with self._closing:
             if self.closed:
                 return
             try:
                 self.close()
             except Exception as error:  # that step is lost; there are those before it
+                self._failure = error
                 directory = self.checkpointer.directory
                 logger.warning(
                     "%s: the last save of an interrupted fit failed: %s", directory, error
                 )
+
+    def wait_until_closed(self) -> None:
+        """Takes part in the end of a fit that an exception ended; raises, once, what its last save failed with."""
+        self.abandon()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     # --------------------------------------------------------------------------------- save
 
