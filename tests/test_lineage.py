@@ -214,3 +214,33 @@ def test_older_local_steps_stay_with_a_branch_that_begins_after_them(tmp_path: P
     with start() as checkpointer:
         assert checkpointer.all_steps() == [0, 2, 3, 4]
         assert checkpointer.load(4)["value"][0] == 40
+
+
+def test_a_lineage_that_could_not_be_noted_is_noted_by_the_next_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the note failed once (a disk that was full), nothing here would ever be restored again."""
+    options = ckpt.Options(persist_policy=ckpt.when.at_steps([0]), durable=False)
+    local = tmp_path / "local"
+
+    def start(**more: Any) -> ckpt.Checkpointer:
+        return ckpt.Checkpointer(
+            tmp_path / "steps", local_directory=local, options=options, asynchronous=False, **more
+        )
+
+    with start() as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step))
+        (mark,) = (folder / ".ckpt-lineage" for folder in local.glob("*/process_0-of-1"))
+        mark.unlink(missing_ok=True)
+        (mark / "in the way").mkdir(parents=True)
+        checkpointer.rollback_to(1)
+        assert f"could not write {mark}" in caplog.text
+        (mark / "in the way").rmdir()
+        mark.rmdir()
+        assert checkpointer.save(2, state(20))
+        assert mark.read_bytes()
+    with start(read_only=True) as again:
+        restored = again.restore_latest(state=state(9))
+        assert restored is not None and restored.step == 2
+        assert restored["state"]["value"][0] == 20
