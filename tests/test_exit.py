@@ -16,6 +16,7 @@ LONG_SECS = 120
 # `slow` makes each commit wait until the file `go` is there, or for a while.
 PRELUDE = """
 import atexit, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells take away from what runs in their background
 early = []
 atexit.register(lambda: [call() for call in early])  # before ckpt is imported: runs after its own handler
 import numpy as np

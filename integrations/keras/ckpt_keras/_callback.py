@@ -114,8 +114,11 @@ class OrbaxCheckpointCallback(FitRun):
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; raises what made one fail."""
-        running = self._session
+        running, ended = self._session, self._ended
         if running is not None:
             running.checkpointer.wait_until_finished()
-        elif self._ended is not None:  # of a fit that an exception ended
-            self._ended.wait_until_closed()
+        elif ended is not None:  # of a fit that an exception ended
+            try:
+                ended.wait_until_closed()
+            finally:
+                self.closed(ended)

@@ -90,6 +90,11 @@ class FitRun(keras.callbacks.Callback):
         self._metric_values, self._averages = [], Averages()
         self._data.end()
 
+    def closed(self, session: Session) -> None:
+        """The end of an interrupted ``fit`` is over; what its last save failed with is still to be told."""
+        if self._ended is session and session.failure is None:
+            self._ended = None
+
     def before_epoch(self, epoch: int) -> None:
         """First of all callbacks at the beginning of an epoch."""
         self.enter()
@@ -386,9 +391,15 @@ def _ending(run: FitRun, session: Session) -> Callable[[], None]:
     """What ends a session whose ``fit`` is gone; holds the callback only while somebody else does."""
     held = weakref.ref(run)
 
+    def close() -> None:
+        session.abandon()
+        owner = held()
+        if owner is not None:
+            owner.closed(session)
+
     def end() -> None:
         # in a thread of its own: this may be the garbage collection of any, the saving one's too
-        ending = threading.Thread(target=session.abandon, name="ckpt-keras-end")
+        ending = threading.Thread(target=close, name="ckpt-keras-end")
         owner = held()
         if owner is not None:
             owner.interrupted(session)

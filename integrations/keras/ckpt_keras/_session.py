@@ -43,7 +43,7 @@ class Session:
         self._stale: frozenset[int] = frozenset()
         self._unfinished: int | None = None
         self.closed = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._closing = threading.RLock()
         self._place = _place(arguments.directory)
         before = _RUNNING.get(self._place)
@@ -86,7 +86,7 @@ class Session:
             try:
                 self.close()
             except Exception as error:  # that step is lost; there are those before it
-                self._failure = error
+                self.failure = error
                 directory = self.checkpointer.directory
                 logger.warning(
                     "%s: the last save of an interrupted fit failed: %s", directory, error
@@ -95,7 +95,7 @@ class Session:
     def wait_until_closed(self) -> None:
         """Takes part in the end of a fit that an exception ended; raises, once, what its last save failed with."""
         self.abandon()
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
