@@ -71,7 +71,8 @@ class Mismatch:
         path: the leaf, written with ``/``.
         kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
             ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (of another
-            name), or ``kind`` (an array where a string was saved, say).
+            name, or on one side only), ``rename`` (an entry of ``rename=`` that fits nothing), or
+            ``kind`` (an array where a string was saved, say).
         saved: what the checkpoint holds, or None.
         wanted: what the target asks for, or None.
         nearest: the most similar name on the other side, or None.
@@ -93,10 +94,15 @@ class Mismatch:
                 return f"{where}: wanted {self.wanted}, not in the checkpoint{hint}"
             case "unexpected":
                 return f"{where}: saved {self.saved}, not in the target{hint}"
+            case "rename":
+                return (
+                    f"{where}: nothing saved begins so, which rename= makes {self.wanted!r}{hint}"
+                )
             case "function" if self.wanted is None:
                 return f"{where}: is the function {self.saved}"
             case _:
-                return f"{where}: {self.kind} differs: saved {self.saved}, wanted {self.wanted}"
+                both = f"saved {self.saved}, wanted {self.wanted}"
+                return f"{where}: {self.kind} differs: {both}{hint}"
 
 
 class StructureMismatch(CheckpointError, ValueError):

@@ -28,7 +28,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ckpt_core._code import function_name
+from ckpt_core._code import function_name, what_to_do
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
@@ -253,15 +253,7 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
         return LeafSpec("random_state")
     if cls is random.Random:
         return LeafSpec("py_random")
-    raise _unsupported(
-        leaf,
-        path,
-        "convert it to an array or a plain value, leave it out, or give its class "
-        "get_state() and set_state()"
-        if function_name(leaf) is None
-        else "functions are code, and no state: leave it out, or keep it in a field of a registered "
-        "pytree class, such as an Equinox module, which is restored into one that has it",
-    )
+    raise _unsupported(leaf, path, what_to_do(leaf))
 
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:

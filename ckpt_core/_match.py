@@ -6,10 +6,10 @@ import ast
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._leaves import ARRAY_KINDS, LeafSpec
@@ -201,8 +201,7 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
     for entry in mismatches:
         if entry.kind in ("missing", "unexpected"):
             names = saved_names if entry.kind == "missing" else wanted_names
-            close = difflib.get_close_matches(entry.path, names, n=1, cutoff=0.6)
-            nearest = close[0] if close else None
+            nearest = _closest(entry.path, names)
             entry = Mismatch(entry.path, entry.kind, entry.saved, entry.wanted, nearest, entry.item)
         found.append(entry)
     return found
@@ -318,19 +317,61 @@ def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable
     A mapping replaces whole leading entries: ``{"encoder": "backbone"}`` turns ``encoder/w`` into
     ``backbone/w``; the longest match counts.
     """
-    if rename is None or callable(rename):
-        return rename
-    table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
+    return Renames(rename) if isinstance(rename, Mapping) else rename
 
-    def renamed(path: str) -> str:
-        for old, new in table:
+
+class Idle(NamedTuple):
+    """An entry of ``rename=`` that nothing which was saved begins with.
+
+    Attributes:
+        old, new: what it maps.
+        nearest: what was saved that is most like ``old``, or None.
+        done: whether something was saved as ``new``, so that there is nothing to do.
+    """
+
+    old: str
+    new: str
+    nearest: str | None
+    done: bool
+
+
+class Renames:
+    """The function that a mapping of saved to wanted paths stands for."""
+
+    def __init__(self, rename: Mapping[str, str]) -> None:
+        self._table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
+
+    def __call__(self, path: str) -> str:
+        for old, new in self._table:
             if path == old:
                 return new
             if path.startswith(old + "/"):
                 return f"{new}{path[len(old) :]}".removeprefix("/")
         return path
 
-    return renamed
+    def idle(self, paths: Iterable[str]) -> list[Idle]:
+        """The entries with which none of these paths begins."""
+        begun: dict[str, None] = {}
+        for path in paths:
+            begun |= dict.fromkeys(_beginnings(path))
+        candidates = list(begun)[:2000]  # difflib takes its time for each
+        return [
+            Idle(old, new, _closest(old.strip("/"), candidates), new in begun)
+            for old, new in self._table
+            if old not in begun
+        ]
+
+
+def _beginnings(path: str) -> Iterator[str]:
+    """A path and all that it lies in."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def _closest(name: str, names: list[str]) -> str | None:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return close[0] if close else None
 
 
 def wants_array(spec: LeafSpec) -> bool:

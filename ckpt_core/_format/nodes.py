@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Key, Node, Path, is_plain_tuple, leaf_below
+from ckpt_core._tree import (
+    LEAF,
+    MAX_DEPTH,
+    NONE,
+    Key,
+    Node,
+    Path,
+    checked_static,
+    is_plain_tuple,
+    leaf_below,
+)
 
 _KINDS = frozenset(
     {"dict", "ordered", "list", "tuple", "namedtuple", "dataclass", "custom", "code"}
@@ -26,6 +37,28 @@ def dump_nodes(root: Node) -> list[Any]:
     return out
 
 
+def dump_statics(root: Node) -> list[Any]:
+    """What nodes have besides their children: ``[position of the node in the flat list, JSON]``."""
+    found: list[Any] = []
+    _dump_statics(root, 0, found)
+    return found
+
+
+def _dump_statics(node: Node, at: int, found: list[Any]) -> int:
+    """Appends those of a node and all below it; gives the position after the last of them."""
+    if node.kind == "expanded":
+        return _dump_statics(node.children[0], at + (1 if node.type_name else 0), found)
+    if node.static:
+        found.append([at, json.loads(node.static)])
+    count = len(node.children)
+    if count and node.children.count(node.children[0]) == count and node.children[0].kind == "leaf":
+        return at + 1 + count
+    at += 1
+    for child in node.children:
+        at = at + 1 if child is LEAF else _dump_statics(child, at, found)
+    return at
+
+
 def _dump_node(node: Node, out: list[Any]) -> None:
     if node.kind == "leaf":
         out.append(node.type_name or 0)
@@ -42,10 +75,14 @@ def _dump_node(node: Node, out: list[Any]) -> None:
             _dump_node(child, out)
 
 
-def load_nodes(tokens: list[Any], paths: list[Path]) -> Node:
+def load_nodes(tokens: list[Any], paths: list[Path], statics: Sequence[Any] = ()) -> Node:
     """The structure that ``dump_nodes`` flattened; the leaves' paths are appended to ``paths``."""
+    known = {at: checked_static(static) for at, static in statics}
+    for at in known:
+        if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
+            raise ValueError(f"static fields of {at!r}, which is no registered class")
     try:
-        root, stop = _load_node(tokens, 0, (), paths)
+        root, stop = _load_node(tokens, 0, (), paths, known)
     except IndexError:
         raise ValueError("the structure has fewer nodes than its root holds") from None
     if stop != len(tokens):
@@ -53,7 +90,13 @@ def load_nodes(tokens: list[Any], paths: list[Path]) -> Node:
     return root
 
 
-def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tuple[Node, int]:
+def _is_custom(token: Any) -> bool:
+    return isinstance(token, list) and token[:1] == ["custom"]
+
+
+def _load_node(
+    tokens: list[Any], at: int, path: Path, paths: list[Path], statics: Mapping[int, str]
+) -> tuple[Node, int]:
     """The node that begins at a position, and the position after its last child."""
     token = tokens[at]
     if token == 0 or type(token) is str:
@@ -65,9 +108,10 @@ def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tup
         raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
     kind, type_name, keys = token
     if kind == "below":
-        child, at = _load_node(tokens, at + 1, path, paths)
+        child, at = _load_node(tokens, at + 1, path, paths, statics)
         return Node("expanded", (), (child,), str(type_name)), at
     entries = _entries(kind, keys)
+    static = statics.get(at, "") if statics else ""
     at += 1
     count = len(entries)
     # most containers hold leaves only, thousands of them at times: nothing is done for each
@@ -76,17 +120,18 @@ def _load_node(tokens: list[Any], at: int, path: Path, paths: list[Path]) -> tup
     if is_leaf and tokens[at : at + count].count(first) == count:
         paths += zip(*map(repeat, path), entries, strict=False)
         leaf = leaf_below(first) if first else LEAF
-        return Node(kind, tuple(entries), (leaf,) * count, str(type_name)), at + count
-    children: list[Node] = []
+        children = (leaf,) * count
+        return Node(kind, tuple(entries), children, str(type_name), None, static), at + count
+    below: list[Node] = []
     for key in entries:
         if tokens[at] == 0:
             paths.append((*path, key))
-            children.append(LEAF)
+            below.append(LEAF)
             at += 1
         else:
-            child, at = _load_node(tokens, at, (*path, key), paths)
-            children.append(child)
-    return Node(kind, tuple(entries), tuple(children), str(type_name)), at
+            child, at = _load_node(tokens, at, (*path, key), paths, statics)
+            below.append(child)
+    return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
 
 
 def _entries(kind: str, keys: Any) -> Sequence[Key]:

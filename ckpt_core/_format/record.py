@@ -27,7 +27,7 @@ from ckpt_core._format.limits import (
     item_name,
     refuse_too_long,
 )
-from ckpt_core._format.nodes import dump_nodes, load_nodes
+from ckpt_core._format.nodes import dump_nodes, dump_statics, load_nodes
 from ckpt_core._format.scan import scan_record
 from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 from ckpt_core._options import codec_parts
@@ -250,6 +250,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
             for leaf in item.leaves
         ],
         "shardings": item.shardings,
+        **({"statics": found} if (found := dump_statics(item.tree)) else {}),  # since 0.2
     }
 
 
@@ -310,7 +311,7 @@ def _bad(what: str) -> CheckpointCorrupt:
 
 def _load_item(value: dict[str, Any]) -> ItemRecord:
     paths: list[Path] = []
-    root = load_nodes(value["nodes"], paths)
+    root = load_nodes(value["nodes"], paths, value.get("statics", ()))
     leaves = value["leaves"]
     if not isinstance(leaves, tuple):  # JSON has none: these have been made already
         leaves = tuple(map(_load_leaf, leaves))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpt_core._code import same_function
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._load.opened import SavedItem
 from ckpt_core._match import MatchRules, renamed_path
-from ckpt_core._tree import LEAF, Node, Path, format_path
+from ckpt_core._tree import LEAF, Node, Path, format_path, static_function
 
+NONE = "no function"
+"""Of a mismatch, what the side has that lacks a function."""
 _BRING_THEM = (
     "Functions are code: a checkpoint records their names only. Pass a target that has them, such as "
     "load(path, model), where an abstract model will do (equinox.filter_eval_shape(make_model, key)); "
@@ -18,20 +22,75 @@ _BRING_THEM = (
 )
 
 
-def differing(item: SavedItem, wanted: Node, rules: MatchRules) -> list[Mismatch]:
-    """Functions that both sides have in one place, under different names.
+def differing(
+    item: SavedItem, wanted: Node, rules: MatchRules, told: Collection[str]
+) -> list[Mismatch]:
+    """Functions under different names in one place, and those that only one side has.
 
-    Where one side has none (of a module whose functions were filtered out), nothing is missed: they
-    are no state.
+    A whole side that has none, as of a module whose functions were filtered out, misses nothing: they are
+    no state. A target has None in their places then; a field that is gone is told.
+
+    Args:
+        told: paths of which something else is told already, such as an array where a function was.
     """
-    saved = {renamed_path(path, rules.rename): node for path, node in _functions_in(item.root)}
-    found: list[Mismatch] = []
-    for path, node in _functions_in(wanted):
-        before = saved.get(path if rules.rename is None else tuple(map(str, path)))
-        if before is not None and not same_function(before.type_name, node.type_name):
-            names = before.type_name, node.type_name
-            found.append(Mismatch(format_path(path), "function", *names, None, item.name or None))
-    return found
+    here = functools.partial(_placed, rules=rules)
+    before = {here(path, True): (path, _name(node)) for path, node in _functions_in(item.root)}
+    now = {here(path, False): (path, _name(node)) for path, node in _functions_in(wanted)}
+    gone = _only_in(before, now)
+    if gone and not _has_code(wanted):
+        empty = {here(path, False) for path, node in nodes_in(wanted) if node.kind == "none"}
+        gone = {
+            place: entry
+            for place, entry in gone.items()
+            if empty.isdisjoint(place[:length] for length in range(len(place) + 1))
+        }
+    new = _only_in(now, before) if _has_code(item.root) and rules.missing == "error" else {}
+    if new:  # of before a wrapped function was not recorded, though its container was
+        known = {here(path, True) for path, node in nodes_in(item.root) if node.kind == "custom"}
+        new = {place: entry for place, entry in new.items() if place not in known}
+    found = [
+        (path, before[place][1], name, None)
+        for place, (path, name) in now.items()
+        if place in before and not same_function(before[place][1], name)
+    ]
+    found += [(path, name, NONE, _nearest(path, name, new)) for path, name in gone.values()]
+    found += [(path, NONE, name, _nearest(path, name, gone)) for path, name in new.values()]
+    return [
+        Mismatch(format_path(path), "function", saved, name, nearest, item.name or None)
+        for path, saved, name, nearest in found
+        if format_path(path) not in told
+    ]
+
+
+_Functions = Mapping[Path, tuple[Path, str]]
+"""By the place where the sides are compared: the path and the name of a function."""
+
+
+def _placed(path: Path, saved: bool, rules: MatchRules) -> Path:
+    """Where a path of either side stands when they are compared."""
+    path = renamed_path(path, rules.rename) if saved else path
+    return tuple(map(str, path)) if rules.loose_keys or rules.rename is not None else path
+
+
+def _only_in(one: _Functions, other: _Functions) -> _Functions:
+    return {place: entry for place, entry in one.items() if place not in other}
+
+
+def _nearest(path: Path, name: str, others: _Functions) -> str | None:
+    """The path on the other side that most likely is the same: of the same function, if there is one."""
+    same = [format_path(other) for other, told in others.values() if same_function(told, name)]
+    candidates = same or [format_path(other) for other, _ in others.values()]
+    close = difflib.get_close_matches(
+        format_path(path), candidates[:200], n=1, cutoff=0.0 if same else 0.6
+    )
+    return close[0] if close else None
+
+
+def have_moved(mismatches: Iterable[Mismatch]) -> bool:
+    """Whether each side has functions where the other has none."""
+    functions = [entry for entry in mismatches if entry.kind == "function"]
+    gone = any(entry.wanted == NONE for entry in functions)
+    return gone and any(entry.saved == NONE for entry in functions)
 
 
 def refuse_missing(item: SavedItem, root: Node) -> None:
@@ -41,7 +100,7 @@ def refuse_missing(item: SavedItem, root: Node) -> None:
         StructureMismatch: with all of them, and what to pass.
     """
     missing = [
-        Mismatch(format_path(path), "function", node.type_name, None, None, item.name or None)
+        Mismatch(format_path(path), "function", _name(node), None, None, item.name or None)
         for path, node in _functions_in(root)
         if node.make is None
     ]
@@ -51,18 +110,54 @@ def refuse_missing(item: SavedItem, root: Node) -> None:
 
 def taken_from(live: Node, saved: Node) -> Node:
     """The saved structure with the functions that a live one has in the same places."""
-    return _filled(saved, dict(_functions_in(live)), ())
+    known = {path: node for path, node in _functions_in(live) if node.kind == "code"}
+    return _filled(saved, known, ())
+
+
+def without_static(root: Node) -> Node:
+    """The structure as it was recorded before static fields were."""
+    if not root.children:
+        return replace(root, static="")
+    return replace(root, static="", children=tuple(map(without_static, root.children)))
 
 
 def _functions_in(root: Node) -> Iterator[tuple[Path, Node]]:
-    """The path and the node of every function in a structure."""
+    """The path and the node of every function in a structure, and of every container that wraps one."""
     if root.kind == "code":
         yield (), root
     elif root.kind == "expanded":
         yield from _functions_in(root.children[0])
-    elif len(root.children) != root.children.count(LEAF):
+    else:
+        if static_function(root.static):
+            yield (), root
+        if len(root.children) != root.children.count(LEAF):
+            for key, child in zip(root.keys, root.children, strict=True):
+                yield from (((key, *path), node) for path, node in _functions_in(child))
+
+
+def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
+    """The path and the node of all of a structure that is no leaf."""
+    if root.kind == "expanded":
+        yield from nodes_in(root.children[0])
+    elif root.kind != "leaf":
+        yield (), root
         for key, child in zip(root.keys, root.children, strict=True):
-            yield from (((key, *path), node) for path, node in _functions_in(child))
+            if child is not LEAF:
+                yield from (((key, *path), node) for path, node in nodes_in(child))
+
+
+def wraps_any(root: Node) -> bool:
+    """Whether a function that no node stands for is in a structure."""
+    return any(static_function(node.static) for _, node in nodes_in(root))
+
+
+def _name(node: Node) -> str:
+    return node.type_name if node.kind == "code" else static_function(node.static)
+
+
+def _has_code(root: Node) -> bool:
+    """Whether a structure has functions of those that can be filtered out."""
+    return root.kind == "code" or any(map(_has_code, root.children))
 
 
 def _filled(root: Node, known: Mapping[Path, Node], path: Path) -> Node:

@@ -23,6 +23,7 @@ from ckpt_core._load.live import Copies, held, setting_back
 from ckpt_core._load.opened import Opened, SavedItem
 from ckpt_core._load.other import plan_other
 from ckpt_core._load.place import SavedLeaf
+from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
 from ckpt_core._load.request import Request
 from ckpt_core._load.wants import NOT_SAVED, Planned
 from ckpt_core._load.without_value import (
@@ -31,7 +32,14 @@ from ckpt_core._load.without_value import (
     refuse_abstract_kept,
     tell_of_abstract_rest,
 )
-from ckpt_core._match import MatchRules, Select, match, positions_of, selector
+from ckpt_core._match import (
+    Idle,
+    MatchRules,
+    Select,
+    match,
+    positions_of,
+    selector,
+)
 from ckpt_core._tree import (
     LEAF,
     FlatTree,
@@ -57,7 +65,10 @@ def find_item(opened: Opened, name: str) -> SavedItem:
         if opened.single and len(opened.items) == 1 and name in ("state", "default"):
             return only
         known = ", ".join(opened.items) or "none"
-        raise CheckpointNotFound(f"{opened.path} has no item {name!r}; it has: {known}")
+        by_name = ", ".join(f"{key}=..." for key in opened.items if key.isidentifier())
+        hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
+        hint = ": it was saved as one, pass one target without a name" if opened.single else hint
+        raise CheckpointNotFound(f"{opened.path} has no item {name!r}; it has: {known}{hint}")
     return opened.items[name]
 
 
@@ -126,7 +137,8 @@ def _plan_strict(
         item=item.name or None,
     )
     if everything and rules.unexpected == "error":
-        found.mismatches += functions.differing(item, flat.root, rules)
+        told = {entry.path for entry in found.mismatches}
+        found.mismatches += functions.differing(item, flat.root, rules, told)
     refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         tell_of_abstract_rest(found, flat, item)
@@ -269,8 +281,8 @@ def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
 
 def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
     """A container of what is left of its children."""
-    if len(left) == len(node.children):
-        return Node(node.kind, node.keys, tuple(child for _, child in left), node.type_name)
+    if len(left) == len(node.children) and not functions.wraps_any(node):
+        return replace(node, children=tuple(child for _, child in left), make=None)
     if not any(child.kind != "none" for _, child in left):
         return None
     # a tuple with holes is none: what is left of it is named by position
@@ -283,7 +295,7 @@ def _plan_lenient(item: SavedItem, adapter: Any, like: Any, request: Request) ->
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
     # in the classes that it has now, where they are the saved ones
-    same = flat.root == item.root
+    same = functions.without_static(flat.root) == functions.without_static(item.root)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     planned = _plan_as_saved(item, request)
     for result, position in enumerate(planned.positions):
@@ -342,12 +354,14 @@ def raise_mismatches(opened: Opened, prepared: list[Planned], request: Request) 
     mismatches = [
         entry for planned in prepared if planned.match for entry in planned.match.mismatches
     ]
+    idle = idle_renames(opened, request.rules)
     if mismatches:
-        advice = _advice(mismatches, request.rules)
+        advice = _advice(mismatches, request.rules, idle)
         raise StructureMismatch(mismatches, where=opened.path, advice=advice)
+    refuse_idle(opened, idle)
 
 
-def _advice(mismatches: list[Mismatch], rules: MatchRules) -> str:
+def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
     """What would allow the differences, less what was given already."""
     kinds = {entry.kind for entry in mismatches}
     told: list[str] = []
@@ -361,9 +375,12 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules) -> str:
         told.append("cast=True converts dtypes")
     if "function" in kinds:
         told.append('unexpected="ignore" keeps the functions of the target')
-    if {"missing", "unexpected"} <= kinds and rules.rename is None:
+    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    if both_sides and (rules.rename is None or idle):
         told.append("rename= maps saved paths to wanted ones")
     lines = [f"Where this is intended: {'; '.join(told)}."] if told else []
+    if idle:
+        lines.append(advice_on(idle))
     if without_value or ("missing" in kinds and rules.missing != "error"):
         lines.append(
             "The target holds no value there that could be kept: give it one (an object that was made, in "

@@ -92,7 +92,7 @@ def prepare_item(
         writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
         return expand_one(obj)
 
-    flat = flatten(value, expand=expand)
+    flat = flatten(value, expand=expand, saving=True)
     return _prepare_tree(name, flat, processes, options, (copy, copy if writable else None), own)
 
 

@@ -16,4 +16,6 @@ from ckpt_core._tree.flat import flatten as flatten
 from ckpt_core._tree.flat import format_path as format_path
 from ckpt_core._tree.flat import is_plain_tuple as is_plain_tuple
 from ckpt_core._tree.flat import leaf_below as leaf_below
+from ckpt_core._tree.static import checked_static as checked_static
+from ckpt_core._tree.static import static_function as static_function
 from ckpt_core._tree.stored import stored_paths as stored_paths

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpt_core._tree.flat import DEFAULTDICT, Node
+from ckpt_core._tree.static import NotPlain, static_fields
 
 
 def unflatten(
@@ -107,17 +108,21 @@ def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
     its fields are the saved ones.
     """
     module_name, _, qualname = node.type_name.partition(":")
+    try:
+        static = static_fields(node.static)
+    except NotPlain:
+        return None
     for owner in _candidate_modules(module_name):
         cls: Any = owner
         for part in qualname.split("."):
             cls = getattr(cls, part, None)
         if not isinstance(cls, type):
             continue
-        fields = list(map(str, node.keys))
+        fields = [*map(str, node.keys), *static]
         if _are_fields_of(cls, node.kind, fields):
             if node.kind == "namedtuple":
                 return lambda new, cls=cls: tuple.__new__(cls, new)
-            return lambda new, cls=cls: _fill(cls, fields, new)
+            return lambda new, cls=cls: _fill(cls, fields, [*new, *static.values()])
     return None
 
 

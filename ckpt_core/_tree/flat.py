@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._code import function_name
+from ckpt_core._code import code_name
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
+from ckpt_core._tree.static import is_lost, static_text
 
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
@@ -47,6 +48,7 @@ class Node:
             expanded node the key under which Orbax's trees hold it one level deeper, if they do (``Below``).
         make: rebuilds the container from its children; None where it was read from disk. Nodes are
             equal whatever makes them.
+        static: what a ``custom`` node has besides its children, as JSON (``static_text``).
     """
 
     kind: str
@@ -54,6 +56,7 @@ class Node:
     children: tuple[Node, ...] = ()
     type_name: str = ""
     make: Callable[[list[Any]], Any] | None = field(default=None, compare=False)
+    static: str = ""
 
 
 LEAF = Node("leaf")
@@ -109,7 +112,11 @@ def array_name(path: Path) -> str:
 
 
 def flatten(
-    tree: Any, *, expand: Callable[[Any], Any] | None = None, keep: bool = False
+    tree: Any,
+    *,
+    expand: Callable[[Any], Any] | None = None,
+    keep: bool = False,
+    saving: bool = False,
 ) -> FlatTree:
     """Paths, leaves and structure of a tree.
 
@@ -120,12 +127,13 @@ def flatten(
             to save in its place and the function that makes the object's value out of a new
             state; None leaves the object a leaf.
         keep: let ``root.make`` remember the live containers, for ``unflatten`` into their types.
+        saving: refuse what a checkpoint would hold nothing of.
 
     Raises:
         UnsupportedLeaf: a dictionary key that is neither str nor int, nesting beyond MAX_DEPTH or
             beyond Python's own limit, or a container that holds itself.
     """
-    walk = _Walk(expand, keep)
+    walk = _Walk(expand, keep, saving)
     try:
         root = walk.visit(tree, ())
     except RecursionError as error:
@@ -142,11 +150,12 @@ def flatten(
 class _Walk:
     """One traversal: collects paths and leaves while it builds the nodes."""
 
-    def __init__(self, expand: Callable[[Any], Any] | None, keep: bool) -> None:
+    def __init__(self, expand: Callable[[Any], Any] | None, keep: bool, saving: bool) -> None:
         self.paths: list[Path] = []
         self.leaves: list[Any] = []
         self._expand = expand
         self._keep = keep
+        self._saving = saving
         self._open: set[int] = set()
         self._known_leaf_types: set[type] = set(_PRIMITIVES[:-1])
         self._modules = 0  # how many module-like nodes the walk is inside of
@@ -260,23 +269,42 @@ class _Walk:
             value, is_leaf=lambda x: x is not value
         )
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
-            keys = [_path_entry(key_path[0]) for key_path, _ in keyed]
-            make = treedef.unflatten if self._keep else None
-            children = [child for _, child in keyed]
-            # a class with fields, rather than a mapping or a sequence with a class of its own
-            module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
-            self._modules += module
-            node = self._container(
-                "custom", keys, children, path, type_name=_type_name(cls), make=make
-            )
-            self._modules -= module
-            return node
+            return self._registered(value, path, keyed, treedef)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._dataclass(value, path)
-        if self._modules and (name := function_name(value)) is not None:
+        if self._modules and (name := code_name(value)) is not None:
             make = (lambda _: value) if self._keep else None
             return Node("code", (), (), name, make)
         return self._leaf(value, path)
+
+    def _registered(self, value: Any, path: Path, keyed: list[Any], treedef: Any) -> Node:
+        """An object of a class that jax knows how to take apart, into ``keyed``."""
+        is_static = not keyed and treedef.node_data()[1] is value
+        if is_static and self._saving and not self._modules and is_lost(value):
+            raise UnsupportedLeaf(
+                f"{format_path(path)}: cannot save a {type(value).__name__}: all of it is static to jax, and a "
+                "checkpoint would hold nothing of it. Leave it out: of flax.nnx.split(model) save the state, "
+                "or save the model itself",
+                leaf=format_path(path),
+                type_name=f"{type(value).__module__}.{type(value).__qualname__}",
+            )
+        make = treedef.unflatten if self._keep else None
+        # a class with fields, rather than a mapping or a sequence with a class of its own
+        module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
+        self._modules += module
+        node = self._container(
+            "custom",
+            [_path_entry(key_path[0]) for key_path, _ in keyed],
+            [child for _, child in keyed],
+            path,
+            type_name=_type_name(type(value)),
+            make=make,
+        )
+        self._modules -= module
+        by_field = all(isinstance(key_path[0], _field_keys()[0]) for key_path, _ in keyed)
+        names = list(map(str, node.keys)) if by_field else None
+        static = static_text(value, names, names_function=not _has_code(node))
+        return dataclasses.replace(node, static=static) if static else node
 
     def _dataclass(self, value: Any, path: Path) -> Node:
         names = [field.name for field in dataclasses.fields(value)]
@@ -289,6 +317,11 @@ class _Walk:
             type_name=_type_name(type(value)),
             make=make,
         )
+
+
+def _has_code(node: Node) -> bool:
+    """Whether a function is recorded below a node."""
+    return any(child.kind == "code" or _has_code(child) for child in node.children)
 
 
 def is_plain_tuple(key: Any) -> bool:
