@@ -5,10 +5,12 @@ from __future__ import annotations
 import _thread
 import atexit
 import copy
+import functools
 import os
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -178,6 +180,18 @@ class Pending:
             raise error
         finally:
             del error
+
+    def __init_subclass__(cls) -> None:
+        # Python's own messages name a method after the class that users know
+        for name in ("result", "done", "wait"):
+            method: Any = getattr(cls, name)
+            own: Any = types.FunctionType(
+                method.__code__, method.__globals__, name, method.__defaults__, method.__closure__
+            )
+            functools.update_wrapper(own, method)
+            del own.__wrapped__
+            own.__qualname__ = f"{cls.__qualname__}.{name}"
+            setattr(cls, name, own)
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # whoever awaits has it already

@@ -254,7 +254,7 @@ jax.tree_util.register_dataclass(OtherOrder, ["second", "first"], [])
 @dataclass
 class WithMeta:
     w: Any
-    name: str = "x"
+    name: Any = None
 
 
 jax.tree_util.register_dataclass(WithMeta, ["w"], ["name"])
@@ -273,6 +273,7 @@ class Pair(NamedTuple):
         Registered(1.5, 2),
         OtherOrder(1, 2),
         {"deep": [Registered(Pair(1, Frozen(2)), 3)]},
+        WithMeta(1.5, ("x", 2)),
     ],
     ids=repr,
 )
@@ -283,7 +284,7 @@ def test_dataclasses_come_back_as_what_they_were(value: Any, tmp_path: Path):
 
 
 def test_what_cannot_be_made_again_comes_back_as_a_dict_of_its_fields(tmp_path: Path, monkeypatch):
-    ckpt.save(tmp_path / "meta", WithMeta(1.5))
+    ckpt.save(tmp_path / "meta", WithMeta(1.5, ["a list"]))
     assert ckpt.load(tmp_path / "meta") == {"w": 1.5}  # the name of it is in no checkpoint
     ckpt.save(tmp_path / "gone", {"p": Plain(1.5), "r": Registered(2.5, 1)})
     for cls in (Plain, Registered):
@@ -324,3 +325,69 @@ def test_what_lay_on_one_device_and_does_again_is_not_resharded(tmp_path: Path):
     assert ckpt.restore(tmp_path / "one", model=tree).report.resharded == ()
     moved = {**tree, "w": jax.device_put(tree["w"], sharded(8))}
     assert ckpt.restore(tmp_path / "one", model=moved).report.resharded == ("model/w",)
+
+
+# ------------------------------------------------------------------------- messages of Python's own
+
+
+def public(cls: type) -> list[str]:
+    return [name for name in dir(cls) if name[0] != "_" and callable(getattr(cls, name))]
+
+
+@pytest.mark.parametrize("name", public(ckpt.Checkpointer))
+def test_methods_are_called_after_the_class_that_users_know(name: str, tmp_path: Path):
+    called = pytest.raises(TypeError, match=rf"^Checkpointer\.{name}\(\) ")
+    with ckpt.Checkpointer(tmp_path) as checkpointer, called:
+        getattr(checkpointer, name)(*range(9))
+
+
+@pytest.mark.parametrize("name", ["result", "done", "wait"])
+def test_so_are_those_of_pending_work(name: str, tmp_path: Path):
+    saving = ckpt.save_async(tmp_path / "one", STATE)
+    saving.result()
+    loading = ckpt.load_async(tmp_path / "one")
+    for pending in (saving, loading):
+        with pytest.raises(TypeError, match=rf"^{type(pending).__name__}\.{name}\(\) got"):
+            getattr(pending, name)(timeout=1)
+        assert getattr(type(pending), name).__doc__
+    assert loading.result()["w"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [("x.npz", "file of numpy.*numpy.load"), ("x.pt", "torch.load"), ("x", "a file")],
+)
+def test_a_file_is_no_directory_of_steps(file: str, told: str, tmp_path: Path):
+    (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(NotADirectoryError, match=told) as refused:
+        ckpt.Checkpointer(tmp_path / file)
+    assert refused.value.filename == str(tmp_path / file)
+
+
+@pytest.mark.parametrize("value", [0, -1, "10", 1.5, True])
+@pytest.mark.parametrize("name", ["max_to_keep", "keep_period", "save_interval_steps"])
+@pytest.mark.parametrize("more", [{}, {"best_metric": "loss", "best_mode": "min"}])
+def test_numbers_that_are_none_are_named(name: str, value: Any, more: Any, tmp_path: Path):
+    kind = ValueError if type(value) is int else TypeError
+    arguments = {"max_to_keep": 2, **more, name: value}
+    with pytest.raises(kind, match=rf"^{name} must be .*, got {value!r}"):
+        ckpt.Checkpointer(tmp_path, **arguments)
+
+
+def test_what_was_saved_by_name_is_restored_by_name(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        checkpointer.save(0, model=STATE, opt=STATE)
+        for call in (checkpointer.restore_latest, lambda state: checkpointer.restore(0, state)):
+            with pytest.raises(
+                ckpt.CheckpointNotFound, match=r"by its name \(model=..., opt=...\)"
+            ):
+                call(STATE)
+    ckpt.save(tmp_path / "one", STATE)
+    with pytest.raises(ckpt.CheckpointNotFound, match="pass one target without a name"):
+        ckpt.restore(tmp_path / "one", model=STATE)
+
+
+def test_missing_is_an_error_or_kept(tmp_path: Path):
+    ckpt.save(tmp_path / "one", STATE)
+    with pytest.raises(ValueError, match="missing must be 'error' or 'keep', got 'ignore'"):
+        ckpt.load(tmp_path / "one", STATE, missing="ignore")

@@ -12,11 +12,12 @@ from ckpt_core._checkpointer.reading import Reading
 from ckpt_core._checkpointer.saving import Saving
 from ckpt_core._checkpointer.turns import Turns, in_turn
 from ckpt_core._decision import SaveDecision
-from ckpt_core._directory import refuse_file, resolve
+from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError, GraceExceeded
 from ckpt_core._fence import Fence
 from ckpt_core._fork import HOME_PID
 from ckpt_core._inflight import InFlight, raise_failures, settle_all, wait_for_all
+from ckpt_core._load.absent import refuse_file_for_steps
 from ckpt_core._options import Options, checked_options
 from ckpt_core._policies import keep, when
 from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
@@ -105,7 +106,7 @@ class Checkpointer(Reading):
         self._directory, local = resolve(directory)
         self._saves: list[InFlight] = []
         self._turns = Turns(self._directory, self._saves)
-        refuse_file(self._directory)
+        refuse_file_for_steps(self._directory)
         self._form = form_for(self._directory, local)
         refuse_one_checkpoint(self._form, self._directory, local)
         names = StepNames(step_prefix, step_format_fixed_length)

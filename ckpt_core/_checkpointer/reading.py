@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -215,3 +216,15 @@ class Reading:
         For an evaluator that follows a trainer; looks at the directory about once a second.
         """
         return self._steps.wait_for_newer(after, timeout_secs)
+
+
+def _call_methods(cls: type, name: str) -> None:
+    """Names methods after the class that users know: Python puts that into its own messages."""
+    for member in vars(cls).values():
+        function: Any = getattr(member, "fget", member)
+        while inspect.isfunction(function):
+            function.__qualname__ = f"{name}.{function.__name__}"
+            function = getattr(function, "__wrapped__", None)
+
+
+_call_methods(Reading, "Checkpointer")

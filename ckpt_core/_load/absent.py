@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from ckpt_core._directory import Form
+from ckpt_core._directory import Form, refuse_file
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format.record import RECORD_FILE
 
@@ -14,12 +14,8 @@ def not_found(path: str, form: Form) -> CheckpointNotFound:
     """The error for a path without a checkpoint, with what may have been meant."""
     if not form.exists(path):
         parent, _, name = path.rpartition("/")
-        near = (
-            difflib.get_close_matches(name, form.children(parent), n=3, cutoff=0.3)
-            if parent
-            else []
-        )
-        others = near or sorted(form.children(parent))[-5:] if parent else []
+        beside = _worth_naming(parent, form) if parent else []
+        others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
     inside = sorted(form.children(path), key=lambda text: (len(text), text))
@@ -36,13 +32,37 @@ def not_found(path: str, form: Form) -> CheckpointNotFound:
     return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, form)}")
 
 
+def _worth_naming(parent: str, form: Form) -> list[str]:
+    """The checkpoints in a directory; where there are none, whatever is not named as a step is."""
+    inside = sorted(form.children(parent), key=lambda text: (len(text), text))
+    found = [name for name in inside if form.is_checkpoint(f"{parent}/{name}")]
+    return found or [name for name in inside if not name.isdigit()]
+
+
+def refuse_file_for_steps(path: str) -> None:
+    """Raises NotADirectoryError where a file lies that steps should be below, and says whose it is."""
+    try:
+        refuse_file(path)
+    except NotADirectoryError as error:
+        kind, advice = _file(path)
+        told = f"a {kind} is where the directory of steps should be" + (
+            f": {advice}" * bool(advice)
+        )
+        raise NotADirectoryError(error.errno, told, path) from None
+
+
+def _file(path: str) -> tuple[str, str]:
+    """What kind of file this is, by its name, and what to do with it."""
+    whose, advice = _FILES.get(os.path.splitext(path)[1].lower(), ("", ""))
+    return f"file of {whose}" if whose else "file", advice
+
+
 def _what_is(path: str, form: Form) -> str:
     """What lies where a checkpoint was looked for."""
     if os.path.isfile(path):
-        suffix = os.path.splitext(path)[1].lower()
-        known = _FILES.get(suffix)
-        told = f"it is a file{f' of {known[0]}' if known else ''}, and a checkpoint is a directory"
-        return f"{told}: {known[1]}" if known else told
+        kind, advice = _file(path)
+        told = f"it is a {kind}, and a checkpoint is a directory"
+        return f"{told}: {advice}" if advice else told
     inside = sorted({name.partition("/")[0] for name in form.files(path)})
     if not inside:
         return "it is empty, or its save never finished"

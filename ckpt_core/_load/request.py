@@ -83,11 +83,10 @@ def make_request(
     sharding: Any = None,
     as_numpy: bool = False,
 ) -> Request:
-    if missing not in ("error", "keep", "ignore"):
+    if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
-    missing = "keep" if missing == "ignore" else missing
     if isinstance(only, list):
         only = list(only)  # what the caller does to it later changes no load
     rules = MatchRules(renamer(rename), cast, missing, unexpected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +13,35 @@ from ckpt_core._policies import keep, when
 def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
     if policy is not None and interval is not None:
         raise TypeError("pass save_interval_steps or save_policy, not both")
-    return policy if policy is not None else when.every_steps(1 if interval is None else interval)
+    if policy is not None:
+        return policy
+    interval = whole_number("save_interval_steps", 1 if interval is None else interval)
+    return when.every_steps(interval)
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value of an argument that counts something, at least 1.
+
+    Raises:
+        TypeError, ValueError: with the argument's name.
+    """
+    try:
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a whole number, got {value!r}, a {kind}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}{_WITHOUT.get(name, '')}")
+    return number
+
+
+_WITHOUT = {
+    "max_to_keep": ": the newest step is always kept. Leave it out to keep all",
+    "keep_period": ": leave it out to keep no more than max_to_keep",
+    "save_interval_steps": ": 1, the default, saves every step that is given to save()",
+}
 
 
 def choose_keep_policy(
@@ -35,6 +64,8 @@ def choose_keep_policy(
         if keep_period is not None:
             raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
         return None
+    max_to_keep = whole_number("max_to_keep", max_to_keep)
+    keep_period = None if keep_period is None else whole_number("keep_period", keep_period)
     if best_metric is not None and best_mode is not None:
         chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
     else:
