@@ -341,3 +341,26 @@ def test_the_hint_for_metrics_fits_what_was_given(tmp_path: Path, metrics, advic
         checkpointer.save(0, {"w": np.ones(3)}, metrics=metrics)
     assert advice in str(caught.value)
     assert ("items=" in str(caught.value)) == ("items=" in advice)
+
+
+def test_folders_named_as_steps_that_hold_nothing(tmp_path: Path, call):
+    save_run(tmp_path / "run", (1, 2, 10))
+    (tmp_path / "run/9").mkdir()
+    code, out, _ = call("ls", tmp_path / "run")
+    assert code == 0 and "no checkpoint in 9" in out
+    assert json.loads(call("ls", tmp_path / "run", "--json")[1])["without_checkpoint"] == [9]
+    code, _, err = call("show", tmp_path / "run/99")
+    assert code != 0 and "beside it are 1, 2, 10" in err
+    with pytest.raises(ckpt.CheckpointNotFound, match="beside it are 1, 2, 10"):
+        ckpt.load(tmp_path / "run/9999")
+    (tmp_path / "run/9").rmdir()
+    assert "no checkpoint" not in call("ls", tmp_path / "run")[1]
+
+
+def test_where_no_checkpoint_is_beside_other_names_are_offered(tmp_path: Path, call):
+    (tmp_path / "runs/9").mkdir(parents=True)
+    (tmp_path / "runs/first").mkdir()
+    _, _, err = call("show", tmp_path / "runs/frist")
+    assert "beside it are first" in err
+    _, _, err = call("show", tmp_path / "runs/99")
+    assert "9," not in err.rpartition("beside")[2]

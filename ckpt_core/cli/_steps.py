@@ -67,6 +67,7 @@ def list_steps(
     steps = steps_in(directory, step_prefix)
     found = [] if _is_one(directory) else [_row(steps, step) for step in steps.all()]
     rows = [row for row in found if row is not None]
+    empty = sorted(set(steps.numbers()) - set(steps.all())) if found else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
     run_metadata = read_run_metadata(form_of(local), directory) if of_run else None
     if as_json:
@@ -76,11 +77,15 @@ def list_steps(
                 {key: value for key, value in row.items() if key != "inodes"} for row in rows
             ],
             "disk_bytes": _bytes_of_all(rows),
+            "without_checkpoint": empty,
             "beside": [asdict(trace) for trace in beside],
         }
         print_json({**told, **({"run_metadata": run_metadata} if of_run else {})})
     else:
         _print(directory, rows, beside, run_metadata)
+        if empty:
+            named = ", ".join(os.path.basename(steps.path(step)) for step in empty)
+            console().print(f"no checkpoint in {named}", markup=False, soft_wrap=True)
     return DAMAGED if any(row["problem"] for row in rows) else 0
 
 
