@@ -44,8 +44,10 @@ def differing(
             for place, entry in gone.items()
             if empty.isdisjoint(place[:length] for length in range(len(place) + 1))
         }
-    new = _only_in(now, before) if _has_code(item.root) and rules.missing == "error" else {}
-    if new:  # of before a wrapped function was not recorded, though its container was
+    new = _only_in(now, before) if rules.missing == "error" else {}
+    if new and not _has_code(item.root):
+        new = {}
+    if new:  # earlier versions recorded the container of a wrapped function only
         known = {here(path, True) for path, node in nodes_in(item.root) if node.kind == "custom"}
         new = {place: entry for place, entry in new.items() if place not in known}
     found = [
@@ -116,9 +118,8 @@ def taken_from(live: Node, saved: Node) -> Node:
 
 def without_static(root: Node) -> Node:
     """The structure as it was recorded before static fields were."""
-    if not root.children:
-        return replace(root, static="")
-    return replace(root, static="", children=tuple(map(without_static, root.children)))
+    children = (child if child is LEAF else without_static(child) for child in root.children)
+    return replace(root, static="", children=tuple(children))
 
 
 def _functions_in(root: Node) -> Iterator[tuple[Path, Node]]:
