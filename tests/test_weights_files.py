@@ -188,3 +188,61 @@ def test_a_file_without_names_is_no_state_dict(tmp_path: Path):
     torch.save([torch.ones(1)], tmp_path / "w.pt")
     with pytest.raises(TypeError, match=r"holds a list, so it is no state_dict.*import_file"):
         load_into(tmp_path / "w.pt", nn.Linear(2, 3))
+
+
+# ------------------------------------------------------------------------------ renamed modules
+
+
+def named(name: str, width: int = 3) -> nn.Module:
+    model = nn.Module()
+    model.add_module(name, nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width)))
+    model.add_module("fc_other", nn.Linear(2, 2))
+    return model
+
+
+def assert_same(model: nn.Module, name: str, other: nn.Module, before: str) -> None:
+    expected = other.get_submodule(before).state_dict()
+    found = model.get_submodule(name).state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        {"fc": "body"},
+        {"fc.": "body."},
+        {"fc.0": "body.0", "fc.1": "body.1"},
+        {"fc": "nowhere", "fc.0": "body.0", "fc.1": "body.1"},  # the longest counts
+        lambda path: path.replace("fc.", "body."),
+    ],
+)
+def test_a_renamed_module_moves_with_all_in_it(rename: Any, tmp_path: Path):
+    saved, model = named("fc"), named("body")
+    ckpt.save(tmp_path / "a", model=saved)
+    ckpt.restore(tmp_path / "a", model=model, rename=rename)
+    assert_same(model, "body", saved, "fc")
+    assert_same(model, "fc_other", saved, "fc_other")
+    again = load_into(tmp_path / "a", named("body"), rename=rename)
+    assert_same(again, "body", saved, "fc")
+
+
+def test_renames_reach_modules_in_containers_and_take_prefixes_away(tmp_path: Path):
+    saved = nn.Module()
+    saved.add_module("module", named("fc"))
+    ckpt.save(tmp_path / "a", {"net": saved, "step": 1})
+    model = named("body")
+    rename = {"net/module.": "net/", "net/module.fc": "net/body"}
+    ckpt.restore(tmp_path / "a", {"net": model, "step": 0}, rename=rename)
+    assert_same(model, "body", saved, "module.fc")
+    for prefix in ("module", "module."):
+        plain = named("fc")
+        ckpt.save(tmp_path / prefix, model=saved)
+        ckpt.restore(tmp_path / prefix, model=plain, rename={prefix: ""})
+        assert_same(plain, "fc", saved, "module.fc")
+
+
+def test_a_name_that_only_begins_alike_is_not_renamed(tmp_path: Path):
+    ckpt.save(tmp_path / "a", model=named("fc"))
+    with pytest.raises(ckpt.StructureMismatch, match=r"fc\.0\.bias: saved"):
+        ckpt.restore(tmp_path / "a", model=named("body"), rename={"f": "body"})
