@@ -42,6 +42,9 @@ class Adapter(Protocol):
       saved tree if ``ordered``; ``names`` maps saved paths to the ones that ``get_state(obj)`` has
       for the same thing, ``left_alone`` are paths of either side that are neither restored nor
       missed.
+    * ``renamed(rename, saved) -> names``, for frameworks in whose paths a name stands in several places, or
+      that divide names by other signs than ``/``: ``rename`` is the dict of ``rename=``, ``saved`` has the
+      saved paths, and ``names`` maps those that it changes to the new ones.
     * ``wanted(obj, saved)``: the state to ask for in place of ``get_state`` when the object is the
       target of an item, for objects that make their state as they go: ``saved`` is the saved tree,
       each leaf described by its ``kind``, ``shape`` and ``dtype``, and such a leaf in what is

@@ -673,20 +673,20 @@ def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
 
 def test_after_an_element_that_raised(tmp_path: Path, opened: Open) -> None:
     def unless_five(i: Any) -> int:
-        if int(i) == 5 and broken:
+        if int(i) == 5 and faults["five"]:
             raise ArithmeticError("five")
         return int(i)
 
     def make() -> Any:
         return opened(numbers().map(unless_five).to_iter_dataset(READ))
 
-    broken = True
+    faults = {"five": True}
     iterator = make()
     assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ArithmeticError):
         next(iterator)
     ckpt.save(tmp_path / "a", data=iterator)
-    broken = False
+    faults["five"] = False
     other = make()
     ckpt.restore(tmp_path / "a", data=other)
     assert [next(other) for _ in range(2)] == [5, 6]  # it was not consumed, and comes again

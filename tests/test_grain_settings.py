@@ -15,7 +15,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_grain import ADAPTER, ignore_pipeline_changes, with_proof
-from ckpt_grain._lines import FIRM, OLD, WHOLE
+from ckpt_grain._how import FIRM, OLD, WHOLE
 from ckpt_grain._pipeline import describe
 
 READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)

@@ -335,8 +335,9 @@ ckpt.save(sys.argv[2], model=Net())
 ckpt.restore(sys.argv[2], model=Net())
 from ckpt_torchax import load_into, to_torch
 assert to_torch(sys.argv[1])["head.weight"].tolist() == loaded
+assert load_into(sys.argv[2], Net()).w.tolist() == [1, 1]  # on the CPU, where it was
 try:
-    load_into(sys.argv[2], Net())
+    load_into(sys.argv[2], Net().to("meta"))
     remedy = ""
 except ModuleNotFoundError as error:
     remedy = str(error)

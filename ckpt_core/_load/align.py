@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,20 @@ def align(
     if names:
         rules = replace(rules, rename=_then(renamed, names))
     return rules, _without(selected, left_alone) if left_alone else selected
+
+
+def renamed_by_adapter(
+    item: SavedItem, live: Sequence[tuple[Any, bool]], rules: MatchRules, renames: Mapping[str, str]
+) -> MatchRules:
+    """The rules with what a dict for ``rename=`` means to the adapter of the target's live objects."""
+    adapters: dict[int, Any] = {}
+    for obj, _ in live:
+        adapter: Any = _adapters.adapter_for(obj)
+        adapters[id(adapter)] = adapter
+    if len(adapters) != 1 or not hasattr(adapter := next(iter(adapters.values())), "renamed"):
+        return rules
+    names = adapter.renamed(renames, list(map(format_path, item.paths)))
+    return replace(rules, rename=lambda path: names.get(path, path))
 
 
 def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:

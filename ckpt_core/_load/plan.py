@@ -17,7 +17,7 @@ from ckpt_core._errors import (
 from ckpt_core._lazy import jax
 from ckpt_core._leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._load import functions, place
-from ckpt_core._load.align import align, under_orbax_names
+from ckpt_core._load.align import align, renamed_by_adapter, under_orbax_names
 from ckpt_core._load.foreign import with_specs
 from ckpt_core._load.live import Copies, held, setting_back
 from ckpt_core._load.opened import Opened, SavedItem
@@ -124,6 +124,8 @@ def _plan_strict(
     """Both sides must agree, but for what the request allows."""
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     rules = request.rules
+    if request.renames:
+        rules = renamed_by_adapter(item, live, rules, request.renames)
     if item.orbax is not None:
         rules = under_orbax_names(item, like, rules)
     selected = _selection(request.only, item.name, like)

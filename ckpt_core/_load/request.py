@@ -54,6 +54,7 @@ class Request:
         round: names the agreement of several processes.
         copying: live objects of a target are copied, not set.
         abandoned: whether nobody wants the result any more.
+        renames: the dict of ``rename=``, for adapters that read it in a way of their own.
     """
 
     rules: MatchRules
@@ -64,6 +65,7 @@ class Request:
     round: str = ""
     copying: bool = False
     abandoned: Callable[[], bool] | None = None
+    renames: Mapping[str, str] | None = None
 
     def refuse_if_abandoned(self) -> None:
         """Raises CheckpointError where nobody can ask for the result any more."""
@@ -90,7 +92,8 @@ def make_request(
     if isinstance(only, list):
         only = list(only)  # what the caller does to it later changes no load
     rules = MatchRules(renamer(rename), cast, missing, unexpected)
-    return Request(rules, only, checked_options(options), sharding, as_numpy)
+    renames = None if rename is None or callable(rename) else dict(rename)
+    return Request(rules, only, checked_options(options), sharding, as_numpy, renames=renames)
 
 
 def collect_targets(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -10,8 +10,6 @@ import jax
 from flax import nnx
 from flax.nnx import spmd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from ckpt_flax_nnx._adapter import ADAPTER
 
 T = TypeVar("T")
 
@@ -40,11 +38,8 @@ def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
     """
     mesh = _current_mesh() if mesh is None else mesh
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        made = _eval_shape(make)
-        if mesh is not None:
-            # A tuple or dictionary of modules is an NNX graph as good as a module.
-            ADAPTER.set_state(made, _placed(nnx.state(made, graph=True), mesh))
-    return made
+        graphdef, state = _eval_split(make)
+        return nnx.merge(graphdef, state if mesh is None else _placed(state, mesh))
 
 
 def restore_or_init(
@@ -93,17 +88,18 @@ def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
     """``make()``, on a mesh compiled with the shardings that its annotations ask for."""
     if mesh is None:
         return make()
-    graphdef, wanted = nnx.split(abstract(make, mesh))
     with jax.set_mesh(mesh):
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
-        state = jax.jit(lambda: nnx.split(make())[1], out_shardings=shardings)()
+        graphdef, wanted = _eval_split(make)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, _placed(wanted, mesh))
+        state = jax.jit(lambda: nnx.split(make(), graph=True)[1], out_shardings=shardings)()
     return nnx.merge(graphdef, state)
 
 
-def _eval_shape(make: Callable[[], T]) -> T:
+def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, Any]]:
+    """``nnx.split(make())``, abstract."""
     try:
         # Not nnx.eval_shape: on a mesh it fails over Variables without an array (optax.masked).
-        return nnx.merge(*jax.eval_shape(lambda: nnx.split(make())))
+        return jax.eval_shape(lambda: nnx.split(make(), graph=True))
     except ValueError as error:
         if "mesh" not in str(error):
             raise
@@ -119,14 +115,14 @@ def _current_mesh() -> Mesh | None:
     return None if mesh.empty else mesh
 
 
-def _placed(node: Any, mesh: Mesh) -> Any:
-    """The abstract values of an ``nnx.state``, each with its sharding on ``mesh``."""
-    if isinstance(node, Mapping):
-        return {key: _placed(child, mesh) for key, child in node.items()}
-    if not isinstance(node, nnx.Variable):
-        return _on_mesh(node, mesh, None)
-    annotated = spmd.get_var_pspec(node)
-    return jax.tree.map(lambda leaf: _on_mesh(leaf, mesh, annotated), node.get_raw_value())
+def _placed(state: nnx.State[Any, Any], mesh: Mesh) -> nnx.State[Any, Any]:
+    """An abstract state whose leaves have their shardings on ``mesh``."""
+
+    def placed(node: Any) -> Any:
+        annotated = spmd.get_var_pspec(node) if isinstance(node, nnx.Variable) else None
+        return jax.tree.map(lambda leaf: _on_mesh(leaf, mesh, annotated), node)
+
+    return jax.tree.map(placed, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 def _on_mesh(leaf: Any, mesh: Mesh, annotated: PartitionSpec | None) -> jax.ShapeDtypeStruct:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,8 @@ class NNXAdapter:
         bare = _set_variables(_live_state(obj), state)
         if bare:
             _set_bare(obj, bare)
+        if isinstance(obj, nnx.Pytree):
+            _tell_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
         """Puts arrays on some Variables of ``obj``, by path; gives those that were set.
@@ -115,7 +118,11 @@ class NNXAdapter:
 
     def select(self, obj: Any, only: Any, /) -> Callable[[tuple[Key, ...], object], bool]:
         """For ``only=nnx.Param``, or any other filter: whether a leaf, given by its path, passes."""
-        chosen = set(_paths(nnx.state(obj, only, graph=True), ()))
+        live = obj if isinstance(obj, nnx.Variable) else nnx.State(_live_state(obj))
+        found = (
+            nnx.filter_state(live, only) if isinstance(live, nnx.State) else nnx.state(obj, only)
+        )
+        chosen = set(_paths(found, ()))
         return lambda path, leaf: any(path[:end] in chosen for end in range(len(path) + 1))
 
 
@@ -132,7 +139,70 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
     # graph=True whatever nnx.set_graph_mode says: tree mode repeats or refuses shared Variables.
     if isinstance(obj, nnx.State):
         return obj.raw_mapping  # nnx.state would leave out abstract arrays without a Variable
-    return nnx.state(obj, nnx.Not(nnx.Intermediate), graph=True)
+    graphdef, state = nnx.split(obj, graph=True)
+    live = nnx.filter_state(state, nnx.Not(nnx.Intermediate))
+    if not _may_hide_abstract(graphdef):
+        return live
+    nested: dict[Any, Any] = nnx.to_pure_dict(live, lambda leaf: leaf)
+    for path, leaf in _abstract_leaves(obj, (), set()):
+        *above, last = path
+        inside = nested
+        for key in above:
+            inside = inside.setdefault(key, {})
+        inside.setdefault(last, leaf)
+    return nested
+
+
+def _tell_of_abstract_intermediates(obj: Any) -> None:
+    """Warns of what no checkpoint fills: an object that holds it cannot be passed to ``nnx.jit``."""
+    state = nnx.to_flat_state(nnx.state(obj, nnx.Intermediate, graph=True))
+    rest = [
+        "/".join(map(str, path))
+        for path, variable in state
+        if any(
+            isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(variable.get_raw_value())
+        )
+    ]
+    if rest:
+        warnings.warn(
+            f"{len(rest)} nnx.Intermediate of an abstract {type(obj).__name__} have no values, as they are in no "
+            f"checkpoint: {', '.join(rest[:5])}. Take them out with nnx.pop(model, nnx.Intermediate)",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _may_hide_abstract(graphdef: Any) -> bool:
+    """Whether NNX took abstract arrays for settings, as it does in a dict or list of ``nnx.data``."""
+    attributes = getattr(graphdef, "attributes", None)
+    if attributes is None:
+        return True
+    return any(
+        isinstance(getattr(value, "value", None), jax.ShapeDtypeStruct) for _, value in attributes
+    )
+
+
+def _abstract_leaves(
+    node: Any, path: tuple[Key, ...], met: set[int]
+) -> Iterator[tuple[tuple[Key, ...], jax.ShapeDtypeStruct]]:
+    """The abstract arrays among the data of an object that are in no Variable, by path."""
+    if isinstance(node, jax.ShapeDtypeStruct):
+        yield path, node
+        return
+    if isinstance(node, nnx.Variable) or id(node) in met:
+        return
+    if isinstance(node, nnx.Pytree):
+        met.add(id(node))
+    for key, child in _data_of(node).items():
+        yield from _abstract_leaves(child, (*path, key), met)
+
+
+def _data_of(node: Any) -> dict[Key, Any]:
+    """What a node holds as data, not as settings."""
+    paths, _ = _one_level(node)
+    if all(path for path, _ in paths):
+        return {_path_part(path[0]): child for path, child in paths}
+    return _children(node) if isinstance(node, nnx.Pytree) else {}  # a class with pytree=False
 
 
 def _values(

@@ -14,7 +14,7 @@ from grain import experimental as grain_experimental
 
 from ckpt_core import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_grain import _pipeline, _repair
-from ckpt_grain._lines import FIRM, WHOLE
+from ckpt_grain._how import EARLIER_FIRM, FIRM, WHOLE
 from ckpt_grain._proof import Proven
 
 IteratorT = TypeVar("IteratorT")
@@ -178,7 +178,9 @@ class GrainAdapter:
         )
         told = _pipeline.how_told(saved)
         if obj not in self._descriptions or self._descriptions[obj]["told"] != told:
-            self._descriptions[obj] = _pipeline.describe(obj, FIRM if told == FIRM else WHOLE)
+            self._descriptions[obj] = _pipeline.describe(
+                obj, FIRM if told in (FIRM, EARLIER_FIRM) else WHOLE
+            )
 
     def _describe(self, obj: Any) -> dict[str, Any]:
         """The description of the iterator's pipeline, made once: pipelines do not change.

@@ -8,30 +8,18 @@ is told which no use changes.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
-import hashlib
 import inspect
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 from grain import experimental as grain_experimental
 
-WHOLE, FIRM, OLD = "whole", "firm", "old"
-"""All settings; those that no use changes; as they were told before there were these two."""
-
-MAX_TEXT = 400
-"""Characters of one setting; of a longer one, the beginning and a digest."""
-
-MAX_ITEMS = 10_000
-"""Entries of a list or dictionary that is told whole; of a longer one, the length."""
-
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""What makes a text differ in each process."""
+from ckpt_grain._earlier import EarlierText
+from ckpt_grain._how import EARLIER_FIRM, FIRM, WHOLE, is_of_grain
+from ckpt_grain._values import ValueText, made_with
 
 _NODES = (grain.MapDataset, grain.IterDataset, grain.DatasetIterator)
 _ALIASES = ("_map_parent", "_iter_parent", "_maybe_nonnative_parent")
@@ -85,11 +73,16 @@ class Teller:
     """Tells a pipeline in lines.
 
     Args:
-        how: WHOLE, FIRM or OLD.
+        how: WHOLE, FIRM, or one of those of earlier versions.
     """
 
     def __init__(self, how: str) -> None:
-        self._how = how
+        self._firm = how in (FIRM, EARLIER_FIRM)
+        self._values = ValueText(self._firm) if how in (WHOLE, FIRM) else EarlierText(how)
+
+    def text(self, value: Any, *, source: bool = False) -> str:
+        """A setting as text that does not depend on the process, capped in length."""
+        return self._values.text(value, source=source)
 
     def lines(self, obj: Any) -> list[str]:
         """One for each node, those that it draws from indented below."""
@@ -140,11 +133,16 @@ class Teller:
         return f"{name}({', '.join(parts)})"
 
     def _settings_of(self, node: Any) -> dict[str, Any]:
+        of_grain = is_of_grain(node)
         if isinstance(node, grain.DatasetIterator):
-            return _made_with(node) if _is_of_grain(node) else {}
-        if self._how == FIRM and not _is_of_grain(node):
-            return {key: value for key, value in _made_with(node).items() if _is_plain(value)}
-        return vars(node)
+            return _made_with(node) if of_grain else {}
+        if not self._firm or of_grain:
+            return vars(node)
+        return {
+            f"_{name}": given.value
+            for name, given in made_with(node).items()
+            if self._values.counts_firmly(given.value, given.optional)
+        }
 
     def _source_text(self, source: Any) -> str:
         try:
@@ -157,109 +155,15 @@ class Teller:
             return f"{type(source).__name__}{length}"
         return f"{self.text(source, source=True)}{length}"
 
-    def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that does not depend on the process, capped in length.
-
-        Args:
-            source: where elements come from: told by its ``repr`` always, as Grain itself does.
-        """
-        text = self._full_text(value, source)
-        if len(text) <= MAX_TEXT:
-            return text
-        return f"{text[:MAX_TEXT]}... sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-    def _full_text(self, value: Any, source: bool = False) -> str:
-        tell = self._full_text
-        match value:
-            case np.generic():
-                return repr(value.item())
-            case None | bool() | int() | float() | str() | slice() | enum.Enum():
-                return repr(value)
-            case bytes() | list() | tuple() | Mapping() if len(value) > MAX_ITEMS:  # data
-                return f"{type(value).__name__}[{len(value)}]"
-            case bytes():
-                return repr(value)
-            case list() | tuple():
-                return f"[{', '.join(tell(item) for item in value)}]"
-            case set() | frozenset():  # in an order that is not that of this process
-                return f"{{{', '.join(sorted(tell(item) for item in value))}}}"
-            case Mapping():
-                return f"{{{', '.join(f'{key}: {tell(item)}' for key, item in value.items())}}}"
-            case np.ndarray():
-                return f"ndarray[{value.dtype}{value.shape}]"
-            case functools.partial():
-                return self._partial_text(value)
-            case _:
-                return self._object_text(value, source)
-
-    def _partial_text(self, value: functools.partial[Any]) -> str:
-        """The function, and what it was given: those are settings like any other."""
-        function = self._full_text(value.func)
-        if self._how == OLD:
-            return function
-        given = [
-            *(self._full_text(argument) for argument in value.args),
-            *(f"{name}={self._full_text(told)}" for name, told in sorted(value.keywords.items())),
-        ]
-        return f"{function}({', '.join(given)})" if given else function
-
-    def _object_text(self, value: Any, source: bool) -> str:
-        if inspect.isroutine(value) or inspect.isclass(value):
-            owner = getattr(value, "__self__", None)
-            prefix = "" if owner is None or inspect.ismodule(owner) else f"{type(owner).__name__}."
-            return prefix + value.__name__
-        name = type(value).__name__
-        if type(value).__repr__ is object.__repr__:
-            return name
-        dataclass: Any = getattr(value, "__dataclass_params__", None)
-        if dataclass is not None and dataclass.repr:  # field by field, for the sake of sets in them
-            fields = [field for field in dataclasses.fields(value) if self._counts(field, value)]
-            told = (f"{f.name}={self._full_text(getattr(value, f.name))}" for f in fields)
-            return f"{name}({', '.join(told)})"
-        if self._how == FIRM and not source and not _is_of_grain(value):
-            return name  # a repr may tell how often it was called
-        text = repr(value)
-        return name if ADDRESS.search(text) else text
-
-    def _counts(self, field: dataclasses.Field[Any], value: Any) -> bool:
-        """Whether a field is a setting, and none that the first use may have filled."""
-        if not field.repr or (self._how != OLD and not field.init):
-            return False
-        if self._how != FIRM:
-            return True
-        optional = (
-            field.default is not dataclasses.MISSING
-            or field.default_factory is not dataclasses.MISSING
-        )
-        return not optional or _is_plain(getattr(value, field.name))
-
 
 def loader_of(iterator: Any) -> Any:
     """The ``grain.DataLoader`` of an iterator."""
     return vars(iterator)["_data_loader"]
 
 
-def _is_of_grain(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "grain"
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value cannot be filled later: no mutable container, no object, and not None."""
-    if isinstance(value, (tuple, frozenset)):
-        return all(map(_is_plain, value))
-    plain = (bool, int, float, complex, str, bytes, slice, enum.Enum, np.generic, functools.partial)
-    return isinstance(value, plain) or inspect.isroutine(value) or inspect.isclass(value)
-
-
 def _made_with(node: Any) -> dict[str, Any]:
     """What a node was made with, by its constructor; other attributes are where it is, and change."""
-    attributes = vars(node)
-    found: dict[str, Any] = {}
-    for name in inspect.signature(type(node).__init__).parameters:
-        for attribute in (name, f"_{name}", f"_global_{name}"):
-            if attribute in attributes:
-                found[f"_{name}"] = attributes[attribute]
-    return found
+    return {f"_{name}": given.value for name, given in made_with(node).items()}
 
 
 def _indented(lines: Sequence[str]) -> list[str]:

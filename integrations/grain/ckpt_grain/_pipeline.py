@@ -2,8 +2,8 @@
 
 Grain's states are positions: they say where, not in what. The description says what: every
 transformation with the settings that decide which elements come, and in which order. Settings that
-only decide how fast they come (threads, buffers) are left out, and so is code: a function counts by
-its name (and what ``functools.partial`` gave it), a transformation by its class, or by its ``repr``
+only decide how fast they come (threads, buffers) are left out. A function counts by its name, its code
+and what it holds, a transformation by its class and what its constructor was given, or by its ``repr``
 where it defines one.
 """
 
@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -23,7 +23,9 @@ from grain import experimental as grain_experimental
 from grain import python as grain_python
 
 from ckpt_core import Mismatch, StructureMismatch
-from ckpt_grain._lines import ADDRESS, OLD, Teller, is_elastic, loader_of
+from ckpt_grain._code import PYTHON, without_code
+from ckpt_grain._how import ADDRESS, OLD, QUOTED
+from ckpt_grain._lines import Teller, is_elastic, loader_of
 
 MAX_LINES = 200
 """Lines of a description that are stored; a longer one is compared by its digest."""
@@ -41,9 +43,15 @@ def describe(obj: Any, how: str) -> dict[str, Any]:
         # The state of an elastic iterator is the same in every process, whatever their number.
         "processes": None if is_elastic(obj) else jax.process_count(),
         "told": how,
+        "python": PYTHON,
         "lines": lines[:MAX_LINES],
-        "digest": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        "digest": _digest(lines),
+        "digest_of_names": _digest(map(without_code, lines)),
     }
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode(errors="backslashreplace")).hexdigest()
 
 
 def problems(obj: Any) -> Iterator[str]:
@@ -131,6 +139,8 @@ _COUNT_ADVICE = (
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Mismatch]:
     if saved["processes"] != now["processes"]:
         yield Mismatch("processes", "number", str(saved["processes"]), str(now["processes"]))
+    if saved.get("python", PYTHON) != now["python"]:
+        saved, now = _by_name(saved), _by_name(now)
     if saved["digest"] == now["digest"]:
         return
     same_grain = saved["grain"] == now["grain"]
@@ -149,6 +159,12 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[M
                 yield Mismatch(name, "setting", *unlike)
     if before == after and same_grain:  # they differ in how nodes are nested, or beyond MAX_LINES
         yield Mismatch("pipeline", "digest", saved["digest"][:12], now["digest"][:12])
+
+
+def _by_name(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description in which functions count by name: another Python has other code for them."""
+    lines = [without_code(line) for line in description["lines"]]
+    return {**description, "lines": lines, "digest": description["digest_of_names"]}
 
 
 def _pair(
@@ -191,5 +207,24 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
 
 def _settings(line: str) -> dict[str, str]:
     """What stands in the parentheses of a line, by name."""
-    parts = re.split(r", (?=\w+=)", line.partition("(")[2].removesuffix(")"))
+    parts = _parts(line.partition("(")[2])
+    if parts is None:  # an earlier version cut long values anywhere
+        parts = re.split(r", (?=\w+=)", line.partition("(")[2].removesuffix(")"))
     return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
+
+
+def _parts(text: str) -> list[str] | None:
+    """What commas divide up to the closing parenthesis, with all in brackets and quotes in one piece."""
+    parts, depth = [""], 0
+    for piece in _PIECES.findall(text):
+        depth += (piece in "([{") - (piece in ")]}")
+        if depth < 0:
+            return parts
+        if piece == ", " and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return None
+
+
+_PIECES = re.compile(rf"{QUOTED.pattern}|, |.", re.DOTALL)

@@ -23,6 +23,8 @@ import numpy as np
 from ckpt_core import CheckpointInfo, Mismatch, StructureMismatch
 from ckpt_keras._counted import counted_in
 from ckpt_keras._names import pair_by_rank, patterns
+from ckpt_keras._rebuilt import nameless, same_places
+from ckpt_keras._renames import leading, table_of
 from ckpt_keras._slots import layers_of
 
 ASSETS = "assets"
@@ -74,16 +76,30 @@ class AssetsTarget:
         model: whose layers load them.
         info: of the checkpoint, which has the item.
         names: what ``names_of_owners`` gave when it was saved; empty where Keras' callback saved.
+        rename: old names of layers to new ones.
+        rebuilt: whether the model was made from the configuration of the checkpoint.
 
     Raises:
         StructureMismatch: assets of a layer that the model lacks.
     """
 
-    def __init__(self, model: Any, info: CheckpointInfo, names: str) -> None:
-        saved = json.loads(names) if names else {}
+    def __init__(
+        self,
+        model: Any,
+        info: CheckpointInfo,
+        names: str,
+        rename: Mapping[str, str] | None = None,
+        rebuilt: bool = False,
+    ) -> None:
+        table = table_of(rename or {})
+        told = json.loads(names) if names else {}
+        saved = {place: leading(name, table) for place, name in told.items()}
         owners = {owner.place: owner for owner in owners_of_assets(model)}
         leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
         places = _places(leaves, {*saved, *owners})
+        now = {place: owner.name for place, owner in owners.items()}
+        if rebuilt and same_places(saved, now, nameless(model), counted_in(model)):
+            saved = now
         self._homes = _homes(places, saved, owners, counted_in(model))
         lost = [place for place in places if place not in self._homes]
         if lost:

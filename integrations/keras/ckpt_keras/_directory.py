@@ -8,10 +8,12 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import Checkpointer, CheckpointNotFound, Options, Restored
+from ckpt_keras._adapter import ADAPTER, named
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
 from ckpt_keras._config import CONFIG, config_item, model_from_config
 from ckpt_keras._items import Contents, contents_of, model_items, model_targets
+from ckpt_keras._rebuilt import names_by_order
 
 Path = str | os.PathLike[str]
 
@@ -53,6 +55,7 @@ def save(
         'out'
     """
     require_jax(host_only)
+    _refuse_other_types("save(directory, model)", directory, model)
     if step is None and metrics is not None:
         raise TypeError("metrics= belongs to a step: pass step= as well")
     with saved_beside():
@@ -114,6 +117,7 @@ def restore(
         StructureMismatch: the model is another one; it was not changed.
     """
     require_jax(host_only)
+    _refuse_other_types("restore(directory, model)", directory, model)
     weights_only = _weights_only(what)
     with _Source(directory, step, options) as source:
         only = source.contents.only_weights() if weights_only else None
@@ -156,6 +160,7 @@ def load_model(
         CheckpointCorrupt: a byte differs from what was saved.
     """
     require_jax(host_only)
+    _refuse_other_types("load_model(directory)", directory)
     with _Source(directory, step, options) as source:
         model = model_from_config(
             source.config(),
@@ -166,8 +171,47 @@ def load_model(
         )
         compiled = getattr(model, "optimizer", None) is not None
         all_of_it = compiled and not source.contents.weights_only
-        source.restore(model, only=None if all_of_it else source.contents.only_weights())
+        only = None if all_of_it else source.contents.only_weights()
+        names = source.names_by_order(model)
+        source.restore(
+            model,
+            rebuilt=True,
+            only=only,
+            rename=(lambda path: names.get(path, path)) if names else None,
+        )
     return model
+
+
+def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
+    """Returns if arguments are of the types that ``call`` takes.
+
+    Raises:
+        TypeError: they are not, or stand in another order.
+        CheckpointNotFound: a file, with what reads it.
+    """
+    if not isinstance(directory, (str, os.PathLike)):
+        raise TypeError(
+            f"the path of a directory of checkpoints must be a str or an os.PathLike object, got a "
+            f"{type(directory).__name__}: the directory comes first, as in ckpt_keras.{call}"
+        )
+    for model in models:
+        if not ADAPTER.accepts(type(model)):
+            raise TypeError(
+                f"the model must be a Keras model, got a {type(model).__name__}: ckpt_keras.{call}"
+            )
+    path = os.path.expanduser(os.fspath(directory))
+    if os.path.isfile(path):
+        raise CheckpointNotFound(
+            f"{path} is {_kind_of_file(path)}, and no directory of checkpoints"
+        )
+
+
+def _kind_of_file(path: str) -> str:
+    if path.endswith(".weights.h5"):
+        return "a file of weights of Keras' own, which model.load_weights(path) reads"
+    if path.endswith((".keras", ".h5", ".hdf5")):
+        return "a model file of Keras' own, which keras.saving.load_model(path) reads"
+    return "a file"
 
 
 def _weights_only(what: str) -> bool:
@@ -211,10 +255,23 @@ class _Source:
             return {}
         return ckpt.load(self.path, item=CONFIG, options=self._options)
 
-    def restore(self, model: Any, **arguments: Any) -> Restored:
+    def names_by_order(self, model: Any) -> dict[str, str]:
+        """Saved names to those of a model that was just made from the configuration."""
+        if self._info.format_version is None:  # what Orbax wrote has an order of its own
+            return {}
+        return names_by_order(model, named(model), self._info.items[self.contents.item].leaves)
+
+    def restore(self, model: Any, *, rebuilt: bool = False, **arguments: Any) -> Restored:
         """The model's item, set on a model."""
         with saved_beside():
-            items = model_targets(model, self.contents, self._info, self._options)
+            items = model_targets(
+                model,
+                self.contents,
+                self._info,
+                self._options,
+                rename=arguments.get("rename"),
+                rebuilt=rebuilt,
+            )
             if self._checkpointer is None:
                 return ckpt.restore(self.path, items=items, options=self._options, **arguments)
             assert self._step is not None

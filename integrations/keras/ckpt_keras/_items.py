@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +94,23 @@ def model_items(
 
 
 def model_targets(
-    model: Any, contents: Contents, info: CheckpointInfo, options: Options | None
+    model: Any,
+    contents: Contents,
+    info: CheckpointInfo,
+    options: Options | None,
+    *,
+    rename: Any = None,
+    rebuilt: bool = False,
 ) -> dict[str, Any]:
     """What a model and its assets are restored into.
+
+    Args:
+        model: itself.
+        contents: where it is in the step.
+        info: of the step.
+        options: see ``ckpt_core.Options``.
+        rename: as for ``ckpt_core.restore``; a dict counts for layers with assets, too.
+        rebuilt: whether the model was made from the configuration of this step.
 
     Raises:
         StructureMismatch: assets of a layer that the model lacks.
@@ -103,5 +118,6 @@ def model_targets(
     targets: dict[str, Any] = {contents.item: model}
     if contents.has_assets:
         config = ckpt.load(info.path, item=CONFIG, options=options) if contents.has_config else {}
-        targets[ASSETS] = AssetsTarget(model, info, config.get(ASSETS, ""))
+        renames = rename if isinstance(rename, Mapping) else None
+        targets[ASSETS] = AssetsTarget(model, info, config.get(ASSETS, ""), renames, rebuilt)
     return targets

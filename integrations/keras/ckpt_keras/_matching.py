@@ -7,7 +7,7 @@ that the error which follows names both sides: a guess is how weights end up in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from ckpt_keras._names import (
     Named,
@@ -18,6 +18,7 @@ from ckpt_keras._names import (
     pair_by_rank,
     patterns,
     split,
+    within_one,
 )
 from ckpt_keras._slots import METRICS, MORE_OPTIMIZERS, NON_TRAINABLE, TRAINABLE
 
@@ -133,7 +134,7 @@ def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted:
     old = {path: split(path) for path in saved}
     new = {path: split(path) for path in wanted}
     root = next(iter(wanted.values())).owners[:1] if wanted else ()
-    if _within_one(new.values()) == root and _within_one(old.values()):
+    if within_one(new.values()) == root and within_one(old.values()):
         # the model's own name, which tells no layer from another
         old = {p: (*root, *parts[1:]) if len(parts) > 2 else parts for p, parts in old.items()}
     pairs = pair_by_rank(
@@ -142,19 +143,13 @@ def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted:
     )
     taken = set(pairs.values())
     rest = {path: parts for path, parts in old.items() if path not in pairs}
-    owned = {path: _whole_path(wanted[path], new[path]) for path in wanted}
+    owned = {path: whole_path(wanted[path], new[path]) for path in wanted}
     free = {path: parts for path, parts in owned.items() if path not in taken}
     pairs |= _pair_by_owners(rest, free, counted)
     return _consistent(pairs, old, owned, counted)
 
 
-def _within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The name that all layers lie in, if they do; seed generators lie in none."""
-    first = {parts[0] for parts in paths if len(parts) > 2}
-    return tuple(first) if len(first) == 1 else ()
-
-
-def _whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
+def whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
     """A weight's path with all layers that it lies in; Keras' own leaves some of them out."""
     owners, whole = list(entry.owners), list[str]()
     name = [part for part in parts if not part.startswith("@")]

@@ -81,6 +81,12 @@ def split(path: str) -> tuple[str, ...]:
     return (*parents, name, *(f"@{part}" for part in where.split(".") if at))
 
 
+def within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """The name that all layers lie in, if they do; seed generators lie in none."""
+    first = {parts[0] for parts in paths if len(parts) > 2}
+    return tuple(first) if len(first) == 1 else ()
+
+
 def flat_pattern(name: str, counted: Set[str]) -> tuple[str, Numbers]:
     """The same of a path that was joined with ``_``, in which parts cannot be told for certain."""
     bases = "|".join(re.escape(base) for base in sorted(counted, key=len, reverse=True))

@@ -8,7 +8,7 @@ it meets an object of torch or torchax. Some functions are for the user:
 ``to_torch(path)``
     plain CPU tensors, without torchax and without a JAX device.
 ``export_file(path, file)`` and ``import_file(file, path)``
-    ``.safetensors`` and ``.pt`` out of a checkpoint and into one.
+    ``.safetensors`` and ``.pt`` out of a checkpoint and into one; safetensors without torch.
 
 Names are imported when they are first used (PEP 562): ``import ckpt_torchax`` imports no torch, and
 torchax is never imported at all; that is for the user to do.
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckpt_torchax._adapter import ADAPTER as ADAPTER
     from ckpt_torchax._adapter import TorchAdapter as TorchAdapter
-    from ckpt_torchax._convert import export_file as export_file
-    from ckpt_torchax._convert import import_file as import_file
     from ckpt_torchax._convert import to_torch as to_torch
     from ckpt_torchax._load_into import load_into as load_into
+    from ckpt_torchax._weights import export_file as export_file
+    from ckpt_torchax._weights import import_file as import_file
 
 _HOMES = {
     "ADAPTER": "_adapter",
     "TorchAdapter": "_adapter",
-    "export_file": "_convert",
-    "import_file": "_convert",
+    "export_file": "_weights",
+    "import_file": "_weights",
     "load_into": "_load_into",
     "to_torch": "_convert",
 }

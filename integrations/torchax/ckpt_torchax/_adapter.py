@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class TorchAdapter:
             return _tensors.read_shape(obj, "tensor")
         return _verbs(obj)[2](obj, saved)
 
+    def renamed(self, rename: Mapping[str, str], saved: Sequence[str], /) -> dict[str, str]:
+        """Saved paths that ``rename=`` changes, with the new ones: ``fc`` stands for ``fc.weight``, too."""
+        table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
+        return {path: _renamed(path, table) for path in saved}
+
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
         """Copies of tensors; None for modules, optimizers and the rest.
 
@@ -77,6 +82,18 @@ class TorchAdapter:
                 f"only={variable_type.__name__} selects from modules, got {type(obj).__name__}"
             )
         return _modules.select(obj, variable_type)
+
+
+def _renamed(path: str, table: Sequence[tuple[str, str]]) -> str:
+    for old, new in table:
+        if not path.startswith(old):
+            continue
+        rest = path.removeprefix(old)
+        if old.endswith((".", "/")):  # as it stands: {"module.": ""}
+            return new + rest
+        if rest[:1] in ("", ".", "/"):
+            return new + rest if new else rest[1:]
+    return path
 
 
 def _has_state_dict(cls: type) -> bool:

@@ -10,19 +10,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.utils._mode_utils import no_dispatch
 
 from ckpt_core import UnsupportedLeaf
+from ckpt_torchax._dtypes import WIDENED, dtype_named
 
 Array = np.ndarray[Any, Any]
-
-
-def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name such as ``bfloat16``."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 _SHARED = (
@@ -42,10 +37,6 @@ _NUMPY = {
     **{getattr(torch, name): dtype_named(name) for name in _CARRIED},
 }
 _TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
-_WIDENED = {
-    **{dtype_named(name): np.int8 for name in ("int2", "int4")},
-    **{dtype_named(name): np.uint8 for name in ("uint2", "uint4")},
-}
 
 
 @contextmanager
@@ -91,8 +82,8 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
     Raises:
         UnsupportedLeaf: torch has no such dtype.
     """
-    if array.dtype in _WIDENED:
-        array = array.astype(_WIDENED[array.dtype])
+    if array.dtype in WIDENED:
+        array = array.astype(WIDENED[array.dtype])
     dtype = _TORCH.get(array.dtype.newbyteorder("="))
     if dtype is None:
         raise UnsupportedLeaf(

@@ -1,22 +1,22 @@
 """``.safetensors`` and ``.pt`` files as dictionaries of numpy arrays, and back.
 
 The format of safetensors is eight bytes of length, a JSON header, and raw bytes; it is read and
-written here, so that no dtype takes a detour and no array is copied to look at it.
+written here, so that no dtype takes a detour and no array is copied to look at it, and without torch.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 
-from ckpt_core import CheckpointCorrupt, UnsupportedLeaf
-from ckpt_torchax import _bits
+from ckpt_core import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
+from ckpt_torchax._dtypes import dtype_named
 
 Array = np.ndarray[Any, Any]
 
@@ -43,34 +43,55 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return str(path).endswith((*_TORCH_SUFFIXES, ".safetensors", ".safetensors.index.json"))
 
 
+def refuse_other_names(file: Any, advice: str) -> None:
+    """Returns if ``file`` is called like a weights file.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it has another suffix.
+    """
+    if not isinstance(file, (str, os.PathLike)):
+        raise TypeError(
+            f"the path of a weights file must be a str or an os.PathLike object, got a {type(file).__name__}: {advice}"
+        )
+    if not is_file(file):
+        raise _unknown(Path(file), f": {advice}")
+
+
 def read(path: str | os.PathLike[str]) -> Any:
     """What a weights file holds: a dictionary of read-only arrays, or the tree in a ``.pt`` file.
 
     Nothing is unpickled but tensors and plain containers.
 
     Raises:
+        CheckpointNotFound: there is no such file.
         CheckpointCorrupt: the file is not what its name says.
+        UnsupportedLeaf: it holds objects of classes.
         ValueError: another suffix.
     """
     file = Path(path).expanduser()
+    if not is_file(file):
+        raise _unknown(file)
+    if not file.is_file():
+        what = "is a directory" if file.is_dir() else "does not exist"
+        raise CheckpointNotFound(f"no weights file at {file}: it {what}")
     if file.name.endswith(".safetensors"):
         return _read_safetensors(file)
     if file.name.endswith(".safetensors.index.json"):
         return _read_index(file)
-    if file.suffix in _TORCH_SUFFIXES:
-        with _bits.plain_torch():
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
-    raise _unknown(file)
+    return _read_pt(file)
 
 
 def write(
-    path: str | os.PathLike[str], tree: Any, named: Callable[[], Mapping[str, Array]]
+    path: str | os.PathLike[str],
+    tree: Callable[[], Any],
+    named: Callable[[], Mapping[str, Array]],
 ) -> None:
     """A weights file, complete under its name or not there at all.
 
     Args:
         path: ending in ``.safetensors``, ``.pt``, ``.pth`` or ``.bin``.
-        tree: of tensors, for torch's own format.
+        tree: gives a tree of tensors, for torch's own format.
         named: gives the arrays by name, for safetensors.
     """
     file = Path(path).expanduser()
@@ -78,14 +99,16 @@ def write(
         arrays = named()
         _replace(file, lambda stream: _write_safetensors(stream, arrays))
     elif file.suffix in _TORCH_SUFFIXES:
+        tensors = tree()
+        torch, _bits = _torch()
         with _bits.plain_torch():
-            _replace(file, lambda stream: torch.save(tree, stream))
+            _replace(file, lambda stream: torch.save(tensors, stream))
     else:
         raise _unknown(file)
 
 
-def _unknown(file: Path) -> ValueError:
-    return ValueError(f"{file}: a weights file ends in .safetensors, .pt, .pth or .bin")
+def _unknown(file: Path, advice: str = "") -> ValueError:
+    return ValueError(f"{file}: a weights file ends in .safetensors, .pt, .pth or .bin{advice}")
 
 
 def _replace(file: Path, write_to: Callable[[IO[bytes]], None]) -> None:
@@ -100,11 +123,41 @@ def _replace(file: Path, write_to: Callable[[IO[bytes]], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _is_zip(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return (
-            stream.read(2) == b"PK"
-        )  # the format before torch 1.6 is no zip, and cannot be mapped
+def _torch() -> tuple[Any, Any]:
+    """torch, and what of this package needs it."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        message = ".pt files need torch: pip install 'ckpt-core[torchax]', or use .safetensors"
+        raise ModuleNotFoundError(message, name="torch") from error
+    from ckpt_torchax import _bits
+
+    return torch, _bits
+
+
+def _read_pt(file: Path) -> Any:
+    torch, _bits = _torch()
+    with file.open("rb") as stream:  # the format before torch 1.6 is no zip, and cannot be mapped
+        is_zip = stream.read(2) == b"PK"
+    try:
+        with _bits.plain_torch():
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # torch raises whatever it stumbles over
+        found = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
+    # without torch's own text: it advises to run what the file says
+    if found is None:
+        raise CheckpointCorrupt(
+            f"{file}: not what torch.save writes, or damaged, or it holds more than tensors and plain containers",
+            file=str(file),
+        )
+    raise UnsupportedLeaf(
+        f"{file} holds an object of {found[1]}, and to make it would run code that the file names: ckpt reads with "
+        "weights_only=True, that is tensors and plain containers. In a program that has the class and trusts "
+        "the file, save model.state_dict() instead, or save the model itself with ckpt_core.save",
+        type_name=found[1],
+    )
 
 
 def _read_safetensors(file: Path) -> dict[str, Array]:
@@ -130,7 +183,7 @@ def _read_safetensors(file: Path) -> dict[str, Array]:
 
 
 def _part(data: Array, entry: Mapping[str, Any]) -> Array:
-    dtype, shape = _bits.dtype_named(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    dtype, shape = dtype_named(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= data.size:
         raise ValueError(f"offsets {begin}..{end} lie outside of the file")

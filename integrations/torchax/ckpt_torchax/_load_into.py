@@ -10,7 +10,8 @@ import jax
 import torch
 
 import ckpt_core as ckpt
-from ckpt_torchax import _bits, _convert, _files, _modules, _torchax
+from ckpt_torchax import _bits, _files, _fill, _modules, _torchax
+from ckpt_torchax._tied import chosen_item
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
@@ -30,6 +31,9 @@ def load_into(
 ) -> ModuleT:
     """The module with the saved values, on JAX arrays; blocks until they are there.
 
+    A module that lies on the CPU as a whole stays there, and needs no torchax, unless ``shardings`` or
+    ``buffers`` are given.
+
     Made under ``torch.device("meta")``, a module takes no memory, and each of its tensors goes from
     the disk straight to where it belongs: the host holds the model once. Tied weights stay tied.
     Tensors that are on JAX arrays already are set in place; what was made on the CPU is moved.
@@ -48,7 +52,8 @@ def load_into(
     Raises:
         StructureMismatch: every difference, before anything is read or changed; and non-persistent
             buffers on the meta device that ``buffers`` lacks.
-        ModuleNotFoundError: torchax is not imported.
+        CheckpointNotFound: there is no such checkpoint or file.
+        ModuleNotFoundError: torchax is needed and not imported.
 
     Example::
 
@@ -56,8 +61,11 @@ def load_into(
             model = Net()
         load_into("runs/1/step_100", model, shardings=lambda name, leaf: NamedSharding(mesh, P("data")))
     """
-    _torchax.require("by load_into (ckpt_torchax.to_torch does without)")
+    _refuse_other_types(path, module)
     inside = _torchax.unwrapped(module)
+    stays_on_cpu = shardings is None and not buffers and _is_on_cpu(inside)
+    if not stays_on_cpu:
+        _torchax.require("by load_into (ckpt_torchax.to_torch does without)")
     _refuse_unknown_buffers(inside, buffers or {})
     _modules.refuse_meta_buffers(inside, buffers)
     chosen = _by_name(shardings) if isinstance(shardings, Mapping) else shardings
@@ -67,12 +75,12 @@ def load_into(
         if _files.is_file(path):
             if rename is not None or (missing, unexpected) != ("error", "error"):
                 raise TypeError("rename=, missing= and unexpected= need a checkpoint: import_file")
-            _convert.fill_from_file(path, inside, chosen, cast)
+            _fill.fill_from_file(path, inside, chosen, cast)
         else:
             filling = ckpt.load(
                 path,
                 _modules.Filling(inside),
-                item=_convert.chosen_item(path, item),
+                item=chosen_item(path, item),
                 sharding=chosen,
                 cast=cast,
                 rename=rename,
@@ -85,8 +93,29 @@ def load_into(
         for name, buffer in given.items():
             _modules.put(inside, name, buffer)
         raise
-    _move_the_rest(inside)
+    if not stays_on_cpu:
+        _move_the_rest(inside)
     return module
+
+
+def _refuse_other_types(path: Any, module: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            "the path of a checkpoint or weights file must be a str or an os.PathLike object, got a "
+            f"{type(path).__name__}: the path comes first, as in load_into(path, module)"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"load_into(path, module) fills a torch.nn.Module, got a {type(module).__name__}: for tensors by name, "
+            "ckpt_torchax.to_torch(path)"
+        )
+
+
+def _is_on_cpu(module: torch.nn.Module) -> bool:
+    """Whether all of a module is plain PyTorch, which stays where it is."""
+    return not any(
+        _torchax.is_jax(tensor) or tensor.is_meta for _, tensor in _modules.names_of_tensors(module)
+    )
 
 
 def _by_name(shardings: Mapping[str, Any]) -> Any:

@@ -19,8 +19,8 @@ import torch
 
 from ckpt_core import Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_torchax import _tensors, _torchax
+from ckpt_torchax._tied import TIED
 
-TIED = "_tied_weights"
 _EXTRA = "_extra_state"  # the name that torch uses in state_dict
 
 

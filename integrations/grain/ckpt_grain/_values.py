@@ -1,0 +1,253 @@
+"""Settings as text, by value: arrays and functions by digests, objects by what they were made with.
+
+The text is the same in every process that makes the same pipeline. Where only that counts which no use
+changes (a pipeline that was in use when it was first seen), what a use may have filled is left out:
+mutable containers that a function holds, optional fields that hold any or nothing, a ``repr``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import hashlib
+import inspect
+import operator
+import pathlib
+import re
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpt_grain._arrays import array_text, as_array
+from ckpt_grain._code import captured, code_mark, codes_in, without_code
+from ckpt_grain._how import ADDRESS, MAX_ITEMS, MAX_TEXT, QUOTED, is_of_grain
+
+_VALUES = (
+    *(
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        slice,
+        range,
+        enum.Enum,
+        np.dtype,
+        type(Ellipsis),
+    ),
+    *(datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, pathlib.PurePath),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
+"""What is told by its ``repr``, which is that of a value that never changes."""
+
+
+class Given(NamedTuple):
+    """What an object was given by its constructor, as it is now."""
+
+    value: Any
+    optional: bool
+
+
+class ValueText:
+    """Tells settings as text.
+
+    Args:
+        firm: only what no use changes.
+    """
+
+    def __init__(self, firm: bool) -> None:
+        self._firm = firm
+        self._inside: list[int] = []
+
+    def text(self, value: Any, *, source: bool = False) -> str:
+        """A setting as text that does not depend on the process, capped in length.
+
+        Args:
+            source: where elements come from: Grain's own are told by their ``repr``.
+        """
+        text = self._tell(value, own_repr=not self._firm or (source and is_of_grain(value)))
+        if len(text) <= MAX_TEXT:
+            return text
+        named = without_code(text)
+        digest = hashlib.sha256(named.encode(errors="backslashreplace")).hexdigest()[:16]
+        codes = hashlib.sha256(codes_in(text).encode()).hexdigest()[:12]
+        mark = f" [code {codes}]" if named != text else ""
+        return f"{named[:MAX_TEXT]!r}... sha256:{digest}{mark}"
+
+    def counts_firmly(self, value: Any, optional: bool) -> bool:
+        """Whether a value that was given to a constructor is one that no use has filled."""
+        return _is_firm(value) or (not optional and as_array(value) is not None)
+
+    def _tell(self, value: Any, own_repr: bool) -> str:
+        if id(value) in self._inside:  # a function that calls itself
+            return "..."
+        self._inside.append(id(value))
+        try:
+            return self._text_of(value, own_repr)
+        finally:
+            self._inside.pop()
+
+    def _text_of(self, value: Any, own_repr: bool) -> str:
+        def tell(inner: Any) -> str:
+            return self._tell(inner, own_repr)
+
+        match value:
+            case np.generic() if value.dtype.names is None:
+                return repr(value.item())
+            case bytes() | bytearray():
+                return repr(bytes(value))
+            case enum.Enum():
+                return f"{type(value).__name__}.{value.name}"
+            case re.Pattern():
+                return f"Pattern({value.pattern!r}, {int(value.flags)})"
+            case _ if isinstance(value, _VALUES):
+                return _closed(repr(value))
+            case list() | tuple():
+                return _listed("[]", value, tell)
+            case set() | frozenset():  # in an order that is not that of this process
+                return f"{{{', '.join(sorted(map(tell, value)))}}}"
+            case Mapping():
+                return self._mapping_text(value, tell)
+            case functools.partial():
+                given = [*map(tell, value.args), *_named(sorted(value.keywords.items()), tell)]
+                function = tell(value.func)
+                return f"{function}({', '.join(given)})" if given else function
+            case types.ModuleType():
+                return value.__name__
+            case _ if (array := as_array(value)) is not None:
+                return array_text(array, tell)
+            case _ if inspect.isclass(value):
+                return value.__qualname__
+            case _ if callable(value) and isinstance(getattr(value, "__name__", None), str):
+                return self._function_text(value)
+            case _:
+                return self._object_text(value, own_repr)
+
+    def _mapping_text(self, value: Mapping[Any, Any], tell: Any) -> str:
+        def pair(item: tuple[Any, Any]) -> str:
+            key, inner = item
+            named = isinstance(key, str) and key.isidentifier()
+            return f"{key if named else tell(key)}: {tell(inner)}"
+
+        return _listed("{}", value.items(), pair)
+
+    def _function_text(self, value: Any) -> str:
+        """A function by name and code, with what it holds; a method with its object."""
+        owner = getattr(value, "__self__", None)
+        if owner is not None and not inspect.ismodule(owner):
+            function = getattr(value, "__func__", None)
+            mark = code_mark(function) if isinstance(function, types.FunctionType) else ""
+            return f"{self._tell(owner, own_repr=False)}.{value.__name__}{mark}"
+        if isinstance(value, types.FunctionType):
+            held = [(name, inner) for name, inner in captured(value) if self._is_told(inner)]
+            told = ", ".join(_named(held, lambda inner: self._tell(inner, own_repr=False)))
+            return f"{value.__qualname__}{code_mark(value)}{f'({told})' if told else ''}"
+        wrapped = getattr(value, "__wrapped__", None)
+        if wrapped is not None:  # jax.jit, functools.lru_cache
+            return f"{type(value).__name__}({self._tell(wrapped, own_repr=False)})"
+        return value.__name__
+
+    def _is_told(self, held: Any) -> bool:
+        """Whether what a function holds is a setting, and none that its use may fill."""
+        if self._firm and isinstance(held, tuple):
+            return all(map(self._is_told, held))
+        return not (self._firm and isinstance(held, (list, set, bytearray, Mapping)))
+
+    def _object_text(self, value: Any, own_repr: bool) -> str:
+        name = type(value).__name__
+        dataclass: Any = getattr(value, "__dataclass_params__", None)
+        by_repr = type(value).__repr__ is not object.__repr__ and dataclass is None
+        if by_repr and (own_repr or is_of_grain(value)):
+            text = repr(value)  # which may tell how often it was called
+            return name if ADDRESS.search(text) else _closed(text)
+        fields = [
+            (field, given.value)
+            for field, given in made_with(value).items()
+            if not self._firm
+            or (dataclass is not None and not given.optional)
+            or self.counts_firmly(given.value, given.optional)
+        ]
+        told = ", ".join(_named(fields, lambda inner: self._tell(inner, own_repr)))
+        return f"{name}({told})" if told or dataclass is not None else name
+
+
+def made_with(obj: Any) -> dict[str, Given]:
+    """What an object was given by its constructor, as far as it keeps it under that name."""
+    if dataclasses.is_dataclass(obj):
+        return {
+            field.name: Given(
+                getattr(obj, field.name, None),
+                field.default is not dataclasses.MISSING
+                or field.default_factory is not dataclasses.MISSING,
+            )
+            for field in dataclasses.fields(obj)
+            if field.init
+        }
+    attributes = _attributes(obj)
+    found: dict[str, Given] = {}
+    for name, parameter in _parameters(type(obj)).items():
+        for attribute in (name, f"_{name}", f"_global_{name}"):
+            if attribute in attributes:
+                optional = parameter.default is not parameter.empty
+                found[name] = Given(attributes[attribute], optional)
+    return found
+
+
+def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(cls.__init__).parameters
+    except (TypeError, ValueError):  # a class written in C
+        return {}
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    found = dict(getattr(obj, "__dict__", {}))
+    for cls in type(obj).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(obj, name):
+                found.setdefault(name, getattr(obj, name))
+    return found
+
+
+def _is_firm(value: Any) -> bool:
+    """Whether a value cannot be filled later: no mutable container, no object, and not None."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_firm, value))
+    if isinstance(value, (bytes, np.generic, re.Pattern, functools.partial, *_VALUES)):
+        return value is not None
+    return inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, np.ufunc)
+
+
+def _named(items: Iterator[tuple[str, Any]] | Sequence[tuple[str, Any]], tell: Any) -> list[str]:
+    return [f"{name}={tell(value)}" for name, value in items]
+
+
+def _listed(brackets: str, items: Any, tell: Any) -> str:
+    """Entries in brackets; of very many, the number and a digest of some that are spread over all."""
+    left, right = brackets
+    if len(items) <= MAX_ITEMS:
+        return f"{left}{', '.join(map(tell, items))}{right}"
+    step = len(items) // MAX_ITEMS
+    digest = hashlib.sha256()
+    for number, item in enumerate(items):
+        if number % step == 0 or number == len(items) - 1:
+            digest.update(without_code(tell(item)).encode(errors="backslashreplace") + b"\n")
+    return f"{left}{len(items)} entries, digest {digest.hexdigest()[:16]}{right}"
+
+
+def _closed(text: str) -> str:
+    """A text whose brackets close, so that what follows it can be told from it."""
+    depth = 0
+    unquoted = QUOTED.sub("", text)
+    for character in unquoted:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            break
+    return text if depth == 0 and not {"'", '"'} & set(unquoted) else repr(text)

@@ -1,0 +1,133 @@
+"""Checkpoints to weights files, and weights files to checkpoints.
+
+Torch is imported where a ``.pt`` file is read or written, and nowhere else: safetensors files go from and to
+arrays, whichever framework saved the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import ckpt_core as ckpt
+from ckpt_core import UnsupportedLeaf
+from ckpt_torchax import _files
+from ckpt_torchax._dtypes import WIDENED
+from ckpt_torchax._tied import TIED, chosen_item
+
+PathLike = str | os.PathLike[str]
+
+
+def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> None:
+    """Writes a checkpoint's weights to ``file``, a ``.safetensors`` or ``.pt`` that any torch reads.
+
+    Tied weights are in it under each of their names (in ``.pt`` once, in safetensors as copies).
+
+    Args:
+        path: of a checkpoint, or of one item in it.
+        file: replaced if it is there, in one step.
+        item: as for ``to_torch``.
+
+    Raises:
+        UnsupportedLeaf: safetensors holds nothing but arrays, and not every dtype.
+        ModuleNotFoundError: ``.pt`` needs torch; ``.safetensors`` does not.
+    """
+    _files.refuse_other_names(file, "the checkpoint comes first, as in export_file(path, file)")
+
+    def tensors() -> Any:
+        from ckpt_torchax import to_torch  # says what to install
+
+        return to_torch(path, item=item)
+
+    def arrays() -> dict[str, Any]:
+        tree = ckpt.load(path, item=chosen_item(path, item), as_numpy=True)
+        return dict(_named(as_in_torch(tree, lambda array: array.astype(np.int64)), ""))
+
+    _files.write(file, tensors, arrays)
+
+
+def import_file(
+    file: PathLike, path: PathLike, *, item: str = "model", overwrite: bool = False
+) -> None:
+    """Saves what a ``.safetensors``, ``.safetensors.index.json`` or ``.pt`` file holds as a checkpoint.
+
+    A ``.pt`` file is read with ``weights_only=True``: tensors and plain containers, no code.
+
+    Args:
+        file: the weights file.
+        path: of the checkpoint.
+        item: the name of its one item, so that ``restore(path, model=module)`` finds it.
+        overwrite: as for ``ckpt_core.save``.
+
+    Raises:
+        CheckpointNotFound: there is no such file.
+        CheckpointCorrupt: the file is damaged.
+        UnsupportedLeaf: a ``.pt`` file holds objects of classes, such as a whole module.
+    """
+    _files.refuse_other_names(file, "the weights file comes first, as in import_file(file, path)")
+    tree = _files.read(file)
+    ckpt.save(path, items={item: _tied_once(tree)}, overwrite=overwrite)
+
+
+def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
+    """A state as ``state_dict`` has it: tied weights under all of their names, counters as int64."""
+    if not isinstance(tree, dict):
+        return tree
+    state = {name: value for name, value in tree.items() if name != TIED}
+    for first, names in tree.get(TIED, {}).items():
+        state.update(dict.fromkeys(names, state[first]))
+    for name, value in state.items():
+        if str(name).endswith("num_batches_tracked") and hasattr(value, "dtype"):
+            state[name] = to_int64(value)  # torchax makes int32 of it
+    return state
+
+
+def _tied_once(tree: Any) -> Any:
+    """The tree of a file with tensors that are one there once; see ``_modules``."""
+    if not isinstance(tree, dict):
+        return tree
+    state: dict[str, Any] = {}
+    first_of: dict[Any, str] = {}
+    tied: dict[str, dict[str, bool]] = {}
+    for name, value in tree.items():
+        first = first_of.setdefault(_memory_of(value), name)
+        if first == name:
+            state[name] = value
+        else:
+            tied.setdefault(first, {})[name] = True
+    return state | {TIED: tied} if tied else state
+
+
+def _memory_of(value: Any) -> Any:
+    """What two values share that are one."""
+    torch = sys.modules.get("torch")  # imported where there is a tensor
+    if torch is None or not isinstance(value, torch.Tensor):
+        return id(value)
+    if value.layout != torch.strided or not value.numel():
+        return id(value)
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _named(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(name, array) of every array in a tree, names joined with dots."""
+    where = prefix.removesuffix(".")
+    if isinstance(tree, Mapping):
+        items: Any = tree.items()
+    elif isinstance(tree, (list, tuple)):
+        items = enumerate(tree)
+    elif isinstance(tree, (np.ndarray, np.generic)):
+        array = np.asarray(tree)
+        yield where, array.astype(WIDENED.get(array.dtype, array.dtype), copy=False)
+        return
+    else:
+        raise UnsupportedLeaf(
+            f"{where}: safetensors holds arrays, not a {type(tree).__name__}: write .pt instead",
+            leaf=where,
+            type_name=type(tree).__name__,
+        )
+    for key, child in items:
+        yield from _named(child, f"{prefix}{key}.")

@@ -1,0 +1,164 @@
+"""Abstract NNX models whose arrays lie outside of Variables, in containers of ``nnx.data``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import ckpt_core as ckpt
+from ckpt_flax_nnx import abstract, restore_or_init
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+class Holder(nnx.Module):
+    def __init__(self, held: Any) -> None:
+        self.held = nnx.data(held)
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.settings = {"a": jax.ShapeDtypeStruct((7,), jnp.float32)}  # no data
+
+
+class NoPytree(nnx.Module, pytree=False):
+    def __init__(self) -> None:
+        self.held = {"a": jnp.arange(3.0)}
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+
+class Shares(nnx.Module):
+    def __init__(self) -> None:
+        self.one = Holder({"a": jnp.arange(3.0)})
+        self.two = self.one
+
+
+def weight_norm() -> nnx.Module:
+    rngs = nnx.Rngs(0)
+    model = nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs)
+    model(jnp.ones((1, 4)))
+    return model
+
+
+def arrays() -> tuple[Any, Any]:
+    return jnp.arange(3.0), jnp.ones(2, jnp.int32)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "array": lambda: Holder(arrays()[0]),
+    "dict": lambda: Holder({"a": arrays()[0], "b": arrays()[1]}),
+    "list": lambda: Holder(list(arrays())),
+    "tuple": lambda: Holder(arrays()),
+    "named tuple": lambda: Holder(Pair(*arrays())),
+    "nested": lambda: Holder({"a": [arrays()[0], {"b": (arrays()[1],)}]}),
+    "keyed by tuples": lambda: Holder({("a", 1): arrays()[0]}),
+    "with a variable": lambda: Holder({"a": arrays()[0], "v": nnx.Param(jnp.ones(2))}),
+    "in a module in a list": lambda: Holder([Holder({"a": arrays()[0]})]),
+    "no pytree": NoPytree,
+    "shared": Shares,
+    "weight norm": weight_norm,
+}
+
+
+def leaves(model: Any) -> dict[Any, Any]:
+    return {
+        path: np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
+    }
+
+
+def assert_equal(model: Any, made: Any) -> None:
+    found, expected = leaves(model), leaves(made)
+    assert found.keys() == expected.keys() and expected
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value)
+    assert nnx.graphdef(model) == nnx.graphdef(made)
+
+
+@pytest.fixture(params=[False, True])
+def mesh(request: pytest.FixtureRequest) -> Any:
+    return jax.make_mesh((2,), ("model",), devices=jax.devices()[:2]) if request.param else None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_of_an_abstract_model_is_restored(name: str, mesh: Any, tmp_path):
+    make = MODELS[name]
+    ckpt.save(tmp_path / "a", model=make())
+    model = abstract(make, mesh)
+    ckpt.restore(tmp_path / "a", model=model)
+    assert_equal(model, make())
+    if mesh is not None:
+        state = jax.tree.leaves(nnx.state(model))
+        assert all(leaf.sharding.device_set == set(mesh.devices.flat) for leaf in state)
+    ckpt.save(tmp_path / "b", model=model)
+    paths = [
+        [leaf.path for leaf in ckpt.inspect(tmp_path / name).items["model"].leaves] for name in "ab"
+    ]
+    assert paths[0] == paths[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_restore_or_init_restores_what_it_made(name: str, mesh: Any, tmp_path):
+    def make() -> dict[str, Any]:
+        return {"model": MODELS[name]()}
+
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        items, restored = restore_or_init(checkpointer, make, mesh)
+        assert restored is None
+        checkpointer.save(0, **items)
+        again, restored = restore_or_init(checkpointer, make, mesh)
+        assert restored is not None
+    assert_equal(again["model"], items["model"])
+
+
+def test_several_models_in_a_tuple(tmp_path):
+    def make() -> tuple[Any, Any]:
+        return Holder({"a": jnp.arange(3.0)}), Holder([jnp.ones(2)])
+
+    ckpt.save(tmp_path / "a", make())
+    models = abstract(make)
+    ckpt.restore(tmp_path / "a", models)
+    for model, made in zip(models, make(), strict=True):
+        assert_equal(model, made)
+
+
+@pytest.mark.parametrize("name", ["dict", "list", "weight norm"])
+def test_what_only_leaves_abstract_is_named_and_restored_later(name: str, tmp_path):
+    make = MODELS[name]
+    ckpt.save(tmp_path / "a", model=make())
+    model = abstract(make)
+    with pytest.warns(UserWarning, match=r"item 'model': only= leaves .* (held|scales)/"):
+        ckpt.restore(tmp_path / "a", model=model, only=nnx.Param)
+    with pytest.raises(ckpt.UnsupportedLeaf, match="it has no values"):
+        ckpt.save(tmp_path / "b", model=model)
+    ckpt.restore(tmp_path / "a", model=model)
+    assert_equal(model, make())
+
+
+@pytest.mark.parametrize("more", [{"unexpected": "ignore"}, {"missing": "keep"}])
+def test_no_rule_leaves_parts_abstract_without_an_error(more: dict[str, Any], tmp_path):
+    ckpt.save(tmp_path / "a", model=Holder({"a": jnp.arange(3.0), "x": jnp.ones(1)}))
+    model = abstract(lambda: Holder({"a": jnp.arange(3.0), "b": jnp.ones(2)}))
+    with pytest.raises(ckpt.StructureMismatch, match=r"held/b: .*\(abstract\)"):
+        ckpt.restore(tmp_path / "a", model=model, **more)
+
+
+class Remembers(nnx.Module):
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        self.seen = nnx.Intermediate(jnp.ones(2))
+
+
+def test_intermediates_that_stay_abstract_are_named(tmp_path):
+    ckpt.save(tmp_path / "a", model=Remembers())
+    model = abstract(Remembers)
+    with pytest.warns(UserWarning, match=r"seen.*nnx.pop\(model, nnx.Intermediate\)"):
+        ckpt.restore(tmp_path / "a", model=model)
+    nnx.pop(model, nnx.Intermediate)
+    nnx.jit(lambda model: model.linear(jnp.ones((1, 2))))(model)
