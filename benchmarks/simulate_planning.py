@@ -27,11 +27,11 @@ import numpy as np
 from jax._src.lib import _jax  # the service that jax.distributed starts; it has no public name
 
 from ckpt_core import _processes
-from ckpt_core._directory import LocalForm
-from ckpt_core._leaves import leaf_spec
+from ckpt_core._directory import PosixBackend
 from ckpt_core._save.digests import digest_all
 from ckpt_core._save.plan import LeafPlanner
 from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, merge, new_context
+from ckpt_core._tree.leaves import leaf_spec
 
 DEVICES_PER_PROCESS = 4
 DTYPE = "float32"
@@ -182,7 +182,7 @@ def merging(processes: int, arrays: int) -> str:
 def digesting(processes: int) -> str:
     """One row: process 0 takes what the others told of their files, and compares sizes."""
     with tempfile.TemporaryDirectory() as folder:
-        attempt = LocalForm().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
+        attempt = PosixBackend().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
         told: list[str] = []
         for process in range(processes):
             # one process's index, data and checksums

@@ -19,13 +19,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ckpt_core import _fork as _fork  # remembers which process this is, before any fork
-from ckpt_core import _pending as _pending  # what it does at exit comes after what users register
+from ckpt_core._background import (
+    pending as pending,  # what it does at exit comes after what users register
+)
 
 if TYPE_CHECKING:
     from ckpt_core import events as events
     from ckpt_core._adapters import Adapter as Adapter
     from ckpt_core._adapters import Stateful as Stateful
-    from ckpt_core._checkpointer import Checkpointer as Checkpointer
+    from ckpt_core._background.pending import PendingLoad as PendingLoad
+    from ckpt_core._background.pending import PendingSave as PendingSave
     from ckpt_core._errors import BarrierTimeout as BarrierTimeout
     from ckpt_core._errors import CheckpointCorrupt as CheckpointCorrupt
     from ckpt_core._errors import CheckpointError as CheckpointError
@@ -38,16 +41,10 @@ if TYPE_CHECKING:
     from ckpt_core._errors import StructureMismatch as StructureMismatch
     from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
     from ckpt_core._events import Event as Event
-    from ckpt_core._inspect import inspect as inspect
-    from ckpt_core._inspect import verify as verify
     from ckpt_core._load import load as load
     from ckpt_core._load import load_async as load_async
     from ckpt_core._load import restore as restore
     from ckpt_core._options import Options as Options
-    from ckpt_core._pending import PendingLoad as PendingLoad
-    from ckpt_core._pending import PendingSave as PendingSave
-    from ckpt_core._policies import keep as keep
-    from ckpt_core._policies import when as when
     from ckpt_core._results import CheckpointInfo as CheckpointInfo
     from ckpt_core._results import ItemInfo as ItemInfo
     from ckpt_core._results import LeafInfo as LeafInfo
@@ -55,14 +52,19 @@ if TYPE_CHECKING:
     from ckpt_core._results import Restored as Restored
     from ckpt_core._results import RestoreReport as RestoreReport
     from ckpt_core._results import VerifyReport as VerifyReport
+    from ckpt_core._run.checkpointer import Checkpointer as Checkpointer
+    from ckpt_core._run.policies import keep as keep
+    from ckpt_core._run.policies import when as when
     from ckpt_core._save import save as save
     from ckpt_core._save import save_async as save_async
+    from ckpt_core._verify import inspect as inspect
+    from ckpt_core._verify import verify as verify
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "_adapters": ("Adapter", "Stateful"),
-    "_checkpointer": ("Checkpointer",),
+    "_background.pending": ("PendingLoad", "PendingSave"),
     "_errors": (
         "BarrierTimeout",
         "CheckpointCorrupt",
@@ -77,10 +79,8 @@ _HOMES = {
         "UnsupportedLeaf",
     ),
     "_events": ("Event",),
-    "_inspect": ("inspect", "verify"),
     "_load": ("load", "load_async", "restore"),
     "_options": ("Options",),
-    "_pending": ("PendingLoad", "PendingSave"),
     "_results": (
         "CheckpointInfo",
         "ItemInfo",
@@ -90,14 +90,16 @@ _HOMES = {
         "RestoreReport",
         "VerifyReport",
     ),
+    "_run.checkpointer": ("Checkpointer",),
     "_save": ("save", "save_async"),
+    "_verify": ("inspect", "verify"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 _MODULES = {
     "events": "ckpt_core.events",
-    "keep": "ckpt_core._policies.keep",
-    "when": "ckpt_core._policies.when",
+    "keep": "ckpt_core._run.policies.keep",
+    "when": "ckpt_core._run.policies.when",
 }
 
 __all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -191,3 +191,10 @@ def checked_options(options: Options | None) -> Options:
             f"options must be ckpt_core.Options, got a {type(options).__name__}{spelled}"
         )
     return options
+
+
+METRICS_ARE_NUMBERS = (
+    'an object that is to be an item of this name is passed as items={"metrics": ...}, to save and restore '
+    "it alike"
+)
+"""What to write instead of an object as ``metrics=``, for messages."""

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import _pending
-from ckpt_core._directory.local import LocalAttempt
-from ckpt_core._pending import PendingSave
+from ckpt_core._background import pending as pending_module
+from ckpt_core._background.pending import PendingSave
+from ckpt_core._directory.posix import LocalAttempt
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -135,7 +135,7 @@ def test_generators_that_go_on(path, gate, save):
 
 def test_the_caller_goes_on_before_the_thread_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that computes gives the interpreter back only after the switch interval."""
-    monkeypatch.setattr(_pending, "_HEAD_START_SECS", 60.0)
+    monkeypatch.setattr(pending_module, "_HEAD_START_SECS", 60.0)
     seen: list[bool] = []
 
     def work() -> None:
@@ -266,7 +266,7 @@ def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
     gate.fail_with = Refusal(28, "the disk is full")
     assert checkpointer.save(0, {"n": 0}) is True
     assert gate.reached.wait(LONG_SECS)
-    pending, _ = checkpointer._saving.in_flight._now  # save() asks only once it has ended
+    pending, _ = checkpointer._parts.saving.in_flight._now  # save() asks only once it has ended
     gate.open()
     assert pending.wait(LONG_SECS)
     with pytest.raises(Refusal, match="the disk is full") as caught:
@@ -360,7 +360,7 @@ _PRELUDE = """
 import os, sys, threading, time
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory.local import LocalAttempt
+from ckpt_core._directory.posix import LocalAttempt
 
 commit = LocalAttempt.commit
 def late(*arguments):
@@ -480,7 +480,7 @@ def test_a_thread_that_cannot_start_leaves_the_step_to_be_saved(
 
     with ckpt.Checkpointer(tmp_path, options=QUICK) as checkpointer:
         with monkeypatch.context() as few_threads:
-            few_threads.setattr(_pending._thread, "start_new_thread", refused)
+            few_threads.setattr(pending_module._thread, "start_new_thread", refused)
             with pytest.raises(RuntimeError, match="can't start"):
                 checkpointer.save(0, {"w": np.arange(3)})
         assert os.listdir(tmp_path) == [".ckpt-owner"]  # nothing is left of it but the claim

@@ -693,3 +693,47 @@ def test_a_symbolic_link_to_a_checkpoint(tmp_path):
         assert list(checkpointer.all_steps()) == [3]
         checkpointer.save(4, tree(4))
     assert_tree(ckpt.load(tmp_path / "real" / "4"), 4)
+
+
+# ---- names that something else reads in another way --------------------------------------------
+
+BACKSLASH = [
+    lambda root: ckpt.save(f"{root}/a\\b", {"w": np.arange(3)}),
+    lambda root: ckpt.save(f"{root}/a\\b/c", {"w": np.arange(3)}),
+    lambda root: ckpt.save_async(f"{root}/a\\", {"w": np.arange(3)}),
+    lambda root: ckpt.Checkpointer(f"{root}/a\\b"),
+    lambda root: ckpt.Checkpointer(root, step_prefix="a\\b"),
+    lambda root: ckpt.Checkpointer(root, local_directory=f"{root}/a\\b"),
+    lambda root: ckpt.save(f"{root}/c", items={"a\\b": {"w": np.arange(3)}}),
+]
+
+
+@pytest.mark.parametrize("call", BACKSLASH)
+def test_backslashes_are_refused_before_anything_is_written(tmp_path, call):
+    """TensorStore takes them for slashes: arrays were written into other directories, and never found."""
+    root = tmp_path / "root"
+    root.mkdir()
+    with pytest.raises(ValueError, match=r"backslash|step_prefix|name of an item"):
+        call(str(root))
+    assert not [path for path in root.rglob("*") if "ckpt-owner" not in path.name]
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "é" * 128, "x" * 201, "a\tb"])
+def test_item_names_that_no_file_can_have(tmp_path, name):
+    with pytest.raises(ValueError, match="cannot be the name of an item"):
+        ckpt.save(tmp_path / "one", items={name: {"w": np.arange(3)}})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("prefix", ["a\nb", "a/b", ".a", "é" * 128])
+def test_step_prefixes_that_would_hide_steps(tmp_path, prefix):
+    """With a line break in it, acknowledged steps were not listed, and training began anew."""
+    with pytest.raises(ValueError, match="step_prefix"):
+        ckpt.Checkpointer(tmp_path / "run", step_prefix=prefix)
+
+
+def test_a_directory_called_as_the_record_is_none(tmp_path):
+    ckpt.save(tmp_path / "ckpt.json", {"w": np.arange(3)})
+    ckpt.save(tmp_path / "ckpt.json", {"w": np.arange(3)}, overwrite=True)
+    ckpt.save(tmp_path / "other", {"w": np.arange(3)})
+    assert ckpt.verify(tmp_path / "ckpt.json").ok

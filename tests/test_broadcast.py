@@ -14,14 +14,14 @@ from launch import launch, reports
 import ckpt_core as ckpt
 
 COUNTING = """
-from ckpt_core._storage import read
+from ckpt_core._storage import arrays
 counted = []
-plain = read.DataFiles.read
+plain = arrays.DataFiles.read
 def counting(self, file, offset, target):
     got = plain(self, file, offset, target)
     counted.append(got)
     return got
-read.DataFiles.read = counting
+arrays.DataFiles.read = counting
 
 def bytes_read(call):
     counted.clear()
@@ -278,15 +278,15 @@ def test_what_orbax_wrote(tmp_path: Path) -> None:
 def test_a_runtime_that_cannot_exchange_is_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ckpt_core import _interconnect
+    from ckpt_core._devices import collectives
 
-    whole = _interconnect._adder((0,))  # pyright: ignore[reportPrivateUsage]
+    whole = collectives._adder((0,))  # pyright: ignore[reportPrivateUsage]
 
     def fail(lanes: Any) -> Any:
         raise jax.errors.JaxRuntimeError("UNKNOWN: connection closed by peer")
 
-    monkeypatch.setattr(_interconnect, "_adder", lambda holders: (fail, whole[1]))
+    monkeypatch.setattr(collectives, "_adder", lambda holders: (fail, whole[1]))
     with pytest.raises(
         ckpt.CheckpointError, match=r"processes \[0\] could not exchange .* closed by peer"
     ):
-        _interconnect.join(_interconnect.room(10), (0,))
+        collectives.join(collectives.room(10), (0,))

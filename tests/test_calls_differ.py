@@ -56,8 +56,8 @@ def test_what_stays_at_the_service_is_bounded(tmp_path: Path) -> None:
 most = 0
 for n in range(60):
     for m in range(20):
-        _processes.decided_by_first(_processes.this_run(), f"d{n}/{m}", "yes", 40, "try")
-    answers = _processes.this_run().exchange(f"e{n}", f"{index}", 40)
+        _processes.this_run().broadcast(f"d{n}/{m}", "yes", 40, "try")
+    answers = json.loads(_processes.this_run().gather_decide(f"e{n}", f"{index}", json.dumps, 40))
     assert answers == ["0", "1", "2"]
     most = max(most, len(keys()))
 meet("done")
@@ -76,7 +76,7 @@ def test_process_0_waits_for_who_is_too_far_behind(tmp_path: Path) -> None:
         """
 service.MOST_KEPT = 200
 def decide(n, secs=40):
-    return _processes.decided_by_first(_processes.this_run(), f"d/{n}", f"{n}", secs, "try")
+    return _processes.this_run().broadcast(f"d/{n}", f"{n}", secs, "try")
 
 kept, late, most = [], None, 0
 if index == 0:
@@ -107,15 +107,15 @@ def test_answers_that_nobody_waits_for_go_too(tmp_path: Path) -> None:
 processes, short, errors = _processes.this_run(), 0.3, []
 for n in range(70):
     if index == 0:
-        errors.append(raised(lambda: processes.exchange(f"early{n}", "0", 40)))
+        errors.append(raised(lambda: processes.gather_decide(f"early{n}", "0", json.dumps, 40)))
         meet(f"late{n}")
     else:
-        raised(lambda: processes.exchange(f"early{n}", "1", 0.001)) if n % 2 else None
+        raised(lambda: processes.gather_decide(f"early{n}", "1", json.dumps, 0.001)) if n % 2 else None
         if n % 2 == 0:
             errors.append(raised(lambda: processes.refuse(f"early{n}", "", ValueError("no"))))
         meet(f"late{n}")
 for n in range(130):
-    processes.exchange(f"after{n}", "x", 40)
+    processes.gather_decide(f"after{n}", "x", json.dumps, 40)
 meet("done")
 report(keys=len(keys()), types=sorted({error and error["type"] for error in errors}, key=str),
        secs=max([error["secs"] for error in errors if error], default=0))
@@ -175,7 +175,7 @@ for number, (name, both) in enumerate(cases.items()):
     checkpointer.save(0, state())
     failed[name] = raised(lambda: call(both[index]))
     # process 0 does not wait for who reads its decisions: it hears of the call that comes after them
-    decided = {"delete": 1, "rollback": 2, "latest": 1, "local": 1}.get(both[0], 0)
+    decided = {"latest": 1, "local": 1}.get(both[0], 0)
     for _ in range(max(1, decided) if index else not decided):
         path = f"{directory}/n{number}"
         next_call[name] = raised(lambda: ckpt.save(path, state(), options=options))
@@ -197,7 +197,7 @@ report(failed=failed, next_call=next_call)
 
 
 ALONE = """
-from ckpt_core._directory.local import LocalAttempt
+from ckpt_core._directory.posix import LocalAttempt
 from ckpt_core._save import prepare
 failed = {}
 
@@ -225,8 +225,8 @@ def alone(name, who, break_it, call=None):
     ckpt.save(path + "-after", state(), options=options)
 
 alone("token", 0, lambda: failing(LocalAttempt, "write", OSError(28, "full")))
-alone("snapshot", 1, lambda: failing(prepare, "_parts", KeyboardInterrupt()))
-alone("first snapshot", 0, lambda: failing(prepare, "_parts", KeyboardInterrupt()))
+alone("snapshot", 1, lambda: failing(prepare, "_snapshots", KeyboardInterrupt()))
+alone("first snapshot", 0, lambda: failing(prepare, "_snapshots", KeyboardInterrupt()))
 alone("landing", 0, lambda: failing(prepare.PreparedItem, "landed", OSError(5, "EIO")))
 alone("metadata", 1, lambda: None, lambda: ckpt.save(
     f"{directory}/m", state(), metadata=object() if index else 1, options=options

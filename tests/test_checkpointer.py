@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory.local import LocalAttempt
-from ckpt_core._format import orbax
-from ckpt_core._save import form_for
-from ckpt_core._storage import ArrayWriter, KeyValues, Location
+from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._format import orbax_write
+from ckpt_core._storage import ArrayWriter, KeyValues, Location, backend_of
 
 QUICK = ckpt.Options(durable=False)
 OWNER = ".ckpt-owner"
@@ -756,13 +755,18 @@ def test_a_directory_that_moved(local):
     assert same(restored["state"], 1)
 
 
-TELLING = [orbax.COMMIT_FILE, orbax.STEP_METADATA, f"state/{orbax.ITEM_METADATA}", "ckpt.json"]
+TELLING = [
+    orbax_write.COMMIT_FILE,
+    orbax_write.STEP_METADATA,
+    f"state/{orbax_write.ITEM_METADATA}",
+    "ckpt.json",
+]
 
 
 def test_on_object_stores_nothing_tells_of_a_step_before_its_arrays(monkeypatch):
     """There is no rename: Orbax takes a directory with a commit file for a whole checkpoint."""
     url = f"memory://test-order-{os.getpid()}/run"
-    form = form_for(url, False)
+    form = backend_of(False)
     plain = ArrayWriter.finish
     seen = []
 

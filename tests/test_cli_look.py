@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import names
+from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import this_owner
 from ckpt_core._format.strict_json import strict_json
 
@@ -260,12 +260,12 @@ def test_ls_tells_every_hidden_name_and_whatever_looks_like_one(call, tmp_path: 
     save_run(run, (1,))
     long, dotted = "best." + "x" * 200, "7.tmp.a-b"
     for kind, name in (
-        (names.TEMPORARY, long),
-        (names.TEMPORARY, dotted),
-        (names.REPLACED, "2"),
-        (names.KEPT, "3"),
+        (hidden_names.TEMPORARY, long),
+        (hidden_names.TEMPORARY, dotted),
+        (hidden_names.REPLACED, "2"),
+        (hidden_names.KEPT, "3"),
     ):
-        Path(names.make(kind, str(run), name)).mkdir()
+        Path(hidden_names.make(kind, str(run), name)).mkdir()
     (run / "retired/9").mkdir(parents=True)
     for odd in (".ckpt-tmp.", ".ckpt-tmp.x", ".ckpt-old.y", ".ckpt-kept.1.2.3", ".ckpt-tmp...."):
         (run / odd).mkdir()

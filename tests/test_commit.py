@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm, StoreForm, names, system
+from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names, syscalls
 from ckpt_core._errors import VISIBLE, is_visible
-from ckpt_core._fence import Fence
+from ckpt_core._run.fence import Fence
 from ckpt_core._storage import KeyValues, Location
 
 MOST_OPERATIONS = 60
@@ -59,7 +59,7 @@ class Operations:
         patch.setattr(
             os, "mkdir", self._watched(os.mkdir, lambda path, *_: f"mkdir {path}", ".ckpt-tmp.")
         )
-        swap = self._watched(system.exchange, lambda one, other: f"exchange {other}")
+        swap = self._watched(syscalls.exchange, lambda one, other: f"exchange {other}")
         patch.setattr(
             "ckpt_core._directory.writing.exchange", swap if exchange else lambda one, other: False
         )
@@ -118,7 +118,7 @@ def raising(nth: int, error: type[BaseException], lasting: bool) -> Callable[[in
 def hidden_values(folder: Path) -> list[float | None]:
     """What loads under hidden names."""
     found: list[float | None] = []
-    for hidden in names.find(str(folder)):
+    for hidden in hidden_names.find(str(folder)):
         with contextlib.suppress(ckpt.CheckpointError, OSError):
             found.append(saved_value(folder / hidden.entry))
     return found
@@ -201,7 +201,7 @@ def _one_save(
     if caught is not None and not isinstance(caught, KeyboardInterrupt) and not lasting:
         assert os.listdir(folder) == ["model"], where
     patch.setattr("ckpt_core._directory.owner.lives", lambda owner: False)  # this process has ended
-    LocalForm().clean(str(folder))
+    PosixBackend().clean(str(folder))
     assert os.listdir(folder) == ["model"], where
     return done
 
@@ -245,9 +245,9 @@ def test_nothing_is_deleted_until_the_new_one_is_durable(
             ckpt.save(path, state(3), overwrite=True)
         assert saved_value(path) in (2, 3)
         assert 1 in hidden_values(tmp_path)
-        assert LocalForm().clean(str(tmp_path)) == []
+        assert PosixBackend().clean(str(tmp_path)) == []
         with contextlib.suppress(OSError):
-            LocalForm().delete(str(path))
+            PosixBackend().delete(str(path))
         assert 1 in hidden_values(tmp_path)
     operations.act = None
     ckpt.save(path, state(4), overwrite=True)
@@ -256,7 +256,7 @@ def test_nothing_is_deleted_until_the_new_one_is_durable(
 
 def test_what_was_kept_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who removes the new one does not find the old one in its place."""
-    form, path = LocalForm(), tmp_path / "model"
+    form, path = PosixBackend(), tmp_path / "model"
     for clean in (False, True):
         _replaced_but_not_durable(path, monkeypatch)
         if clean:
@@ -321,7 +321,7 @@ def test_a_step_of_which_it_is_not_known_can_be_saved_again(
         c.save(2, state(2))
         c.wait_until_finished()
         assert c.all_steps() == [1, 2]
-    assert not [name for name in os.listdir(tmp_path) if names.parse(name)]
+    assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]
 
 
 # ---- who may ------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(
     *before, rename, sync = operations.done
     assert (rename.split()[0], sync.split()[0]) == ("rename", "fsync")
     old = ckpt.Checkpointer(tmp_path / "run", asynchronous=False)
-    newcomer = Fence(str(tmp_path / "run"), LocalForm())
+    newcomer = Fence(str(tmp_path / "run"), PosixBackend())
     operations.done.clear()
     operations.act = lambda number: newcomer.take() if number == len(before) + 1 - back else None
     with operations.counted(), pytest.raises(ckpt.CheckpointError, match="not committed") as caught:
@@ -373,7 +373,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(
 
 
 def test_owner_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    fence = Fence(str(tmp_path), LocalForm())
+    fence = Fence(str(tmp_path), PosixBackend())
     fence.take()
     (tmp_path / ".ckpt-owner").write_text("0123456789abcdef process 12 on elsewhere\n")
     with pytest.raises(ckpt.CheckpointError, match=r"\(process 12 on elsewhere\)"):
@@ -392,8 +392,8 @@ def store(tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}-{os.getpid()}"
 
 
-def store_form() -> StoreForm:
-    return StoreForm(lambda url: KeyValues(Location(url, False)))
+def store_form() -> ObjectStoreBackend:
+    return ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
 
 
 def test_of_two_tries_on_a_store_the_later_one_commits(store: str) -> None:
@@ -445,7 +445,7 @@ def test_the_claim_comes_before_the_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, where: str
 ) -> None:
     told: list[str] = []
-    form: Any = LocalForm if where == "local" else StoreForm
+    form: Any = PosixBackend if where == "local" else ObjectStoreBackend
     begin, take = form.begin, Fence.take
 
     def noted_begin(self: Any, path: str, **more: Any) -> Any:

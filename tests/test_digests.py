@@ -10,12 +10,12 @@ import pytest
 from launch import launch, reports
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm
+from ckpt_core._directory import PosixBackend
 from ckpt_core._save.digests import digest_all
 
 SAVE = """
-from ckpt_core._directory import local
-from ckpt_core._load.opened import Opened
+from ckpt_core._directory import posix
+from ckpt_core._load.checkpoint import NativeCheckpoint
 touched = {"read": [], "listed": [], "checksums": []}
 def noting(cls, method, name, what):
     plain = getattr(cls, method)
@@ -23,9 +23,9 @@ def noting(cls, method, name, what):
         touched[name].append(what(arguments))
         return plain(self, *arguments, **named)
     setattr(cls, method, wrapped)
-noting(local.LocalAttempt, "read", "read", lambda arguments: arguments[0])
-noting(local.LocalAttempt, "files", "listed", lambda arguments: arguments[0] if arguments else "")
-noting(Opened, "read_file", "checksums", lambda arguments: arguments[0])
+noting(posix.LocalAttempt, "read", "read", lambda arguments: arguments[0])
+noting(posix.LocalAttempt, "files", "listed", lambda arguments: arguments[0] if arguments else "")
+noting(NativeCheckpoint, "read_file", "checksums", lambda arguments: arguments[0])
 
 mesh = Mesh(np.array(jax.devices()), ("a",))
 rows = NamedSharding(mesh, P("a"))
@@ -88,7 +88,7 @@ def test_each_digests_its_own(tmp_path: Path) -> None:
 
 
 def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
-    attempt = LocalForm().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
+    attempt = PosixBackend().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
     attempt.write("state/a", b"1234")
     attempt.write("state/b", b"12")
     told = json.dumps([["state/a", 4, 7, 0]])
@@ -102,7 +102,7 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpt_core._directory.store import StoreAttempt
+    from ckpt_core._directory.object_store import StoreAttempt
 
     class Keys:
         def __init__(self) -> None:
@@ -125,8 +125,8 @@ def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch
 
 def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:
     """Before, any process could have written what stands in the index."""
-    from ckpt_core._load.checksums import ItemChecksums
-    from ckpt_core._load.opened import open_checkpoint
+    from ckpt_core._load.opening import open_checkpoint
+    from ckpt_core._load.readers.checksums import ItemChecksums
     from ckpt_core._storage import Extent
 
     ckpt.save(tmp_path / "one", {"a": np.arange(4.0), "b": np.arange(400.0)})

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._code import function_name, same_function
-from ckpt_core._format.nodes import load_nodes
+from ckpt_core._format.treedef import load_nodes
+from ckpt_core._tree.code import function_name, same_function
 from ckpt_core.testing import assert_exact_resume
 
 eqx = pytest.importorskip("equinox")

@@ -21,10 +21,10 @@ early = []
 atexit.register(lambda: [call() for call in early])  # before ckpt is imported: runs after its own handler
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory.local import LocalForm
+from ckpt_core._directory.posix import PosixBackend
 path = sys.argv[1]
 
-begin = LocalForm.begin
+begin = PosixBackend.begin
 def slowly(form, *arguments, **named):
     attempt = begin(form, *arguments, **named)
     write = attempt.write
@@ -96,7 +96,7 @@ def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:
     child = Child(
         """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-LocalForm.begin = slowly
+PosixBackend.begin = slowly
 c = ckpt.Checkpointer(path)
 c.save(0, state(0))
 open(path + "-waiting", "w").close()
@@ -121,7 +121,7 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
         "close": "c = ckpt.Checkpointer(path)\nc.save(0, state(0))\nc.close()",
         "result": "ckpt.save_async(path + '/0', state(0)).result()",
     }
-    child = Child(f"LocalForm.begin = slowly\n{calls[where]}", path)
+    child = Child(f"PosixBackend.begin = slowly\n{calls[where]}", path)
     child.wait_for("writing")
     time.sleep(0.2)  # main waits by now, or will: either way the step must be there
     child.process.send_signal(signal.SIGINT)
@@ -134,7 +134,7 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
 
 
 def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
-    child = Child("LocalForm.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
+    child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
     time.sleep(0.3)
     child.process.send_signal(signal.SIGINT)
@@ -146,7 +146,7 @@ def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
 
 
 def test_who_insists_ends_without_it_and_is_told(path: Path) -> None:
-    child = Child("LocalForm.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
+    child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
     until = time.monotonic() + LONG_SECS
     while child.process.poll() is None and time.monotonic() < until:
@@ -188,7 +188,7 @@ def test_a_save_that_begins_at_the_end(path: Path, late: str, call: str) -> None
 
 @pytest.mark.parametrize("late", LATE)
 def test_a_failure_in_the_background_at_the_end_is_told(path: Path, late: str) -> None:
-    code = "LocalForm.begin = slowly\n" + LATE[late].format(
+    code = "PosixBackend.begin = slowly\n" + LATE[late].format(
         call="ckpt.save_async(path + '/0', state(0))"
     )
     code += "\nopen(path + '-go', 'w').close()\nimport ckpt_core._save.write as write\n"
@@ -202,7 +202,7 @@ def test_a_large_step_compared_with_the_one_before_at_the_end(path: Path) -> Non
     """Comparing takes several threads, which start no more when the interpreter ends."""
     code, _, error = Child(
         """
-LocalForm.begin = slowly
+PosixBackend.begin = slowly
 big = {f"w{i}": np.full(400_000, i) for i in range(4)}
 c = ckpt.Checkpointer(path)
 open(path + "-go", "w").close()
@@ -225,7 +225,7 @@ def test_a_child_that_is_forked_during_a_save_ends(path: Path, how: str) -> None
         f"""
 import warnings
 warnings.simplefilter("ignore")  # jax warns of every fork
-LocalForm.begin = slowly
+PosixBackend.begin = slowly
 how = {how!r}
 with ckpt.Checkpointer(path) as c:
     c.save(0, state(0))
@@ -235,7 +235,7 @@ with ckpt.Checkpointer(path) as c:
     if child == 0:
         signal.alarm(60)
         if how == "exit":  # all but taking the interpreter apart, which the libraries' threads do not survive
-            ckpt._pending._finish_last()
+            ckpt._background.pending._finish_last()
             os._exit(7)
         if how != "with":
             try:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm
+from ckpt_core._directory import PosixBackend
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import Checksums, crc_of, dump_checksums
 from ckpt_core._format.record import (
@@ -24,11 +24,11 @@ from ckpt_core._format.record import (
     dump_record,
     load_record,
 )
-from ckpt_core._leaves import LeafSpec
-from ckpt_core._match import positions_of, selector
 from ckpt_core._options import KIB, MIB
-from ckpt_core._storage import Location, counters, index, new_context, read, read_index
+from ckpt_core._storage import Location, arrays, counters, index, new_context, read_index
 from ckpt_core._tree import flatten, format_path
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.match import positions_of, selector
 from ckpt_core.testing import assert_same
 
 LEAVES = 5000
@@ -55,9 +55,9 @@ class Counted:
         self.files: list[int] = []
         self.data: list[int] = []
         self._before = self._tensorstore()
-        plain_file, plain_data = LocalForm.read, read.DataFiles.read
+        plain_file, plain_data = PosixBackend.read, arrays.DataFiles.read
 
-        def read_file(form: LocalForm, path: str, name: str, *limit: int) -> bytes | None:
+        def read_file(form: PosixBackend, path: str, name: str, *limit: int) -> bytes | None:
             found = plain_file(form, path, name, *limit)
             self.files.append(len(found or b""))
             return found
@@ -66,8 +66,8 @@ class Counted:
             self.data.append(plain_data(files, name, offset, target))
             return self.data[-1]
 
-        monkeypatch.setattr(LocalForm, "read", read_file)
-        monkeypatch.setattr(read.DataFiles, "read", read_data)
+        monkeypatch.setattr(PosixBackend, "read", read_file)
+        monkeypatch.setattr(arrays.DataFiles, "read", read_data)
 
     def _tensorstore(self) -> float:
         return counters().get("kvstore/file/bytes_read", 0)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._code import code_name, function_name, same_function
 from ckpt_core._format import record
+from ckpt_core._tree.code import code_name, function_name, same_function
 
 eqx = pytest.importorskip("equinox")
 

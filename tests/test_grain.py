@@ -754,9 +754,9 @@ class Log(Odd):
 def test_pipelines_fill_while_arrays_are_read(
     tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpt_core import _load
+    from ckpt_core._load import loading
 
-    log, read = Log(), _load.read_planned
+    log, read = Log(), loading.execute
     take(log, 3)
     ckpt.save(tmp_path / "a", weights=np.ones(3), data=log)
     order: list[str] = []
@@ -765,7 +765,7 @@ def test_pipelines_fill_while_arrays_are_read(
         order.append(f"arrays are read, the pipeline was set to {other.calls}")
         return read(*arguments)
 
-    monkeypatch.setattr(_load, "read_planned", reads)
+    monkeypatch.setattr(loading, "execute", reads)
     other = Log()
     ckpt.restore(tmp_path / "a", weights=np.zeros(3), data=other)
     assert set(order) == {"arrays are read, the pipeline was set to [3]"}

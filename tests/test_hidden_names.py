@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm, names
+from ckpt_core._directory import PosixBackend, hidden_names
 
 NAME_MAX_BYTES = 255
 DEAD = "00000000-1-1"
@@ -42,15 +42,15 @@ def saved_value(path: str | Path) -> float:
 @given(
     checkpoint_names,
     checkpoint_names,
-    st.sampled_from([names.TEMPORARY, names.REPLACED, names.KEPT]),
+    st.sampled_from([hidden_names.TEMPORARY, hidden_names.REPLACED, hidden_names.KEPT]),
 )
-@example("model", "model.v2", names.REPLACED)
-@example("model", "model.v2.deadbeef", names.REPLACED)
-@example("a" * 64, "a" * 65, names.REPLACED)
+@example("model", "model.v2", hidden_names.REPLACED)
+@example("model", "model.v2.deadbeef", hidden_names.REPLACED)
+@example("a" * 64, "a" * 65, hidden_names.REPLACED)
 def test_a_hidden_name_says_whose_it_is(name: str, other: str, kind: str) -> None:
-    made = os.path.basename(names.make(kind, "/somewhere", name))
+    made = os.path.basename(hidden_names.make(kind, "/somewhere", name))
     assert len(os.fsencode(made)) <= 143  # what the most frugal file system takes
-    found = names.parse(made)
+    found = hidden_names.parse(made)
     assert found is not None
     assert (found.entry, found.kind) == (made, kind)
     assert found.is_of(name)
@@ -66,18 +66,18 @@ def test_a_hidden_name_says_whose_it_is(name: str, other: str, kind: str) -> Non
 @example("model.v2", "model.v2.deadbeef")
 @example("x.0123456789abcdef01234567", "x")
 def test_names_of_earlier_versions(name: str, other: str) -> None:
-    old = names.parse(f".ckpt-old.{name}.deadbeef")
+    old = hidden_names.parse(f".ckpt-old.{name}.deadbeef")
     assert old is not None
-    assert (old.kind, old.name, old.owner) == (names.REPLACED, name, "")
+    assert (old.kind, old.name, old.owner) == (hidden_names.REPLACED, name, "")
     assert old.is_of(name)
     assert old.is_of(other) == (name == other)
-    temporary = names.parse(f".ckpt-tmp.{name}.{DEAD}.0badcafe")
+    temporary = hidden_names.parse(f".ckpt-tmp.{name}.{DEAD}.0badcafe")
     assert temporary is not None
-    assert (temporary.kind, temporary.name, temporary.owner) == (names.TEMPORARY, name, DEAD)
+    assert (temporary.kind, temporary.name, temporary.owner) == (hidden_names.TEMPORARY, name, DEAD)
 
 
 def test_a_long_name_of_an_earlier_version_is_that_of_its_tries() -> None:
-    found = names.parse(f".ckpt-tmp.{'n' * 100}.{DEAD}.0badcafe")
+    found = hidden_names.parse(f".ckpt-tmp.{'n' * 100}.{DEAD}.0badcafe")
     assert found is not None
     assert found.is_of("n" * 150)
     assert not found.is_of("n" * 99)
@@ -88,12 +88,12 @@ def test_a_long_name_of_an_earlier_version_is_that_of_its_tries() -> None:
               ".ckpt-tmp.", ".ckpt-kept.model.deadbeef", ".ckpt-owner", ".ckpt-run", "model", ""]
 )  # fmt: skip
 def test_what_is_no_hidden_name(entry: str) -> None:
-    assert names.parse(entry) is None
+    assert hidden_names.parse(entry) is None
 
 
 @given(checkpoint_names, st.integers(8, 300))
 def test_a_shortened_name_is_its_beginning(name: str, most_bytes: int) -> None:
-    cut = names.shortened(name, most_bytes)
+    cut = hidden_names.shortened(name, most_bytes)
     assert name.startswith(cut) or os.fsencode(name).startswith(os.fsencode(cut))
     assert most_bytes - 3 <= len(os.fsencode(cut)) <= most_bytes or cut == name
     if not any("\udc80" <= character <= "\udcff" for character in name):
@@ -122,7 +122,7 @@ def test_whatever_name_the_file_system_takes(
         ckpt.save(path, state(value), overwrite=True, options=QUICK)
         assert saved_value(path) == value
         assert os.listdir(tmp_path) == [name]
-    form = LocalForm()
+    form = PosixBackend()
     for _ in range(2):  # the second one finds the name taken there
         form.delete(str(path), "trash")
         ckpt.save(path, state(4), options=QUICK)
@@ -154,7 +154,7 @@ class Killed(BaseException):
 
 
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("writing", "local"):  # wherever it is called
+    for module in ("writing", "posix"):  # wherever it is called
         monkeypatch.setattr(
             f"ckpt_core._directory.{module}.exchange", lambda one, other: False, raising=False
         )
@@ -171,10 +171,10 @@ def die_between_the_renames(path: Path, value: float, patch: pytest.MonkeyPatch)
 
     with patch.context() as during:
         no_exchange(during)
-        for module in ("names", "local"):
+        for module in ("hidden_names", "posix"):
             during.setattr(f"ckpt_core._directory.{module}.this_owner", lambda: DEAD, raising=False)
         during.setattr(os, "rename", killed)
-        during.setattr("ckpt_core._directory.local.LocalAttempt.abort", lambda attempt: None)
+        during.setattr("ckpt_core._directory.posix.LocalAttempt.abort", lambda attempt: None)
         with pytest.raises(Killed):
             ckpt.save(path, state(value), overwrite=True)
     assert not path.exists()
@@ -194,7 +194,9 @@ def as_an_earlier_version(folder: Path, name: str) -> None:
     (aside,) = (
         entry
         for entry in os.listdir(folder)
-        if (hidden := names.parse(entry)) and hidden.kind == names.REPLACED and hidden.is_of(name)
+        if (hidden := hidden_names.parse(entry))
+        and hidden.kind == hidden_names.REPLACED
+        and hidden.is_of(name)
     )
     os.rename(folder / aside, folder / f".ckpt-old.{name}.0badcafe")
 
@@ -216,11 +218,11 @@ def _save_without_leave(folder: Path, name: str) -> None:
 
 
 def _clean(folder: Path, name: str) -> None:
-    LocalForm().clean(str(folder))
+    PosixBackend().clean(str(folder))
 
 
 def _delete(folder: Path, name: str) -> None:
-    LocalForm().delete(str(folder / name))
+    PosixBackend().delete(str(folder / name))
 
 
 @pytest.mark.usefixtures("dead_is_dead")
@@ -278,7 +280,7 @@ def test_saving_beside_it_leaves_the_only_copy(
         ckpt.load(tmp_path / "model")
     for _ in range(2):
         ckpt.save(tmp_path / "model", state(1), overwrite=True)
-        LocalForm().clean(str(tmp_path))
+        PosixBackend().clean(str(tmp_path))
     assert saved_value(tmp_path / "model") == 1
     assert saved_value(tmp_path / "model.v2") == 2
 

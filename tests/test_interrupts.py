@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import _pending
-from ckpt_core._threads import Flag, Workers
+from ckpt_core._background import pending as pending_module
+from ckpt_core._background.threads import Flag, Workers
 
 # between open() and `with`, an exception leaves a file to be closed by the collector, which Python tells
 pytestmark = pytest.mark.filterwarnings(
@@ -207,7 +207,7 @@ def _sweep(call: Callable[..., None], directory: Path, count: int) -> None:
         run.check()
     # a wait makes more calls or fewer, as the other thread is slow or fast
     assert interruptions >= 3
-    assert not [one for one in _pending._all if str(directory) in one.path]
+    assert not [one for one in pending_module._all if str(directory) in one.path]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -216,7 +216,7 @@ def test_a_signal_at_many_moments(call: Callable[..., None], tmp_path: Path) -> 
         run = Run(tmp_path / str(number))
         _interrupted(call, run, by_signal(0.0005 + 0.0015 * number))
         run.check()
-    assert not _pending._all
+    assert not pending_module._all
 
 
 # ---- functions ----------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_user_class_is_not_made_ours_while_arrays_are_written(
     tmp_path: Path, monkeypatch
 ) -> None:
     """A wait for TensorStore that is certain to be interrupted."""
-    from ckpt_core._storage import database
+    from ckpt_core._storage import writer
 
     waited = []
 
@@ -259,7 +259,7 @@ def test_a_user_class_is_not_made_ours_while_arrays_are_written(
         result = exception
 
     monkeypatch.setattr(
-        database.ArrayWriter, "start", lambda self: self._committing.append(Slow(None))
+        writer.ArrayWriter, "start", lambda self: self._committing.append(Slow(None))
     )
     with pytest.raises(Stop):
         ckpt.save(tmp_path / "a", state_of(0))
@@ -291,7 +291,7 @@ def test_beginning_in_the_background_at_every_moment(tmp_path: Path) -> None:
             pending = ckpt.save_async(path, state_of(5), options=QUICK)
         if pending is not None:
             pending.result()
-        for running in list(_pending._all):
+        for running in list(pending_module._all):
             assert running.wait(LONG_SECS)
         assert pending is None or path.exists()
         assert not path.exists() or is_state_of(5, ckpt.load(path))

@@ -273,7 +273,7 @@ def test_13_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_14_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
-    from ckpt_core._directory.local import LocalAttempt
+    from ckpt_core._directory.posix import LocalAttempt
 
     def no_space(*arguments):
         raise OSError(28, "No space left on device")

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
-from ckpt_core._save.origins import LEAST_FILE_BYTES, worth_linking
+from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, worth_linking
 from ckpt_core._storage import Extent, Location, new_context, read_index
 from ckpt_core.cli._anatomy import anatomy
 

@@ -36,20 +36,21 @@ def before(owner, name, when=lambda *a: True):
     setattr(owner, name, hooked)
 
 def arm():
-    together = _processes.Processes.together
+    run_on_all = _processes.Processes.run_on_all
     if PHASE == "agreeing":
-        before(write.Write, "_agree_to_start")
+        before(write.Write, "agree_to_start")
     elif PHASE == "writing":
         before(write.ArrayWriter, "finish")
     elif PHASE == "written":  # its part is durable, and nobody has been told
-        def hooked(self, tag, work, *rest):
-            def then_die():
+        def hooked(self, tag, work, *rest, **named):
+            def then_die(work=work):
                 work()
                 kill()
-            return together(self, tag, then_die if tag.endswith("/written") else work, *rest)
-        _processes.Processes.together = hooked
+            work = then_die if tag.endswith("/written") else work
+            return run_on_all(self, tag, work, *rest, **named)
+        _processes.Processes.run_on_all = hooked
     elif PHASE == "committing":  # all know that all have written
-        before(_processes.Processes, "together", lambda self, tag, *_: tag.endswith("/committed"))
+        before(_processes.Processes, "run_on_all", lambda self, tag, *_: tag.endswith("/committed"))
     elif PHASE == "merging":
         before(write, "merge")
     elif PHASE == "merged":
@@ -160,7 +161,7 @@ def test_what_failed_here_is_told_where_the_others_do_not_come(monkeypatch: pyte
     def work() -> None:
         raise full
 
-    monkeypatch.setattr(Processes, "agree", nobody_comes)
+    monkeypatch.setattr(Processes, "gather_decide", nobody_comes)
     with pytest.raises(ckpt.BarrierTimeout) as raised:
-        Processes(0, 2).together("save", work, 1.0, lambda _, text: RuntimeError(text))
+        Processes(0, 2).run_on_all("save", work, 1.0, lambda _, text: RuntimeError(text))
     assert raised.value.__cause__ is full

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._leaves import describe
-from ckpt_core._plan import whole
+from ckpt_core._layout.regions import whole
 from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
+from ckpt_core._tree.leaves import describe
 
 COUNT = 4000
 MIB = 1024 * 1024

@@ -16,7 +16,7 @@ import pytest
 from launch import launch, reports
 
 import ckpt_core as ckpt
-from ckpt_core._plan import blocks
+from ckpt_core._layout.chunks import blocks
 from ckpt_core._storage import Location, new_context, read_index
 
 DEVICES = 4
@@ -187,14 +187,14 @@ def test_replicas_share_the_writing(tmp_path: Path, processes: int) -> None:
 
 
 COUNTED = """
-from ckpt_core._storage import read
+from ckpt_core._storage import arrays
 counted = {}
-plain = read.DataFiles.read
+plain = arrays.DataFiles.read
 def counting(self, file, offset, target):
     got = plain(self, file, offset, target)
     counted[name] = counted.get(name, 0) + got
     return got
-read.DataFiles.read = counting
+arrays.DataFiles.read = counting
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
 for name, spec in {"rows": P(("a", "b")), "half": P("a"), "columns": P(None, "b"), "all": P()}.items():
     sharding = NamedSharding(mesh, spec)
@@ -278,12 +278,12 @@ mesh = Mesh(np.array(jax.devices()), ("a",))
 sharding = NamedSharding(mesh, P("a"))
 tree = {"w": jax.make_array_from_callback((8,), sharding, lambda where: np.arange(8.0)[where])}
 wrote = []
-from ckpt_core._storage import database
-plain = database.ArrayWriter.__init__
+from ckpt_core._storage import writer
+plain = writer.ArrayWriter.__init__
 def noting(self, *arguments, **named):
     wrote.append(1)
     plain(self, *arguments, **named)
-database.ArrayWriter.__init__ = noting
+writer.ArrayWriter.__init__ = noting
 alone = raised(lambda: ckpt.save("/proc/self/cwd/one", tree, options=options))
 with ckpt.Checkpointer("/proc/self/cwd/steps", asynchronous=False, options=options) as steps:
     in_steps = raised(lambda: steps.save(0, tree))

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._load import finish, ours
-from ckpt_core._storage import Location, new_context, read, read_index
+from ckpt_core._load import execute
+from ckpt_core._load.readers import native
+from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 
 UNVERIFIED = ckpt.Options(checksums=False)
@@ -64,13 +65,13 @@ def saved(local: Path) -> tuple[Path, dict[str, Any]]:
 def preads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the bytes of every read from a data file."""
     found: list[int] = []
-    plain = read.DataFiles.read
+    plain = arrays.DataFiles.read
 
     def counting(self: Any, file: str, offset: int, target: Any) -> int:
         found.append(plain(self, file, offset, target))
         return found[-1]
 
-    monkeypatch.setattr(read.DataFiles, "read", counting)
+    monkeypatch.setattr(arrays.DataFiles, "read", counting)
     return found
 
 
@@ -91,7 +92,7 @@ def test_large_arrays_are_mapped_and_nothing_else(saved: Any, monkeypatch: Any):
 
 def test_no_jax_array_is_mapped(saved: Any, monkeypatch: Any):
     path, tree = saved
-    monkeypatch.setattr(read.DataFiles, "mapped", None)
+    monkeypatch.setattr(arrays.DataFiles, "mapped", None)
     assert_same(ckpt.load(path)["jax"], tree["jax"])
     assert not is_mapped(ckpt.load(path)["numpy"])
 
@@ -106,7 +107,7 @@ def test_one_mapping_serves_all_arrays_of_a_file(local: Path, monkeypatch: pytes
         made.append(1)
         return plain(*arguments, **keywords)
 
-    monkeypatch.setattr(read.mmap, "mmap", counting)
+    monkeypatch.setattr(arrays.mmap, "mmap", counting)
     loaded = ckpt.load(local / "step", as_numpy=True)
     monkeypatch.undo()
     assert all(map(is_mapped, loaded.values()))
@@ -179,7 +180,7 @@ def test_a_file_cut_short_is_found_before_it_is_touched(
 
 def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.MonkeyPatch):
     path, tree = saved
-    monkeypatch.setattr(finish, "is_local_disk", lambda _: False)
+    monkeypatch.setattr(execute, "is_local_disk", lambda _: False)
     loaded = ckpt.load(path, as_numpy=True)
     assert not any(map(is_mapped, loaded.values()))
     assert_same(loaded["numpy"], tree["numpy"])
@@ -199,9 +200,9 @@ def test_mappings_leave_most_descriptors_to_the_program(
     options = ckpt.Options(target_data_file_bytes=1024)
     ckpt.save(local / "step", tree, options=options)
     assert len(data_files(local / "step")) >= 4
-    monkeypatch.setattr(read, "_KEEPS_DESCRIPTORS", True)
-    monkeypatch.setattr(read, "_most_mappings", lambda: 2)
-    monkeypatch.setattr(read, "_alive", weakref.WeakSet())
+    monkeypatch.setattr(arrays, "_KEEPS_DESCRIPTORS", True)
+    monkeypatch.setattr(arrays, "_most_mappings", lambda: 2)
+    monkeypatch.setattr(arrays, "_alive", weakref.WeakSet())
     loaded = ckpt.load(local / "step", as_numpy=True)
     assert sum(map(is_mapped, loaded.values())) == 2
     assert_same(loaded, tree)
@@ -218,7 +219,7 @@ def test_a_system_that_maps_nothing_is_read_from(saved: Any, monkeypatch: pytest
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(read.mmap, "mmap", refuse)
+    monkeypatch.setattr(arrays.mmap, "mmap", refuse)
     loaded = ckpt.load(path, as_numpy=True)
     assert not is_mapped(loaded["numpy"])
     assert_same(loaded["numpy"], tree["numpy"])
@@ -237,14 +238,14 @@ def test_arrays_that_share_their_place_share_no_memory(local: Path, monkeypatch:
     """An index may name one place twice; whoever writes into one array does not change the other."""
     tree = {name: np.full((SIDE, SIDE), i, np.float32) for i, name in enumerate("ab")}
     ckpt.save(local / "step", tree)
-    plain = ours.read_index
+    plain = native.read_index
 
     def twice(*arguments: Any) -> Any:
         found = dict(plain(*arguments))
         found["b/c/0/0"] = found["a/c/0/0"]
         return found
 
-    monkeypatch.setattr(ours, "read_index", twice)
+    monkeypatch.setattr(native, "read_index", twice)
     loaded = ckpt.load(local / "step", as_numpy=True, options=UNVERIFIED)
     loaded["a"][:] = -1
     assert_same(loaded["b"], tree["a"])
@@ -260,10 +261,10 @@ def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified
     options = ckpt.Options(checksums=verified)
     ckpt.save(path, tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "is_local_disk", lambda _: False)
+        patch.setattr(execute, "is_local_disk", lambda _: False)
         plain = ckpt.load(path, as_numpy=True, options=options)
-        patch.setattr(finish, "is_local_disk", lambda _: True)
-        patch.setattr(ours, "_SMALL_BYTES", 0)  # every array is a large one
+        patch.setattr(execute, "is_local_disk", lambda _: True)
+        patch.setattr(native, "_SMALL_BYTES", 0)  # every array is a large one
         mapped = ckpt.load(path, as_numpy=True, options=options)
     assert_same(mapped, plain)
     for leaf in jax.tree.leaves(mapped):

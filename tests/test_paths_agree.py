@@ -19,15 +19,16 @@ import pytest
 from hypothesis import given, settings
 
 import ckpt_core as ckpt
-from ckpt_core._leaves import TEXT_KINDS
-from ckpt_core._load import ours
-from ckpt_core._load.opened import Opened, SavedItem, open_checkpoint
-from ckpt_core._load.read import read_leaves
-from ckpt_core._load.wants import Want
+from ckpt_core._devices.shardings import local_regions
+from ckpt_core._layout.regions import Region, region_shape
+from ckpt_core._load.checkpoint import Checkpoint, SavedItem
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers import native
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import Options
-from ckpt_core._plan import Region, region_shape
-from ckpt_core._snapshot import local_regions
-from ckpt_core._storage import Location, database, new_context, open_array, read_region
+from ckpt_core._storage import Location, new_context, open_array, read_region, writer
+from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.testing import assert_same, strategies
 
 ARRAYS = st.one_of(
@@ -60,7 +61,7 @@ Read = tuple[int, Region, np.ndarray[Any, Any]]
 
 
 def by_reader(
-    opened: Opened, item: SavedItem, wants: list[Want], checksums: bool
+    opened: Checkpoint, item: SavedItem, wants: list[Want], checksums: bool
 ) -> Iterator[Read]:
     options = Options(checksums=checksums)
     for want, parts in read_leaves(opened, item, wants, options, new_context()):
@@ -69,7 +70,7 @@ def by_reader(
             yield want.leaf, region, part
 
 
-def by_driver(opened: Opened, item: SavedItem, wants: list[Want]) -> Iterator[Read]:
+def by_driver(opened: Checkpoint, item: SavedItem, wants: list[Want]) -> Iterator[Read]:
     context = new_context()
     for want in wants:
         name = item.name_of(want.leaf)
@@ -104,7 +105,7 @@ def test_all_paths_agree(
     path = tmp_path_factory.mktemp("paths") / "step"
     with pytest.MonkeyPatch.context() as patch:
         if not as_keys:
-            patch.setattr(database, "SMALL_LEAF_BYTES", -1)
+            patch.setattr(writer, "SMALL_LEAF_BYTES", -1)
         ckpt.save(path, tree, options=chosen)
     opened = open_checkpoint(path)
     remote = replace(opened, location=Location(f"file://{path}", False))
@@ -114,7 +115,7 @@ def test_all_paths_agree(
         same(by_reader(opened, item, wants, checksums), by_driver(opened, item, wants))
         same(by_reader(opened, item, wants, checksums), by_reader(remote, item, wants, checksums))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ours, "_SMALL_BYTES", -1)  # no joined reads
+            patch.setattr(native, "_SMALL_BYTES", -1)  # no joined reads
             same(by_reader(opened, item, wants, checksums), by_driver(opened, item, wants))
     assert_same(ckpt.load(path, tree), tree)
     shutil.rmtree(path)

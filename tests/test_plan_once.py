@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core._save.plan import outline_of, plan_tree
+from ckpt_core._devices import transfer
+from ckpt_core._save.plan import plan_tree, signature_of
 from ckpt_core._tree import flatten
 
 
@@ -83,11 +84,11 @@ def test_another_tree_is_planned_anew(tmp_path: Path, change: Any) -> None:
 def test_leaves_that_are_alike_are_described_by_the_same_objects() -> None:
     """Comparing the outlines of two steps is then a comparison of pointers."""
     one, other = ({f"w{n}": jnp.full((4, 4), n + add) for n in range(9)} for add in (0, 1))
-    (first, _), (second, _) = outline_of(flatten(one)), outline_of(flatten(other))
+    (first, _), (second, _) = signature_of(flatten(one)), signature_of(flatten(other))
     assert first == second and hash(first) == hash(second)
-    for outline in (first, second):
-        assert {*map(id, outline.specs)} == {id(first.specs[0])}
-        assert {*map(id, outline.shardings), *map(id, outline.stored)} == {id(first.stored[0])}
+    for signature in (first, second):
+        assert {*map(id, signature.specs)} == {id(first.specs[0])}
+        assert {*map(id, signature.shardings), *map(id, signature.stored)} == {id(first.stored[0])}
 
 
 def test_a_deleted_array_among_others_alike_is_named(tmp_path: Path) -> None:
@@ -158,12 +159,11 @@ def test_a_kind_of_memory_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_snapshot_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpt_core import _snapshot
 
     def refuse(parts: Any, where: str) -> None:
         raise ckpt.CheckpointError(f"no {where}")
 
-    monkeypatch.setattr(_snapshot, "stage", refuse)
+    monkeypatch.setattr(transfer, "stage", refuse)
     with pytest.raises(ckpt.CheckpointError, match="no device"):
         ckpt.save_async(tmp_path / "one", tree(1), options=ckpt.Options(snapshot="device"))
     assert not list(tmp_path.iterdir())

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from ckpt_core import keep, when
-from ckpt_core._policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
-from ckpt_core._policies.names import MAX_STEP, StepNames
+from ckpt_core._directory.step_names import MAX_STEP, StepNames
+from ckpt_core._run.policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
 
 FEW = settings(max_examples=40)
 NOTHING_KNOWN = when.SaveContext()

@@ -316,7 +316,7 @@ report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else 
 
 def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
     told = together("""
-from ckpt_core._directory.local import LocalAttempt
+from ckpt_core._directory.posix import LocalAttempt
 write = LocalAttempt.write
 def failing(self, name, data):
     if index == 1 and "checksums" in name:

@@ -19,10 +19,10 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core import keep
-from ckpt_core._directory import LocalForm
-from ckpt_core._directory.names import TEMPORARY
+from ckpt_core._directory import PosixBackend
+from ckpt_core._directory.hidden_names import TEMPORARY
 from ckpt_core._load import load_checkpoint, make_request
-from ckpt_core._load.opened import open_checkpoint
+from ckpt_core._load.opening import open_checkpoint
 
 
 def state(step: int) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reading\n"
         with pytest.raises(BlockingIOError):
-            LocalForm().delete(str(tmp_path / "1"))
+            PosixBackend().delete(str(tmp_path / "1"))
     finally:
         reader.kill()
         reader.communicate(timeout=60)
-    LocalForm().delete(str(tmp_path / "1"))
+    PosixBackend().delete(str(tmp_path / "1"))
     assert os.listdir(tmp_path) == []
 
 
@@ -175,7 +175,7 @@ def test_a_store_has_no_trash(tmp_path: Path, caplog: Any) -> None:
 
 def test_time_for_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("ckpt_core._retention.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ckpt_core._run.retention.time.monotonic", lambda: now[0])
     options = ckpt.Options(delete_grace_secs=60)
     with ckpt.Checkpointer(
         tmp_path, max_to_keep=1, options=options, asynchronous=False
@@ -202,7 +202,7 @@ def test_a_failed_deletion_is_told_and_not_fatal(
     ) as checkpointer:
         checkpointer.save(1, state(1))
         with monkeypatch.context() as patch:
-            patch.setattr(LocalForm, "delete", _fail)
+            patch.setattr(PosixBackend, "delete", _fail)
             assert checkpointer.save(2, state(2))
         assert checkpointer.all_steps() == [1, 2]
         failed = [event for event in told if event.kind == "delete_failed"]
@@ -223,14 +223,14 @@ def test_a_step_deleted_between_the_look_and_the_read(
         for step in (1, 2, 3):
             checkpointer.save(step, state(step))
     follower = ckpt.Checkpointer(tmp_path, read_only=True)
-    real = LocalForm.reading
+    real = PosixBackend.reading
 
     def reading(self: Any, path: str, head: bytes) -> Any:
         if path.endswith("/3"):
             shutil.rmtree(path)
         return real(self, path, head)
 
-    monkeypatch.setattr(LocalForm, "reading", reading)
+    monkeypatch.setattr(PosixBackend, "reading", reading)
     restored = follower.restore_latest(state=state(0))
     assert restored is not None
     assert restored.step == 2
@@ -358,7 +358,7 @@ def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.Monkey
         shutil.copytree(tmp_path / "0", tmp_path / str(step))
     looked: list[str] = []
     records: list[str] = []
-    real_look, real_read = LocalForm.is_checkpoint, LocalForm.read
+    real_look, real_read = PosixBackend.is_checkpoint, PosixBackend.read
 
     def look(self: Any, path: str) -> bool:
         looked.append(path)
@@ -369,8 +369,8 @@ def test_what_thousands_of_steps_cost(tmp_path: Path, monkeypatch: pytest.Monkey
             records.append(path)
         return real_read(self, path, name)
 
-    monkeypatch.setattr(LocalForm, "is_checkpoint", look)
-    monkeypatch.setattr(LocalForm, "read", read)
+    monkeypatch.setattr(PosixBackend, "is_checkpoint", look)
+    monkeypatch.setattr(PosixBackend, "read", read)
     with ckpt.Checkpointer(
         tmp_path, keep_policy=keep.every_steps(1), asynchronous=False
     ) as checkpointer:
@@ -473,14 +473,14 @@ def test_a_step_that_is_being_verified_stays(
 ) -> None:
     with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
         checkpointer.save(1, state(1))
-        files = LocalForm.files
+        files = PosixBackend.files
 
-        def files_then_save(self: LocalForm, path: str) -> dict[str, int]:
+        def files_then_save(self: PosixBackend, path: str) -> dict[str, int]:
             found = files(self, path)
             checkpointer.save(2, state(2))
             return found
 
-        monkeypatch.setattr(LocalForm, "files", files_then_save)
+        monkeypatch.setattr(PosixBackend, "files", files_then_save)
         report = ckpt.verify(tmp_path / "1")
         assert report.ok, report.problems
         assert checkpointer.all_steps() == [1, 2]

@@ -12,12 +12,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core._load.opened import open_checkpoint
-from ckpt_core._load.read import read_leaves
-from ckpt_core._load.wants import Want
+from ckpt_core._layout.chunks import BLOCK_BYTES
+from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import KIB, MIB, Options
-from ckpt_core._plan import BLOCK_BYTES, Region, region_slices
-from ckpt_core._storage import new_context, read
+from ckpt_core._storage import arrays, new_context
 from ckpt_core.testing import assert_same
 
 ROWS, COLUMNS = 512, 4096
@@ -31,13 +32,13 @@ AN_EIGHTH_OF_COLUMNS: Region = ((0, ROWS), (COLUMNS // 8, COLUMNS // 4))
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of every read from a data file."""
     found: list[int] = []
-    plain = read.os.preadv
+    plain = arrays.os.preadv
 
     def counting(descriptor: int, buffers: Any, offset: int) -> int:
         found.append(plain(descriptor, buffers, offset))
         return found[-1]
 
-    monkeypatch.setattr(read.os, "preadv", counting)
+    monkeypatch.setattr(arrays.os, "preadv", counting)
     return found
 
 
@@ -127,16 +128,16 @@ def test_resharding_reads_everything_once(
 def test_a_compressed_chunk_is_decoded_once(
     tmp_path: Path, values: Any, devices: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    from ckpt_core._load import ours
+    from ckpt_core._load.readers import native
 
     decoded: list[Region] = []
-    plain = ours.read_region
+    plain = native.read_region
 
     def counting(array: Any, region: Region, name: str, out: Any) -> Any:
         decoded.append(region)
         return plain(array, region, name, out)
 
-    monkeypatch.setattr(ours, "read_region", counting)
+    monkeypatch.setattr(native, "read_region", counting)
     ckpt.save(tmp_path / "a", values, options=Options(compression="zstd", chunk_bytes=4 * MIB))
     mesh = Mesh(np.array(devices), ("x",))
     like = jax.ShapeDtypeStruct(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._staging import Staging
+from ckpt_core._devices.staging import Staging
 
 
 def test_the_next_save_gets_the_same_memory() -> None:
@@ -87,8 +87,8 @@ def test_memory_is_not_used_again_while_a_save_writes_it(
 
     from ckpt_core._save.write import Write
 
-    unheld = Write._write_items  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(Write, "_write_items", hold)
+    unheld = Write.write_own  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Write, "write_own", hold)
     state = np.zeros(1000)
     with ckpt.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(0, state)
@@ -107,7 +107,7 @@ def test_a_failed_save_takes_no_memory_from_the_next(
 ) -> None:
     from ckpt_core._save.write import Write
 
-    written = Write._write_items  # pyright: ignore[reportPrivateUsage]
+    written = Write.write_own  # pyright: ignore[reportPrivateUsage]
 
     def fail(self: Any, attempt: Any) -> str:
         written(self, attempt)
@@ -115,11 +115,11 @@ def test_a_failed_save_takes_no_memory_from_the_next(
 
     state = np.zeros(1000)
     with ckpt.Checkpointer(tmp_path) as checkpointer:
-        monkeypatch.setattr(Write, "_write_items", fail)
+        monkeypatch.setattr(Write, "write_own", fail)
         checkpointer.save(0, state)
         with pytest.raises(OSError, match="No space"):
             checkpointer.wait_until_finished()
-        monkeypatch.setattr(Write, "_write_items", written)
+        monkeypatch.setattr(Write, "write_own", written)
         for step in (1, 2):
             state[:] = step
             checkpointer.save(step, state)
@@ -134,7 +134,7 @@ def test_between_saves_no_more_is_kept_than_the_limit(tmp_path: Path):
     with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
         checkpointer.save(0, tree)
         checkpointer.wait_until_finished()
-        staging = checkpointer._saving._staging  # pyright: ignore
+        staging = checkpointer._parts.saving._staging  # pyright: ignore
         kept = [buffer for free in staging._free.values() for buffer in free]  # pyright: ignore
         assert not staging.lent
         assert sum(buffer.nbytes for buffer in kept) == 8000

@@ -29,9 +29,9 @@ from hypothesis.stateful import (
 
 import ckpt_core as ckpt
 from ckpt_core import keep
-from ckpt_core._directory import LocalForm
-from ckpt_core._directory.local import LocalAttempt
-from ckpt_core._load.opened import open_checkpoint
+from ckpt_core._directory import PosixBackend
+from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._load.opening import open_checkpoint
 
 OPTIONS = ckpt.Options(durable=False)
 _DEAD = "00000000-1-1"
@@ -95,7 +95,7 @@ class Directory(RuleBasedStateMachine):
         with (
             mock.patch.object(LocalAttempt, method, _killed),
             mock.patch.object(LocalAttempt, "abort"),
-            mock.patch("ckpt_core._directory.names.this_owner", return_value=_DEAD),
+            mock.patch("ckpt_core._directory.hidden_names.this_owner", return_value=_DEAD),
             mock.patch("ckpt_core._directory.leftovers.is_dead", lambda owner, _: owner == _DEAD),
         ):
             with contextlib.suppress(Killed):
@@ -166,7 +166,7 @@ class Directory(RuleBasedStateMachine):
         self.settle()
         self.value += 1
         step = self.newest + ahead
-        with mock.patch.object(LocalForm, "delete", _no_room):
+        with mock.patch.object(PosixBackend, "delete", _no_room):
             assert self.checkpointer.save(step, self.state(self.value))
             self.checkpointer.wait_until_finished()
         self.steps[step] = self.value
@@ -226,7 +226,7 @@ class Directory(RuleBasedStateMachine):
         if step in self.held:
             return
         path = f"{self.path}/{step}"
-        held = LocalForm().reading(path, open_checkpoint(path).head)
+        held = PosixBackend().reading(path, open_checkpoint(path).head)
         held.__enter__()
         self.held[step] = held
 

@@ -17,7 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._format import record
-from ckpt_core._format.nodes import dump_nodes, dump_statics, load_nodes
+from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._tree import flatten
 
 eqx = pytest.importorskip("equinox")

@@ -253,8 +253,8 @@ def test_the_grace_period(tmp_path: Path, enough: bool) -> None:
     with pytest.raises(ckpt.GraceExceeded, match="step 1 did not end within the grace period"):
         checkpointer.close()
     slow.go.set()
-    assert checkpointer._saving.in_flight._now is not None
-    assert checkpointer._saving.in_flight._now[0].wait(60)  # it went on meanwhile
+    assert checkpointer._parts.saving.in_flight._now is not None
+    assert checkpointer._parts.saving.in_flight._now[0].wait(60)  # it went on meanwhile
     checkpointer.wait_until_finished()
     assert checkpointer.all_steps() == [1]
 
@@ -371,7 +371,7 @@ def test_a_handler_that_python_does_not_know_still_hears_it() -> None:
     """jax's preemption service has one of these: without it processes could not agree."""
     code = """
 import ctypes, signal
-from ckpt_core._preemption import StopSignal
+from ckpt_core._run.preemption import StopSignal
 heard = []
 native = ctypes.CFUNCTYPE(None, ctypes.c_int)(heard.append)
 ctypes.CDLL(None).signal(int(signal.SIGTERM), native)

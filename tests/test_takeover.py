@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm
-from ckpt_core._fence import OWNER_FILE, Fence
+from ckpt_core._directory import PosixBackend
+from ckpt_core._run.fence import OWNER_FILE, Fence
 
 QUICK = ckpt.Options(durable=False)
 LIMIT_SECS = 240
@@ -246,14 +246,14 @@ def test_what_a_late_step_would_have_pushed_out_stays(
     assert old.save(9, state(OLD + 9))
     assert stall.reached.wait(LIMIT_SECS)
     assert resume(new) == 0
-    real = LocalForm.begin
+    real = PosixBackend.begin
 
     def begin(*arguments: Any, **more: Any) -> Any:
         stall.go.set()
         assert ended(old) == ""
         return real(*arguments, **more)
 
-    monkeypatch.setattr(LocalForm, "begin", begin)
+    monkeypatch.setattr(PosixBackend, "begin", begin)
     save(new, 1, NEW)
     assert values(tmp_path / "run") == {1: NEW + 1}
     assert retired(str(tmp_path / "run")) == {"9": OLD + 9}
@@ -288,14 +288,14 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
                 assert ended(old) == ""
 
         # not at the first question, which is asked before anything is written
-        begin = LocalForm.begin
+        begin = PosixBackend.begin
 
         def begin_then_wake(*arguments: Any, begin: Any = begin, **more: Any) -> Any:
             attempt = begin(*arguments, **more)
             monkeypatch.setattr(Fence, "check", check)
             return attempt
 
-        monkeypatch.setattr(LocalForm, "begin", begin_then_wake)
+        monkeypatch.setattr(PosixBackend, "begin", begin_then_wake)
         save(new, 6, NEW)
         monkeypatch.undo()
         assert stall.go.is_set()
@@ -311,7 +311,7 @@ ZOMBIE = """
 import os, signal, sys, threading
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._fence import Fence
+from ckpt_core._run.fence import Fence
 
 directory, when, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 state = lambda value: {"value": np.full(2000, value)}
@@ -496,9 +496,9 @@ def test_a_directory_that_cannot_be_written_is_restored(
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch, start(tmp_path / "run", asynchronous=False) as new:
-        patch.setattr(LocalForm, "claim", claim)
+        patch.setattr(PosixBackend, "claim", claim)
         # raised in this file, the error would be taken for that of a signal handler
-        patch.setattr("ckpt_core._checkpointer.branch.raised_by_a_handler", lambda _: None)
+        patch.setattr("ckpt_core._run.branch.raised_by_a_handler", lambda _: None)
         assert resume(new) == 0
         assert "could not be claimed" in caplog.text
         with pytest.raises(OSError, match=os.strerror(error)):

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
-from ckpt_core._directory import local as directories
+from ckpt_core._directory import posix as directories
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._plan import chunk_count, chunk_parts
+from ckpt_core._layout.chunks import chunk_count, chunk_parts
+from ckpt_core._run.tiers import agreement
 from ckpt_core._save import write
 from ckpt_core._save.agreement import Start, judge_start
-from ckpt_core._save.layout import Layout
-from ckpt_core._tiers import agreement
+from ckpt_core._save.plan_digest import Layout
 
 NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3))
@@ -378,7 +378,7 @@ def test_what_processes_left_that_are_gone(run: Run):
     for name in ("process_1-of-2", "process_1-of-1", "process_2-of-3", "mine"):
         shutil.copytree(folder / "process_0-of-1", folder / name)
     # what a process holds that lives
-    claim = directories.LocalForm().claim(str(folder / "process_2-of-3"), ".ckpt-owner", b"it")
+    claim = directories.PosixBackend().claim(str(folder / "process_2-of-3"), ".ckpt-owner", b"it")
     with run.start() as checkpointer:
         assert checkpointer.latest_step() == 0
         checkpointer.save(1, state(1))
@@ -401,15 +401,15 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Path) -> None:
         self.go, self.reached = threading.Event(), threading.Event()
-        plain = write.Write.run
+        plain = write.Write.write_own
 
-        def run(this: Any, *arguments: Any) -> int:
-            if this._target.startswith(f"{of}/"):
+        def hold(this: Any, *arguments: Any) -> None:
+            if this._job.target.startswith(f"{of}/"):
                 self.reached.set()
                 assert self.go.wait(60)
-            return plain(this, *arguments)
+            plain(this, *arguments)
 
-        monkeypatch.setattr(write.Write, "run", run)
+        monkeypatch.setattr(write.Write, "write_own", hold)
 
 
 def test_local_saves_go_on_while_a_persistent_one_is_slow(
@@ -420,7 +420,7 @@ def test_local_saves_go_on_while_a_persistent_one_is_slow(
         for step in range(3):
             assert checkpointer.save(step, state(step))
         assert held.reached.wait(60)
-        assert 2 in checkpointer.all_steps() or checkpointer._saves[0].running
+        assert 2 in checkpointer.all_steps() or checkpointer._parts.saves[0].running
         assert not (run.persistent / "0").exists()
         closing = threading.Timer(0.2, held.go.set)
         closing.start()
@@ -437,7 +437,7 @@ def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
         checkpointer.save(0, state(0))
         assert held.reached.wait(60)  # the local one is done by then
         checkpointer.save(1, state(1))
-        checkpointer._saves[0].wait(lambda: None)
+        checkpointer._parts.saves[0].wait(lambda: None)
         with pytest.raises(CheckpointError, match="still running"):
             checkpointer.save(3, state(3))
         held.go.set()
@@ -539,8 +539,8 @@ def test_what_the_processes_say_before_a_save():
     ],
 )
 def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
-    opinions = [agreement.opinion(error, there) for error, there in errors]
-    assert agreement.judge_failure(opinions) == verdict
+    votes = [agreement.vote(error, there) for error, there in errors]
+    assert agreement.judge_failure(votes) == verdict
 
 
 @given(

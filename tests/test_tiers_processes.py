@@ -128,7 +128,7 @@ on(count - 1, lambda: damage(6))
 told["the other copy"] = restored()
 
 # one of them cannot write: then none has the step, and the next one is saved
-from ckpt_core._directory import local as directories
+from ckpt_core._directory import posix as directories
 plain = directories.LocalAttempt.write
 def full(self, name, data):
     raise OSError(28, "No space left on device")
@@ -252,7 +252,7 @@ def test_four_processes(tmp_path: Path) -> None:
 KILLED = (
     COMMON
     + """
-from ckpt_core._directory import local as directories
+from ckpt_core._directory import posix as directories
 from ckpt_core._save import write
 VICTIM, PHASE = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]

@@ -27,7 +27,7 @@ from torch import nn  # noqa: E402
 from torchax_nets import Net, batch, call_jax, jax_jit, net, same, torch_view, values  # noqa: E402
 
 import ckpt_core as ckpt  # noqa: E402
-from ckpt_core._pending import Pending  # noqa: E402
+from ckpt_core._background.pending import Pending  # noqa: E402
 from ckpt_torchax import ADAPTER  # noqa: E402
 
 torchax = nets.torchax

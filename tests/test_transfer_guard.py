@@ -18,7 +18,7 @@ from jax._src.interpreters import pxla
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
-from ckpt_core import _placing
+from ckpt_core._devices import placing
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -153,11 +153,11 @@ def test_a_jax_without_the_quick_way_is_slower_and_says_so_once(
     change: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     ckpt.save(tmp_path / "a", tree)
-    monkeypatch.setattr(_placing, "_quick_way", _placing._QuickWay())
+    monkeypatch.setattr(placing, "_quick_way", placing._QuickWay())
     with caplog.at_level(logging.WARNING, "ckpt_core"):
         with monkeypatch.context() as patch:  # jax itself needs it for what comes after
             change(patch)
-            _placing._quick_way.get()
+            placing._quick_way.get()
         with jax.transfer_guard("disallow"):
             loaded = ckpt.load(tmp_path / "a")
             restored = ckpt.restore(tmp_path / "a", state=tree)["state"]

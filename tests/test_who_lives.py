@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import LocalForm, locks, names, owner
-from ckpt_core._fence import Fence
+from ckpt_core._directory import PosixBackend, hidden_names, locks, owner
+from ckpt_core._run.fence import Fence
 
 HOST, PID, START = owner.this_owner().split("-")
 LONG_AGO_SECS = time.time() - 2 * owner.FOREIGN_AGE_SECS
@@ -122,7 +122,7 @@ def test_unknown_is_not_dead_before_an_age(tmp_path: Path, age: float, dead: boo
 
 HIDDEN = """
 import json, os, sys
-from ckpt_core._directory import LocalForm, form, local, locks, store, system
+from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
 folder = sys.argv[1]
 writing, written = os.pipe()
 ending, end = os.pipe()
@@ -130,7 +130,7 @@ writer = os.fork()
 if writer == 0:
     os.close(end)
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
-    LocalForm().begin(folder + "/model", overwrite=False, durable=False, token="token")
+    PosixBackend().begin(folder + "/model", overwrite=False, durable=False, token="token")
     os.write(written, b"x")
     os.read(ending, 1)
     os._exit(0)
@@ -143,7 +143,7 @@ def cleaned():
     if child == 0:
         os.setgroups([]), os.setgid(54321), os.setuid(54321)
         seen = os.path.exists(f"/proc/{writer}")
-        os.write(told, json.dumps([seen, LocalForm().clean(folder)]).encode())
+        os.write(told, json.dumps([seen, PosixBackend().clean(folder)]).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(told)
@@ -254,7 +254,7 @@ def test_steps_of_others_in_a_local_directory(
 
 
 def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbour) -> None:
-    claim = LocalForm().claim(str(neighbour.path), ".ckpt-owner", b"token\n00000000-1-1\n")
+    claim = PosixBackend().claim(str(neighbour.path), ".ckpt-owner", b"token\n00000000-1-1\n")
     neighbour.age()
     run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
     with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbou
 
 
 def test_the_owner_file_says_who_it_is(tmp_path: Path) -> None:
-    fence = Fence(str(tmp_path), LocalForm())
+    fence = Fence(str(tmp_path), PosixBackend())
     fence.take()
     said, who = (tmp_path / ".ckpt-owner").read_text().splitlines()
     assert who == owner.this_owner()
@@ -370,10 +370,10 @@ def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
             pytest.fail("it has another head")
         with locks.deleting(str(tmp_path / "file")):
             assert not locks.is_locked(str(tmp_path / "none"))
-        LocalForm().put(str(tmp_path), "note", b"text")
-        claim = LocalForm().claim(str(tmp_path), "claim", b"text")  # dropped without close
+        PosixBackend().put(str(tmp_path), "note", b"text")
+        claim = PosixBackend().claim(str(tmp_path), "claim", b"text")  # dropped without close
         del claim
     gc.collect()
     assert len(locks.open_files) == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert not [name for name in os.listdir(tmp_path) if names.parse(name)]
+    assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]

@@ -1,24 +1,25 @@
 """Directories of checkpoints: temporary names, commit, listing, deleting.
 
-One interface, ``Form``, with two ways to commit: a file system renames a finished directory
+One interface, ``Backend``, with two ways to commit: a file system renames a finished directory
 (``local``), an object store puts the record last (``store``). Nothing else in ckpt renames or
 deletes.
 """
 
-from ckpt_core._directory.form import Attempt as Attempt
-from ckpt_core._directory.form import Form as Form
-from ckpt_core._directory.links import FileIdentity as FileIdentity
-from ckpt_core._directory.links import identify as identify
-from ckpt_core._directory.links import link_files as link_files
-from ckpt_core._directory.local import LocalForm as LocalForm
-from ckpt_core._directory.local import refuse_file as refuse_file
+from ckpt_core._directory.backend import Attempt as Attempt
+from ckpt_core._directory.backend import Backend as Backend
+from ckpt_core._directory.hardlinks import FileIdentity as FileIdentity
+from ckpt_core._directory.hardlinks import identify as identify
+from ckpt_core._directory.hardlinks import link_files as link_files
+from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import is_locked as is_locked
-from ckpt_core._directory.names import resolve as resolve
+from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
 from ckpt_core._directory.owner import introduction as introduction
 from ckpt_core._directory.owner import is_dead as is_dead
 from ckpt_core._directory.owner import this_owner as this_owner
-from ckpt_core._directory.store import StoreForm as StoreForm
-from ckpt_core._directory.system import is_local_disk as is_local_disk
+from ckpt_core._directory.posix import PosixBackend as PosixBackend
+from ckpt_core._directory.posix import refuse_file as refuse_file
+from ckpt_core._directory.step_names import is_file_name as is_file_name
+from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace
 from ckpt_core._directory.traces import traces as traces

@@ -10,9 +10,9 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from ckpt_core._directory import names
+from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import is_dead, lives
-from ckpt_core._directory.system import remove
+from ckpt_core._directory.syscalls import remove
 
 SIGNS = (
     "ckpt.json",
@@ -49,8 +49,8 @@ def replaced(path: str) -> str | None:
     parent, name = os.path.split(path)
     found = [
         os.path.join(parent, hidden.entry)
-        for hidden in names.find(parent)
-        if hidden.kind == names.REPLACED and hidden.is_of(name)
+        for hidden in hidden_names.find(parent)
+        if hidden.kind == hidden_names.REPLACED and hidden.is_of(name)
     ]
     return max(found, key=_standing, default=None)
 
@@ -67,8 +67,8 @@ def vacant_names(parent: str) -> set[str]:
     """Names in a directory of which only the old checkpoint stands there, under its hidden name."""
     return {
         hidden.name
-        for hidden in names.find(parent)
-        if hidden.kind == names.REPLACED
+        for hidden in hidden_names.find(parent)
+        if hidden.kind == hidden_names.REPLACED
         and hidden.name is not None
         and is_vacant(os.path.join(parent, hidden.name))
     }
@@ -76,8 +76,8 @@ def vacant_names(parent: str) -> set[str]:
 
 def bring_back(parent: str) -> None:
     """Gives the old checkpoints of replacements that were cut short their names again."""
-    for hidden in names.find(parent):
-        if hidden.kind != names.REPLACED or hidden.name is None or lives(hidden.owner):
+    for hidden in hidden_names.find(parent):
+        if hidden.kind != hidden_names.REPLACED or hidden.name is None or lives(hidden.owner):
             continue
         path = os.path.join(parent, hidden.name)
         aside = replaced(path)
@@ -88,25 +88,27 @@ def bring_back(parent: str) -> None:
 
 def removable(parent: str) -> list[str]:
     """Hidden names of what dead writers left, and of old checkpoints that were replaced."""
-    found = names.find(parent)
-    beside = {} if all(hidden.kind == names.TEMPORARY for hidden in found) else _digests(parent)
+    found = hidden_names.find(parent)
+    beside = (
+        {} if all(hidden.kind == hidden_names.TEMPORARY for hidden in found) else _digests(parent)
+    )
     return [hidden.entry for hidden in found if _may_go(hidden, parent, beside)]
 
 
 def _digests(parent: str) -> dict[str, str]:
-    return {names.digest(entry): entry for entry in os.listdir(parent)}
+    return {hidden_names.digest(entry): entry for entry in os.listdir(parent)}
 
 
-def _may_go(hidden: names.Hidden, parent: str, beside: dict[str, str]) -> bool:
-    if hidden.kind == names.TEMPORARY:
+def _may_go(hidden: hidden_names.Hidden, parent: str, beside: dict[str, str]) -> bool:
+    if hidden.kind == hidden_names.TEMPORARY:
         return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
     name = beside.get(hidden.digest) if hidden.digest else hidden.label
     return name is not None and has_sign(os.path.join(parent, name))
 
 
-def of_name(parent: str, name: str) -> list[names.Hidden]:
+def of_name(parent: str, name: str) -> list[hidden_names.Hidden]:
     """What belongs to one checkpoint."""
-    return [hidden for hidden in names.find(parent) if hidden.is_of(name)]
+    return [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
 
 
 def discard(paths: Iterable[str]) -> None:
@@ -116,9 +118,9 @@ def discard(paths: Iterable[str]) -> None:
     """
     for path in paths:
         parent, entry = os.path.split(path)
-        hidden = names.parse(entry)
-        if hidden is not None and hidden.kind != names.TEMPORARY:
-            gone = names.make(names.TEMPORARY, parent, hidden.label)
+        hidden = hidden_names.parse(entry)
+        if hidden is not None and hidden.kind != hidden_names.TEMPORARY:
+            gone = hidden_names.make(hidden_names.TEMPORARY, parent, hidden.label)
             try:
                 os.rename(path, gone)
             except OSError:

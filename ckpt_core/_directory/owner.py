@@ -13,6 +13,8 @@ import re
 import socket
 import time
 
+from ckpt_core._directory.syscalls import unless_absent
+
 FOREIGN_AGE_SECS = 3600.0
 """What belongs to an unknown process is taken for left behind when nothing changed in it for so long."""
 _OWNER = re.compile(r"([0-9a-f]+)-([0-9]{1,9})-([0-9]*)")
@@ -105,6 +107,6 @@ def is_dead(owner: str, path: str) -> bool:
 def _entries(path: str) -> list[str]:
     """The path and all below it: a save of hours changes nothing but what lies deepest."""
     found = [path]
-    for top, directories, files in os.walk(path):
+    for top, directories, files in os.walk(path, onerror=unless_absent):
         found += (os.path.join(top, name) for name in (*directories, *files))
     return found

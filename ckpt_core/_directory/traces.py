@@ -7,10 +7,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ckpt_core._directory import names
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.bounded_read import read_bounded
 from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives
-from ckpt_core._directory.reading import read_bounded
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.limits import most_bytes
 
@@ -37,7 +37,11 @@ class Trace:
     since_unix_secs: float
 
 
-_KINDS = {names.TEMPORARY: "unfinished", names.REPLACED: "replaced", names.KEPT: "kept"}
+_KINDS = {
+    hidden_names.TEMPORARY: "unfinished",
+    hidden_names.REPLACED: "replaced",
+    hidden_names.KEPT: "kept",
+}
 
 
 def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
@@ -54,10 +58,10 @@ def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[
         since = _since(path)
         if since is None:  # gone meanwhile, or no directory
             continue
-        hidden = names.parse(name)
+        hidden = hidden_names.parse(name)
         if hidden is not None:
             about = hidden.name or f"{hidden.label}..."
-            whose = _whose(hidden.owner, path) if hidden.kind == names.TEMPORARY else ""
+            whose = _whose(hidden.owner, path) if hidden.kind == hidden_names.TEMPORARY else ""
             found.append(Trace(_KINDS[hidden.kind], about, whose, since))
         elif _ORBAX_TEMPORARY in name:
             found.append(Trace("unfinished", name.partition(".")[0], "Orbax", since))

@@ -9,9 +9,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 
-from ckpt_core._directory import leftovers, names
+from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.leftovers import SIGNS
-from ckpt_core._directory.system import exchange
+from ckpt_core._directory.syscalls import exchange, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
 
 _ABORT_TRIES = 100
@@ -19,17 +19,17 @@ _ABORT_PAUSE_SECS = 0.02
 
 
 class Writing:
-    """The half of ``LocalForm`` that writes checkpoints; see ``Form``."""
+    """The half of ``PosixBackend`` that writes checkpoints; see ``Backend``."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
         parent, name = os.path.split(path)
-        beside = [hidden for hidden in names.find(parent) if hidden.is_of(name)]
+        beside = [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
         aside = leftovers.replaced(path) if beside else None
         if aside is not None:  # a replacement was cut short between its two renames
             os.rename(aside, path)
         _refuse_if_occupied(path, overwrite)
         created = make_directories(parent, durable)
-        temporary = names.make(names.TEMPORARY, parent, name)
+        temporary = hidden_names.make(hidden_names.TEMPORARY, parent, name)
         attempt = LocalAttempt(
             path, temporary, overwrite=overwrite, durable=durable, created=created
         )
@@ -46,13 +46,13 @@ class Writing:
         return LocalAttempt(path, attempt_path, overwrite=False, durable=durable, created=[])
 
 
-def _clean_named(parent: str, beside: list[names.Hidden]) -> list[str]:
+def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
     """Removes what dead tries at a checkpoint left; gives the old ones that the next commit outdates."""
     found = [(hidden, os.path.join(parent, hidden.entry)) for hidden in beside]
     dead = [
         path
         for hidden, path in found
-        if hidden.kind == names.TEMPORARY and leftovers.is_dead(hidden.owner, path)
+        if hidden.kind == hidden_names.TEMPORARY and leftovers.is_dead(hidden.owner, path)
     ]
     # one of them may be what was replaced, by a rename that is not on the disk yet
     if dead and is_synced(parent):
@@ -60,10 +60,12 @@ def _clean_named(parent: str, beside: list[names.Hidden]) -> list[str]:
     return superseded(parent, beside)
 
 
-def superseded(parent: str, beside: list[names.Hidden], but: str = "") -> list[str]:
+def superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") -> list[str]:
     """Where old checkpoints stand that were replaced."""
     paths = [
-        os.path.join(parent, hidden.entry) for hidden in beside if hidden.kind != names.TEMPORARY
+        os.path.join(parent, hidden.entry)
+        for hidden in beside
+        if hidden.kind != hidden_names.TEMPORARY
     ]
     return [path for path in paths if path != but and os.path.lexists(path)]
 
@@ -111,7 +113,7 @@ class LocalAttempt:
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         if self._durable:
-            for directory, _, _ in os.walk(self._temporary, topdown=False):
+            for directory, _, _ in os.walk(self._temporary, topdown=False, onerror=unless_absent):
                 if directory != self._temporary:
                     sync_directory(directory)
         # the record is last: with it the directory is whole, without it there is no checkpoint
@@ -120,13 +122,14 @@ class LocalAttempt:
             sync_directory(self._temporary)
 
     def commit(self) -> None:
-        self._identity = _identity(self._temporary)
+        status = os.lstat(self._temporary)
+        self._identity = status.st_dev, status.st_ino
         try:
             self._put_in_place()
             if self._durable:
                 sync_directory(os.path.dirname(self._target))
         except BaseException as error:
-            if _identity(self._target) != self._identity:
+            if not self._stands_at(self._target, unknown=True):
                 raise  # nobody has seen it
             # an error of the rename, too, may come after it is done
             self._keep_replaced()
@@ -151,7 +154,7 @@ class LocalAttempt:
         if self.superseded:  # between the two renames there must be one old checkpoint only
             sync_directory(parent)
             leftovers.discard(self.superseded)
-        aside = self._replaced = names.make(names.REPLACED, parent, name)
+        aside = self._replaced = hidden_names.make(hidden_names.REPLACED, parent, name)
         try:
             os.rename(self._target, aside)
             self._rename_to_target()
@@ -174,10 +177,20 @@ class LocalAttempt:
         if self._replaced is not None:
             parent, name = os.path.split(self._target)
             with contextlib.suppress(OSError):  # it stays under the name that it has
-                os.rename(self._replaced, names.make(names.KEPT, parent, name))
+                os.rename(self._replaced, hidden_names.make(hidden_names.KEPT, parent, name))
+
+    def _stands_at(self, path: str, *, unknown: bool) -> bool:
+        """Whether this try's own directory is at ``path``; ``unknown`` where the system does not say."""
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return unknown
+        return (status.st_dev, status.st_ino) == self._identity
 
     def abort(self) -> None:
-        if self._identity is not None and _identity(self._temporary) != self._identity:
+        if self._identity is not None and not self._stands_at(self._temporary, unknown=False):
             return  # it was published: what has the hidden name now is what it replaced, or nothing
         # writes that were under way when the first one failed make their directories again
         for _ in range(_ABORT_TRIES):
@@ -186,14 +199,6 @@ class LocalAttempt:
             if not os.path.lexists(self._temporary):
                 break
         _remove_empty(self._created)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _visible(error: BaseException, path: str) -> BaseException:
@@ -222,7 +227,7 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         )
     around = path
     while (around := os.path.dirname(around)) != os.path.dirname(around):
-        if os.path.exists(os.path.join(around, SIGNS[0])):
+        if os.path.isfile(os.path.join(around, SIGNS[0])):
             raise CheckpointExists(
                 f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
                 "choose another path"
@@ -297,6 +302,6 @@ def sync_directory(path: str) -> None:
 
 
 def walk_files(path: str) -> Iterator[str]:
-    for directory, _, files in os.walk(path):
+    for directory, _, files in os.walk(path, onerror=unless_absent):
         for name in files:
             yield os.path.join(directory, name)

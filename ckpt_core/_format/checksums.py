@@ -1,7 +1,7 @@
 """``<item>/checksums/process_N``: CRC-32C of every block of every chunk that process N wrote.
 
 One JSON object: ``block_bytes``, and ``chunks`` from the key of a chunk in the array database to
-the checksums of its blocks in order. Blocks are cut by ``_plan.blocks`` over the decoded bytes.
+the checksums of its blocks in order. Blocks are cut by ``_layout.chunks.blocks`` over the decoded bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import dump_json, parse_json
-from ckpt_core._plan import BLOCK_BYTES, Region, Shape, blocks, keyed_parts, region_slices
+from ckpt_core._layout.chunks import BLOCK_BYTES, blocks, keyed_parts
+from ckpt_core._layout.regions import Region, Shape, region_slices
 
 CHECKSUM_DIRECTORY = "checksums"
 

@@ -27,11 +27,11 @@ from ckpt_core._format.limits import (
     item_name,
     refuse_too_long,
 )
-from ckpt_core._format.nodes import dump_nodes, dump_statics, load_nodes
 from ckpt_core._format.scan import scan_record
-from ckpt_core._leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._options import codec_parts
 from ckpt_core._tree import LEAF, Node, Path
+from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from ckpt_core import _processes
+from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._load.broadcast import Broadcast, Lockstep
-from ckpt_core._load.finish import read_planned
-from ckpt_core._load.in_place import InPlace
-from ckpt_core._load.live import detached, refuse_twice
-from ckpt_core._load.opened import Opened, open_checkpoint
-from ckpt_core._load.plan import (
-    NOT_SAVED,
-    Planned,
-    check_patterns,
-    find_item,
-    plan_item,
-    raise_mismatches,
-)
-from ckpt_core._load.read import read_leaves
-from ckpt_core._load.request import Only, Rename, Request, Tally, check_target
+from ckpt_core._load.checkpoint import Checkpoint
+from ckpt_core._load.live_objects import detached
+from ckpt_core._load.loading import Chosen, LoadJob, Opening, run
+from ckpt_core._load.matching import find_item
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.planned import NO_STATE, NOT_SAVED
+from ckpt_core._load.request import Only, Rename, Request, check_target
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
-from ckpt_core._load.wants import NO_STATE, Reading
-from ckpt_core._load.watched import progress, watched
 from ckpt_core._options import Options
-from ckpt_core._pending import PendingLoad, nobody_is_left
 from ckpt_core._results import Restored
-from ckpt_core._storage import new_context
 
-Opening = Callable[[], Opened]
 Like = TypeVar("Like")
 
 
@@ -151,7 +137,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     request = replace(
         request,
         # taken now: threads would take theirs in any order
-        round=_processes.next_round(),
+        round=_processes.next_tag(),
         options=replace(request.options, broadcast=False),
         abandoned=nobody_is_left,
     )
@@ -172,89 +158,25 @@ def load_checkpoint(
     opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
     """``load`` of what ``opening`` opens."""
-    request = replace(request, copying=True)
-
-    def read(reading: Reading) -> Any:
-        opened = opening()
-        with watched(opened, request.options, step) as tally:
-            return _load_items(opened, like, item, request, step, tally, reading)
-
-    # what comes as numpy is a matter of this process alone
-    if request.as_numpy:
-        return read(read_leaves)
-    return _together(read, request, request.round or _processes.next_round(), "load")
+    copying = replace(request, copying=True)
+    loaded = run(LoadJob(opening, lambda found: _wanted(found, like, item), copying, step))
+    single = item is not None or loaded.checkpoint.single
+    return next(iter(loaded.values.values())) if single else loaded.values
 
 
-def _together(read: Callable[[Reading], Any], request: Request, tag: str, call: str = "") -> Any:
-    """Reads; where several processes run, none goes on before all have read.
-
-    Args:
-        tag: of the round.
-        call: what is done, where it is the first thing that is agreed on in the round.
-    """
-    processes = _processes.this_run()
-    if processes.count == 1:
-        return read(read_leaves)
-    timeout_secs = request.options.timeout_secs
-    if not request.options.broadcast:
-        tag = tag if call else f"{tag}/load"
-        return processes.together(
-            tag, lambda: read(read_leaves), timeout_secs, _cannot_load, call=call
-        )
-    if call:  # before the first transfer: those who do something else would never come to it
-        processes.agree(tag, "", lambda _: "", timeout_secs, f"{call} with broadcast")
-    lockstep = Lockstep(processes, tag, timeout_secs, _cannot_load)
-
-    def work() -> Any:
-        return lockstep.run(lambda: read(Broadcast(lockstep)))
-
-    return processes.together(f"{tag}/load", work, timeout_secs, _cannot_load)
-
-
-def _cannot_load(index: int, text: str) -> Exception:
-    """The error of another process, of the same kind where callers tell kinds apart."""
-    kinds = {"CheckpointCorrupt": CheckpointCorrupt, "CheckpointNotFound": CheckpointNotFound}
-    kind, _, message = text.partition(": ")
-    return kinds.get(kind, CheckpointError)(f"process {index} cannot load it: {kind}: {message}")
-
-
-def _load_items(
-    opened: Opened,
-    like: Any,
-    item: str | None,
-    request: Request,
-    step: int | None,
-    tally: Tally,
-    reading: Reading,
-) -> Any:
+def _wanted(checkpoint: Checkpoint, like: Any, item: str | None) -> Chosen:
+    """The items that a load gives, each with its part of ``like``."""
+    target = NOT_SAVED if like is None else like
     if item is not None:
-        chosen = {item: find_item(opened, item)}
-    else:
-        chosen = opened.items
-    context = new_context()
-    prepared: list[Planned] = []
-    single = item is not None or opened.single
-    likes = {next(iter(chosen)): like} if single else like
-    if like is not None and not single:
-        if not isinstance(like, Mapping):
-            raise TypeError(
-                f"{opened.path} holds the items {', '.join(chosen)}: like must be a dict of items, "
-                "or name one with item="
-            )
-        chosen = {name: find_item(opened, name) for name in likes}
-    for name, saved in chosen.items():
-        wanted = likes[name] if likes is not None and like is not None else NOT_SAVED
-        prepared.append(plan_item(opened, saved, wanted, request, context))
-    raise_mismatches(opened, prepared, request)
-    check_patterns(opened, prepared, request)
-    tally.progress = progress(opened, prepared, request.options, step)
-    values = {
-        planned.item.name: planned.finish(
-            read_planned(opened, planned, request, context, tally, reading)
+        return {item: (find_item(checkpoint, item), target)}
+    if checkpoint.single or like is None:
+        return {name: (saved, target) for name, saved in checkpoint.items.items()}
+    if not isinstance(like, Mapping):
+        raise TypeError(
+            f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
+            "or name one with item="
         )
-        for planned in prepared
-    }
-    return next(iter(values.values())) if single else values
+    return {name: (find_item(checkpoint, name), part) for name, part in like.items()}
 
 
 def restore(
@@ -313,73 +235,17 @@ def restore_checkpoint(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-    options = request.options
-    in_place = InPlace(options.max_host_bytes)
-    tag = request.round or _processes.next_round()
-    watching = contextlib.ExitStack()
-    agreed: list[tuple[Opened, Tally, list[Planned], Any]] = []
 
-    def plan() -> tuple[Opened, Tally, list[Planned], Any]:
-        opened = opening()
-        tally = watching.enter_context(watched(opened, request.options, step))
-        return opened, tally, *_plan_items(opened, targets, request, step, tally)
+    def choose(checkpoint: Checkpoint) -> Chosen:
+        return {name: (find_item(checkpoint, name), target) for name, target in targets.items()}
 
-    def read(reading: Reading) -> tuple[Opened, Tally, list[Planned], list[list[Any]]]:
-        with watching:
-            # taken out: whoever keeps an error keeps this function, and must not keep old arrays
-            opened, tally, prepared, context = agreed.pop() if agreed else plan()
-            # pipelines begin to prefetch while the arrays are read
-            for planned in prepared:
-                in_place.begin(planned)
-            leaves = [
-                read_planned(opened, planned, request, context, tally, reading, in_place)
-                for planned in prepared
-            ]
-            return opened, tally, prepared, leaves
-
-    try:
-        call = "restore with atomic_restore"
-        if not options.atomic_restore:
-            with contextlib.ExitStack() as failing:
-                failing.push(watching)
-                agreed.append(_agreed(plan, request, tag))
-                failing.pop_all()
-            call = ""
-        opened, tally, prepared, leaves = _together(read, request, tag, call)
-        values = in_place.finish(prepared, leaves)
-    except BaseException as error:
-        in_place.give_up(error)
-        raise
+    loaded = run(LoadJob(opening, choose, request, step, restores=True))
+    checkpoint = loaded.checkpoint
     return Restored(
-        dict(zip(targets, values, strict=True)),
-        path=opened.path,
-        metadata=opened.metadata,
-        report=tally.report(),
+        loaded.values,
+        path=checkpoint.path,
+        metadata=checkpoint.metadata,
+        report=loaded.report,
         step=step,
-        saved_items=frozenset(targets if opened.single else opened.items),
+        saved_items=frozenset(targets if checkpoint.single else checkpoint.items),
     )
-
-
-def _agreed(plan: Callable[[], Any], request: Request, tag: str) -> Any:
-    """Plans; where several processes run, none changes anything before all could."""
-    processes = _processes.this_run()
-    if processes.count == 1:
-        return plan()
-    call = "restore with broadcast" if request.options.broadcast else "restore"
-    return processes.together(tag, plan, request.options.timeout_secs, _cannot_load, call=call)
-
-
-def _plan_items(
-    opened: Opened, targets: Mapping[str, Any], request: Request, step: int | None, tally: Tally
-) -> tuple[list[Planned], Any]:
-    """The targets matched against what was saved, and the context to read in."""
-    context = new_context()
-    prepared = [
-        plan_item(opened, find_item(opened, name), target, request, context)
-        for name, target in targets.items()
-    ]
-    refuse_twice(targets, prepared)
-    raise_mismatches(opened, prepared, request)
-    check_patterns(opened, prepared, request)
-    tally.progress = progress(opened, prepared, request.options, step)
-    return prepared, context

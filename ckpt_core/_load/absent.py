@@ -5,37 +5,37 @@ from __future__ import annotations
 import difflib
 import os
 
-from ckpt_core._directory import Form, refuse_file
+from ckpt_core._directory import Backend, refuse_file
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format.record import RECORD_FILE
 
 
-def not_found(path: str, form: Form) -> CheckpointNotFound:
+def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     """The error for a path without a checkpoint, with what may have been meant."""
-    if not form.exists(path):
+    if not backend.exists(path):
         parent, _, name = path.rpartition("/")
-        beside = _worth_naming(parent, form) if parent else []
+        beside = _worth_naming(parent, backend) if parent else []
         others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
-    inside = sorted(form.children(path), key=lambda text: (len(text), text))
+    inside = sorted(backend.children(path), key=lambda text: (len(text), text))
     steps = [
         name
         for name in inside
-        if form.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()
+        if backend.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()
     ]
     if steps:
         return CheckpointNotFound(
             f"{path} is a directory of checkpoints, not one: load one of {', '.join(steps[-5:])}, or "
             "use Checkpointer(directory)"
         )
-    return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, form)}")
+    return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, backend)}")
 
 
-def _worth_naming(parent: str, form: Form) -> list[str]:
+def _worth_naming(parent: str, backend: Backend) -> list[str]:
     """The checkpoints in a directory; where there are none, whatever is not named as a step is."""
-    inside = sorted(form.children(parent), key=lambda text: (len(text), text))
-    found = [name for name in inside if form.is_checkpoint(f"{parent}/{name}")]
+    inside = sorted(backend.children(parent), key=lambda text: (len(text), text))
+    found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
     return found or [name for name in inside if not name.isdigit()]
 
 
@@ -57,13 +57,13 @@ def _file(path: str) -> tuple[str, str]:
     return f"file of {whose}" if whose else "file", advice
 
 
-def _what_is(path: str, form: Form) -> str:
+def _what_is(path: str, backend: Backend) -> str:
     """What lies where a checkpoint was looked for."""
     if os.path.isfile(path):
         kind, advice = _file(path)
         told = f"it is a {kind}, and a checkpoint is a directory"
         return f"{told}: {advice}" if advice else told
-    inside = sorted({name.partition("/")[0] for name in form.files(path)})
+    inside = sorted({name.partition("/")[0] for name in backend.files(path)})
     if not inside:
         return "it is empty, or its save never finished"
     shown = ", ".join(inside[:5]) + (f" and {len(inside) - 5} more" if len(inside) > 5 else "")

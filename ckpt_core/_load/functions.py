@@ -7,11 +7,11 @@ import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ckpt_core._code import same_function
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._load.opened import SavedItem
-from ckpt_core._match import MatchRules, renamed_path
+from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._tree import LEAF, Node, Path, format_path, static_function
+from ckpt_core._tree.code import same_function
+from ckpt_core._tree.match import MatchRules, renamed_path
 
 NONE = "no function"
 """Of a mismatch, what the side has that lacks a function."""

@@ -3,12 +3,13 @@ whole, and at its end; and what becomes of them where it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ckpt_core._errors import drop_locals
 from ckpt_core._lazy import jax
-from ckpt_core._load.wants import Planned
+from ckpt_core._load.outcomes import LiveOutcome, LiveTree, Undo
+from ckpt_core._load.planned import ItemPlan
 from ckpt_core._options import MIB
 
 _BATCH_BYTES = 128 * MIB
@@ -33,38 +34,38 @@ class InPlace:
         self._waiting_bytes = 0
         self._late_bytes = 0
         self._new: list[Any] = []
-        self._begun: dict[str, Planned] = {}
-        self._undos: list[tuple[Planned, Callable[[], object] | None]] = []
+        self._begun: dict[str, ItemPlan] = {}
+        self._early: dict[str, Any] = {}
+        self._undos: list[tuple[ItemPlan, Undo | None]] = []
 
-    def begin(self, planned: Planned) -> None:
-        """Sets an item that has ``begin`` before the others are read."""
-        if planned.begin is not None and planned.hold is not None:
-            self._undos.append((planned, planned.hold()))
-            planned.begin()
+    def begin(self, plan: ItemPlan) -> None:
+        """Sets an item whose objects are set before the others are read."""
+        outcome = plan.outcome
+        if isinstance(outcome, LiveOutcome) and outcome.early:
+            self._undos.append((plan, outcome.undo()))
+            self._early[plan.item.name] = outcome.make([])
 
-    def take(self, planned: Planned, result: int, value: Any, size_bytes: int) -> None:
+    def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes one array that was read, and sets those that wait once they are enough."""
-        if planned.set_leaves is None or not isinstance(value, jax.Array):
+        if _set_parts(plan) is None or not isinstance(value, jax.Array):
             return
         self._waiting[result] = value
         self._waiting_bytes += size_bytes
         # never few bytes at a time: to set some leaves is to walk through all of an object
         room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
         if self._waiting_bytes >= room_bytes:
-            self._set_waiting(planned)
+            self._set_waiting(plan, plan.outcome)
 
-    def _set_waiting(self, planned: Planned) -> None:
-        assert planned.set_leaves is not None
-        name, first = planned.item.name, planned.item.name not in self._begun
+    def _set_waiting(self, plan: ItemPlan, outcome: Any) -> None:
+        name, first = plan.item.name, plan.item.name not in self._begun
         self._new += self._waiting.values()
-        self._begun[name] = planned
-        held = planned.set_leaves(
-            {planned.paths[result]: value for result, value in self._waiting.items()}
+        self._begun[name] = plan
+        held = outcome.set_parts(
+            {outcome.paths[result]: value for result, value in self._waiting.items()}
         )
         self._new += held
         if held:
-            for result in self._waiting:
-                planned.kept[result] = None  # or the old array would live on in the plan
+            plan.forget(list(self._waiting))  # or the old arrays would live on in the plan
         elif first:
             del self._begun[name]  # it takes nothing but at the end
         self._waiting, self._waiting_bytes = {}, 0
@@ -74,14 +75,17 @@ class InPlace:
         self._late_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = {}, 0
 
-    def finish(self, prepared: Sequence[Planned], leaves: Sequence[list[Any]]) -> list[Any]:
+    def finish(self, plans: Sequence[ItemPlan], leaves: Sequence[list[Any]]) -> list[Any]:
         """The values of all items, live objects set; the last that a restore does."""
         values: list[Any] = []
-        for planned, read in zip(prepared, leaves, strict=True):
-            if planned.hold is not None and planned.begin is None:
-                begun = planned.item.name in self._begun
-                self._undos.append((planned, None if begun else planned.hold()))
-            values.append(planned.finish(read))
+        for plan, read in zip(plans, leaves, strict=True):
+            if plan.item.name in self._early:
+                values.append(self._early[plan.item.name])
+                continue
+            if isinstance(plan.outcome, LiveOutcome):
+                begun = plan.item.name in self._begun
+                self._undos.append((plan, None if begun else plan.outcome.undo()))
+            values.append(plan.outcome.make(read))
         return values
 
     def give_up(self, error: BaseException) -> None:
@@ -100,7 +104,7 @@ class InPlace:
         if self._begun:
             drop_locals(error)  # who keeps the error must not keep the old arrays
         # the error's traceback holds this object, which must not hold the old arrays
-        self._begun, self._new, self._undos, self._waiting = {}, [], [], {}
+        self._begun, self._new, self._undos, self._waiting, self._early = {}, [], [], {}, {}
         if interrupt is not None:
             raise interrupt from error
 
@@ -111,13 +115,13 @@ class InPlace:
         for array in self._new:
             array.delete()
         names: list[str] = []
-        for name, planned in self._begun.items():
-            old = {id(leaf) for leaf in planned.kept if leaf is not None}
-            for array in _arrays(planned):  # an adapter may have set copies of what it was given
+        for plan in self._begun.values():
+            old = {id(leaf) for leaf in plan.kept if leaf is not None}
+            for array in _arrays(plan):  # an adapter may have set copies of what it was given
                 if id(array) not in old:
                     array.delete()
-            if any(array.is_deleted() for array in _arrays(planned)):
-                names.append(name or "the target")
+            if any(array.is_deleted() for array in _arrays(plan)):
+                names.append(plan.name)
         if names:
             error.add_note(
                 f"ckpt: {', '.join(names)} held parts of two states, and "
@@ -128,24 +132,28 @@ class InPlace:
 
     def _set_back(self, error: BaseException) -> None:
         while self._undos:
-            planned, undo = self._undos[-1]
-            name = planned.item.name or "the target"
+            plan, undo = self._undos[-1]
             try:
                 if undo is not None:
                     undo()
-                elif planned.item.name not in self._begun:
-                    error.add_note(
-                        _mixed(name, "what it held was too large to be kept, or is not known")
-                    )
+                elif plan.item.name not in self._begun:
+                    why = "what it held was too large to be kept, or is not known"
+                    error.add_note(_mixed(plan.name, why))
             except Exception as failure:
                 why = f"setting it back failed: {type(failure).__name__}: {failure}"
-                error.add_note(_mixed(name, why))
+                error.add_note(_mixed(plan.name, why))
             self._undos.pop()
 
 
-def _arrays(planned: Planned) -> list[Any]:
+def _set_parts(plan: ItemPlan) -> Any:
+    """What sets some leaves of the item's one live object; None where it is set as a whole only."""
+    return plan.outcome.set_parts if isinstance(plan.outcome, LiveTree) else None
+
+
+def _arrays(plan: ItemPlan) -> list[Any]:
     """The arrays that the item's objects hold now."""
-    return [leaf for leaf in planned.held_now() if isinstance(leaf, jax.Array)]
+    assert isinstance(plan.outcome, LiveTree)
+    return [leaf for leaf in plan.outcome.held_now() if isinstance(leaf, jax.Array)]
 
 
 def _mixed(name: str, why: str) -> str:

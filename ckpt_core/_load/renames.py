@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckpt_core._errors import Mismatch, StructureMismatch
+from ckpt_core._load.adapter_renames import adapter_of_renames
+from ckpt_core._load.checkpoint import Checkpoint
 from ckpt_core._load.functions import nodes_in
-from ckpt_core._load.opened import Opened
-from ckpt_core._match import Idle, MatchRules, Renames
+from ckpt_core._load.outcomes import live_of
+from ckpt_core._load.planned import ItemPlan
 from ckpt_core._tree import format_path
+from ckpt_core._tree.match import Idle, MatchRules, Renames
 
 
-def idle_renames(opened: Opened, rules: MatchRules) -> list[Idle]:
+def idle_renames(
+    checkpoint: Checkpoint, rules: MatchRules, plans: Sequence[ItemPlan]
+) -> list[Idle]:
     """The entries that fit nothing in any item."""
     if not isinstance(rules.rename, Renames):
         return []
-    return rules.rename.idle(
+    idle = rules.rename.idle(
         format_path(path)
-        for item in opened.items.values()
+        for item in checkpoint.items.values()
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
+    return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
 
 
-def refuse_idle(opened: Opened, idle: list[Idle]) -> None:
+def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
+    """Whether it means something to the item's target, or to its adapter, in whose paths names stand elsewhere."""
+    live = live_of(plan.outcome)
+    if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
+        return True
+    adapter = adapter_of_renames(live)
+    if adapter is None:
+        return False
+    return bool(adapter.renamed({entry.old: entry.new}, list(map(format_path, plan.item.paths))))
+
+
+def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
     """Refuses entries that do nothing.
 
     Not where the checkpoint was saved under the new names: a program that reads both kinds names both.

@@ -8,11 +8,10 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
-from ckpt_core._load.wants import NO_STATE
-from ckpt_core._match import MatchRules, Select, renamer
-from ckpt_core._options import Options, checked_options
-from ckpt_core._policies.arguments import INSTEAD
+from ckpt_core._load.planned import NO_STATE
+from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
 from ckpt_core._results import RestoreReport
+from ckpt_core._tree.match import MatchRules, Select, renamer
 
 Only = str | Iterable[str] | Select | type | None
 Rename = Mapping[str, str] | Callable[[str], str] | None
@@ -109,7 +108,7 @@ def collect_targets(
     if twice:
         raise TypeError(f"targets {', '.join(twice)} were passed twice: by name and in items=")
     if "metrics" in named:
-        raise TypeError(f"metrics= is no target, as it is no item at a save: {INSTEAD}")
+        raise TypeError(f"metrics= is no target, as it is no item at a save: {METRICS_ARE_NUMBERS}")
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen

@@ -9,11 +9,11 @@ from typing import Any
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._lazy import jax
-from ckpt_core._leaves import LeafSpec
-from ckpt_core._load.opened import SavedItem
-from ckpt_core._load.place import SavedLeaf
-from ckpt_core._match import Match, Select
+from ckpt_core._load.checkpoint import SavedItem
+from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._tree import FlatTree, format_path
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.match import Match, Select
 
 WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 """How the wanted side of a mismatch ends where the target has nothing to keep."""

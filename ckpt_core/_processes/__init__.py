@@ -41,7 +41,7 @@ class Processes:
     index: int
     count: int
 
-    def agree(
+    def gather_decide(
         self,
         tag: str,
         value: str,
@@ -132,13 +132,6 @@ class Processes:
     def _key(self, tag: str) -> str:
         return f"{service.said_folder(tag)}{self.index}"
 
-    def exchange(self, tag: str, value: str, timeout_secs: float) -> list[str]:
-        """The values of all processes, by index; arguments and errors as for ``agree``.
-
-        For few and small values: every process receives what every other one sent.
-        """
-        return json.loads(self.agree(tag, value, json.dumps, timeout_secs))
-
     def _collect(self, client: Any, tag: str, timeout_secs: float) -> list[str]:
         """Process 0: waits for the values of all."""
         began = time.monotonic()
@@ -222,8 +215,23 @@ class Processes:
                 absent=[0],
             ) from error
 
-    def _decided(self, tag: str, value: str, timeout_secs: float, call: str) -> str:
-        """``decided_by_first``, of several processes."""
+    def broadcast(self, tag: str, value: str, timeout_secs: float, call: str = "decide") -> str:
+        """What process 0 says; the others wait for it.
+
+        Process 0 does not wait for them, unless it is thousands of decisions ahead.
+
+        Args:
+            tag: names the decision; the same on all processes, never used twice. A round, or a name
+                within one.
+            value: of process 0; that of the others does not count.
+            call: what is decided, as an order: who does something else at that moment is told.
+
+        Raises:
+            BarrierTimeout: process 0 said nothing in time.
+            NotTogether: process 0 came for something else.
+        """
+        if self.count == 1:
+            return value
         client = _client()
         with self._lost(tag):
             if self.index > 0:
@@ -234,6 +242,38 @@ class Processes:
                 raise self._late(client, tag, timeout_secs, slow)
             kept.put(client, tag, Said(call, value).dump())
             return value
+
+    def run_on_first(
+        self,
+        work: Callable[[], Any],
+        timeout_secs: float,
+        call: str,
+        failed: Callable[[str, str], Exception],
+    ) -> Any:
+        """What process 0's work gives, plain JSON values, on all; a failure of it is one of all.
+
+        Args:
+            work: called on process 0 alone.
+            timeout_secs, call: as for ``broadcast``.
+            failed: the error for the others, from the type and the text of that of process 0.
+        """
+        tag = next_tag()
+        if self.count == 1:
+            return work()
+        value, kind, text = None, "", ""
+        failure: Exception | None = None
+        if self.index == 0:
+            try:
+                value = work()
+            except Exception as error:
+                failure, kind, text = error, type(error).__name__, str(error)
+        said = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
+        if failure is not None:
+            raise failure
+        value, kind, text = json.loads(said)
+        if kind:
+            raise failed(kind, text)
+        return value
 
     def _heard(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
         """The others: what process 0 has decided, as soon as it has."""
@@ -265,23 +305,25 @@ class Processes:
             absent=[0],
         )
 
-    def together(
+    def run_on_all(
         self,
         tag: str,
         work: Callable[[], Any],
         timeout_secs: float,
         failed: Callable[[int, str], Exception],
-        hear: Callable[[list[str]], None] | None = None,
+        tell: Callable[[Any], str] = lambda _: "",
+        hear: Callable[[list[str]], None] = lambda _: None,
         call: str = "",
     ) -> Any:
         """Does the work and agrees that all did it; a failure of one is a failure of all.
 
         Args:
-            tag, timeout_secs, call: as for ``agree``.
+            tag, timeout_secs, call: as for ``gather_decide``.
             failed: the error for those that did not fail, from the index of the process that did
                 and what its error says, type first.
-            hear: gets, on process 0 and before any goes on, what the work gave on each process,
-                which must be text then; not called where one runs alone.
+            tell: what a process says of what its work gave, where several run.
+            hear: gets, on process 0 and before any goes on, what each process said; where it raises, no
+                process goes on.
         """
         result, error = None, None
         try:
@@ -289,18 +331,17 @@ class Processes:
         except BaseException as caught:
             error = caught
         if self.count > 1:
-            good = "" if hear is None else str(result)
-            mine = f"={good}" if error is None else f"!{type(error).__name__}: {error}"
+            mine = f"={tell(result)}" if error is None else f"!{type(error).__name__}: {error}"
 
             def judge(texts: list[str]) -> str:
                 failure = first_failure(texts)
-                if hear is not None and not failure:
+                if not failure:
                     hear([text[1:] for text in texts])
                 return failure
 
             first = ""
             try:
-                first = self.agree(tag, mine, judge, timeout_secs, call)
+                first = self.gather_decide(tag, mine, judge, timeout_secs, call)
             except NotTogether:
                 if error is None:  # else it is told what went wrong here
                     raise
@@ -334,28 +375,6 @@ def _read(client_id: int, index: int) -> service.Read:
     return service.Read(index)
 
 
-def decided_by_first(
-    processes: Processes, tag: str, value: str, timeout_secs: float, call: str = "decide"
-) -> str:
-    """What process 0 says; the others wait for it.
-
-    Process 0 does not wait for them, unless it is thousands of decisions ahead.
-
-    Args:
-        tag: names the decision; the same on all processes, never used twice. A round, or a name
-            within one.
-        value: of process 0; that of the others does not count.
-        call: what is decided, as an order: who does something else at that moment is told.
-
-    Raises:
-        BarrierTimeout: process 0 said nothing in time.
-        NotTogether: process 0 came for something else.
-    """
-    if processes.count == 1:
-        return value
-    return processes._decided(tag, value, timeout_secs, call)  # pyright: ignore[reportPrivateUsage]
-
-
 def this_run() -> Processes:
     """The processes of this run; one where jax.distributed was not initialized."""
     if _client() is None:
@@ -363,7 +382,7 @@ def this_run() -> Processes:
     return Processes(jax.process_index(), jax.process_count())
 
 
-def next_round() -> str:
+def next_tag() -> str:
     """A tag that all processes share, if all make the same calls in the same order."""
     return str(next(_rounds))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes
-from ckpt_core._save.layout import (
+from ckpt_core._save.plan_digest import (
     Fact,
     Layout,
     block_size,
@@ -71,7 +71,7 @@ def agree_to_save(
     """What process 0 offers, once all processes are about to save the same.
 
     Args:
-        tag, call, timeout_secs: as for ``Processes.agree``; the tag is that of the round.
+        tag, call, timeout_secs: as for ``Processes.gather_decide``; the tag is that of the round.
         target: what is saved to, for messages.
         items: what is saved.
         settings: what all must have alike, by the name that a message uses.
@@ -90,7 +90,7 @@ def agree_to_save(
         refusal = error  # the others wait to hear from this process
     said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
     mine = Start(settings, layout, offer, said)
-    answer = json.loads(processes.agree(tag, mine.dump(), judge_start, timeout_secs, call))
+    answer = json.loads(processes.gather_decide(tag, mine.dump(), judge_start, timeout_secs, call))
     if refusal is not None:
         raise refusal
     if answer["error"]:
@@ -159,9 +159,9 @@ def _how_they_differ(
         )
 
     mine = digests if shows else ""
-    block = int(processes.agree(f"{tag}/block", mine, judge_blocks, timeout_secs))
+    block = int(processes.gather_decide(f"{tag}/block", mine, judge_blocks, timeout_secs))
     mine = dump_block(told, size, block) if shows else ""
-    return processes.agree(f"{tag}/facts", mine, judge_facts, timeout_secs)
+    return processes.gather_decide(f"{tag}/facts", mine, judge_facts, timeout_secs)
 
 
 def items_layout(items: Sequence[PreparedItem]) -> Layout:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,9 +11,8 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
-from ckpt_core._plan import gaps
 from ckpt_core._save.prepare import PreparedItem
-from ckpt_core._storage import Location, read_index
+from ckpt_core._storage import crc32_of, outside_of_blocks, ranges_in_blocks
 
 WHOLE_DIGEST_BYTES = 32 * MIB
 """Data files up to this size are digested whole; larger ones only where no checksum covers them."""
@@ -115,7 +112,7 @@ def _digests(
     found: dict[str, FileRecord] = {}
     for name, size in sizes.items():
         if size > WHOLE_DIGEST_BYTES and name in covered:
-            crc = _crc_of_ranges(attempt.path, name, gaps(size, covered[name]))
+            crc = crc32_of(f"{attempt.path}/{name}", outside_of_blocks(size, covered[name]))
             found[name] = FileRecord(size, crc, data=True)
         else:
             found[name] = FileRecord.of(attempt.read(name))
@@ -133,18 +130,5 @@ def _covered(
             continue
         if len(item.texts) == len(item.record.paths):
             continue  # no array, hence no database
-        index = read_index(Location(f"{attempt.path}/{folder}", True), context)
-        for key, extent in index.items():
-            if extent.file and not key.endswith("zarr.json"):
-                ranges = found.setdefault(f"{folder}/{extent.file}", [])
-                ranges.append((extent.offset, extent.size_bytes))
+        found |= ranges_in_blocks(attempt.path, folder, context)
     return found
-
-
-def _crc_of_ranges(directory: str, name: str, ranges: list[tuple[int, int]]) -> int:
-    crc = 0
-    with open(os.path.join(directory, name), "rb") as file:
-        for start, stop in ranges:
-            file.seek(start)
-            crc = zlib.crc32(file.read(stop - start), crc)
-    return crc

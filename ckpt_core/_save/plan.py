@@ -15,22 +15,17 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from ckpt_core import _snapshot
+from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
-from ckpt_core._format import orbax
+from ckpt_core._format import orbax_write
 from ckpt_core._format.record import ItemRecord, LeafRecord
-from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe
-from ckpt_core._plan import (
-    Region,
-    Shares,
-    chunk_shape,
-    region_size,
-    shared_chunk_bytes,
-    whole,
-)
-from ckpt_core._save.codecs import codecs_of
-from ckpt_core._save.layout import Fact, Layout, Leaf, facts, layout_of
+from ckpt_core._layout.chunks import chunk_shape
+from ckpt_core._layout.regions import Region, region_size, whole
+from ckpt_core._layout.writers import WriterTurns, shared_chunk_bytes
+from ckpt_core._save.compression import codecs_of
+from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe
 
 _REMEMBERED = 8
 
@@ -38,7 +33,7 @@ Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
 """A codec for all leaves; or the name of the item, and patterns of paths with their codecs."""
 
 
-class Outline(NamedTuple):
+class TreeSignature(NamedTuple):
     """A tree without its values; equal ones are stored in the same way.
 
     Attributes:
@@ -77,7 +72,7 @@ class PlannedLeaf(NamedTuple):
     name: str
     spec: LeafSpec
     chunk: tuple[int, ...]
-    held: _snapshot.Held | None
+    held: shardings.LocalShards | None
     takes: tuple[tuple[int, tuple[Region, ...]], ...]
     size_bytes: int
     codec: str | None
@@ -93,7 +88,7 @@ class TreePlan:
         leaves: how each of them is stored.
         record: of the item.
         shardings: of each leaf as Orbax writes it, or None.
-        outline: of the tree.
+        signature: of the tree.
         own: whether it is one process's own checkpoint.
     """
 
@@ -101,7 +96,7 @@ class TreePlan:
     leaves: tuple[PlannedLeaf, ...]
     record: ItemRecord
     shardings: tuple[dict[str, Any] | None, ...]
-    outline: Outline = field(compare=False, repr=False)
+    signature: TreeSignature = field(compare=False, repr=False)
     own: bool = False
 
     @functools.cached_property
@@ -112,14 +107,14 @@ class TreePlan:
 
     def facts(self) -> Iterator[Fact]:
         """All that other processes must see alike, leaf by leaf."""
-        outline = self.outline
+        signature = self.signature
         described = (
             Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding)
             for leaf, stored, sharding in zip(
-                self.leaves, outline.stored, outline.shardings, strict=True
+                self.leaves, signature.stored, signature.shardings, strict=True
             )
         )
-        return facts(outline.root, described, self.own)
+        return facts(signature.root, described, self.own)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -132,14 +127,14 @@ class TreePlan:
         specs = [leaf.spec for leaf in self.leaves]
         chunks = [leaf.chunk for leaf in self.leaves]
         return (
-            (orbax.ITEM_METADATA, orbax.item_metadata(self.record.tree, specs)),
-            (orbax.SHARDING_FILE, orbax.sharding_file(self.names, self.shardings)),
-            (orbax.ARRAY_METADATA, orbax.array_metadatas(self.names, specs, chunks)),
+            (orbax_write.ITEM_METADATA, orbax_write.item_metadata(self.record.tree, specs)),
+            (orbax_write.SHARDING_FILE, orbax_write.sharding_file(self.names, self.shardings)),
+            (orbax_write.ARRAY_METADATA, orbax_write.array_metadatas(self.names, specs, chunks)),
         )
 
 
-def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
-    """The outline of a tree, and its leaves, the data of keys in place of keys.
+def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
+    """The signature of a tree, and its leaves, the data of keys in place of keys.
 
     Thousands of arrays are gone through here while the caller waits: what many of them share is
     found out once, and comes out as the same object, so that comparing outlines is quick.
@@ -148,7 +143,7 @@ def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
         UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
     """
     specs: list[LeafSpec] = []
-    shardings: list[tuple[Any, bool] | None] = []
+    placed: list[tuple[Any, bool] | None] = []
     stored: list[tuple[Any, bool] | None] = []
     data = list(flat.leaves)
     classes: set[type] = set()  # of arrays whose avals say all that a spec does
@@ -162,13 +157,13 @@ def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
             if sharding != before or committed != was_committed:
                 before, was_committed, where = sharding, committed, _bound(leaf)
             specs.append(known[1])
-            shardings.append(where)
+            placed.append(where)
             stored.append(where)
             continue
         spec = _described(leaf, flat.paths[position])
         bound = _bound(leaf) if spec.kind in ("jax", "key") else None
         specs.append(spec)
-        shardings.append(bound)
+        placed.append(bound)
         if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
             classes.add(type(leaf))
             alike[id(aval)] = aval, spec
@@ -176,8 +171,10 @@ def outline_of(flat: FlatTree) -> tuple[Outline, list[Any]]:
             data[position] = jax.random.key_data(leaf)
             bound = _bound(data[position])
         stored.append(bound)
-    outline = Outline(flat.root, tuple(flat.paths), tuple(specs), tuple(shardings), tuple(stored))
-    return outline, data
+    signature = TreeSignature(
+        flat.root, tuple(flat.paths), tuple(specs), tuple(placed), tuple(stored)
+    )
+    return signature, data
 
 
 def _described(leaf: Any, path: Path) -> LeafSpec:
@@ -214,17 +211,17 @@ def _bound_to(sharding: Any, committed: bool) -> tuple[Any, bool]:
 
 @functools.lru_cache(_REMEMBERED)
 def plan_tree(
-    outline: Outline,
+    signature: TreeSignature,
     process: int,
     process_count: int,
     chunk_bytes: int,
     compression: Compression,
     own: bool = False,
 ) -> TreePlan:
-    """The plan of one process for saving trees of this outline.
+    """The plan of one process for saving trees of this signature.
 
     Args:
-        outline: of the tree.
+        signature: of the tree.
         process: index of this process.
         process_count: of all that save together.
         chunk_bytes: the largest chunk.
@@ -234,44 +231,46 @@ def plan_tree(
     Raises:
         UnsupportedLeaf: two leaves come to one array name.
     """
-    names = tuple(orbax.check_names(outline.paths, stored_paths(outline.root, outline.paths)))
+    names = tuple(
+        orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
+    )
     if isinstance(compression, tuple):
-        common, codecs = None, codecs_of(compression[0], outline.paths, dict(compression[1]))
+        common, codecs = None, codecs_of(compression[0], signature.paths, dict(compression[1]))
     else:
         common, codecs = compression, [compression] * len(names)
     planner = LeafPlanner(process, chunk_bytes, own)
     planned = [
         planner.leaf(name, spec, stored, codec)
         for name, spec, stored, codec in zip(
-            names, outline.specs, outline.stored, codecs, strict=True
+            names, signature.specs, signature.stored, codecs, strict=True
         )
     ]
-    shardings: list[dict[str, Any] | None] = []
+    described_shardings: list[dict[str, Any] | None] = []
     distinct: dict[Any, tuple[int | None, dict[str, Any] | None]] = {}
     saved: list[dict[str, Any]] = []
     records: list[LeafRecord] = []
-    for leaf, sharding in zip(planned, outline.shardings, strict=True):
+    for leaf, sharding in zip(planned, signature.shardings, strict=True):
         position = described = None
         if sharding is not None:
             if sharding[0] not in distinct:
-                description = _snapshot.describe_sharding(sharding[0])
+                description = shardings.describe_sharding(sharding[0])
                 distinct[sharding[0]] = None if description is None else len(saved), description
                 saved += [] if description is None else [description]
             position, described = distinct[sharding[0]]
-        shardings.append(described)
+        described_shardings.append(described)
         bound = sharding is not None and sharding[1]
         own_codec = None if leaf.codec == common else leaf.codec
         records.append(LeafRecord(leaf.spec, leaf.chunk, position if bound else None, own_codec))
     record = ItemRecord(
         "tree",
-        outline.root,
-        outline.paths,
+        signature.root,
+        signature.paths,
         tuple(records),
         tuple(saved),
         common,
         1 if own else process_count,
     )
-    return TreePlan(names, tuple(planned), record, tuple(shardings), outline, own)
+    return TreePlan(names, tuple(planned), record, tuple(described_shardings), signature, own)
 
 
 class LeafPlanner:
@@ -281,11 +280,11 @@ class LeafPlanner:
         self._own = own
         self._process = process
         self._chunk_bytes = chunk_bytes
-        self._shares = Shares()
+        self._shares = WriterTurns()
         self._chunks: dict[Any, tuple[int, ...]] = {}
 
     def leaf(self, name: str, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
-        """How a leaf is stored; ``stored`` is what ``Outline.stored`` holds of it."""
+        """How a leaf is stored; ``stored`` is what ``TreeSignature.stored`` holds of it."""
         if spec.kind in TEXT_KINDS:
             return PlannedLeaf(name, spec, (), None, (), 0, codec)
         if stored is None:  # a numpy array, a number or bytes: written by process 0
@@ -295,7 +294,7 @@ class LeafPlanner:
                 return PlannedLeaf(name, spec, chunk, None, (), 0, codec)
             return PlannedLeaf(name, spec, chunk, None, ((0, (region,)),), spec.stored_bytes, codec)
         sharding, committed = stored
-        held = _snapshot.held_regions(sharding, committed, spec.stored_shape, self._process)
+        held = shardings.local_shards(sharding, committed, spec.stored_shape, self._process)
         chunk = self._chunk(spec, held.cuts, 1 if self._own else held.most_holders)
         itemsize = spec.numpy_dtype.itemsize
         takes: list[tuple[int, tuple[Region, ...]]] = []

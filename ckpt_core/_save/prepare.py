@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from ckpt_core import _adapters, _processes, _snapshot
-from ckpt_core._format import orbax, states
+from ckpt_core import _adapters
+from ckpt_core._devices import shardings, transfer
+from ckpt_core._devices.staging import Copy
+from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
-from ckpt_core._leaves import TEXT_KINDS, as_stored, to_host_array, to_text
-from ckpt_core._options import Options
-from ckpt_core._plan import within
-from ckpt_core._save.codecs import refuse_idle
-from ckpt_core._save.plan import Compression, PlannedLeaf, TreePlan, outline_of, plan_tree
-from ckpt_core._staging import Copy
+from ckpt_core._layout.regions import within
+from ckpt_core._save.compression import refuse_idle
+from ckpt_core._save.job import SaveJob
+from ckpt_core._save.plan import Compression, PlannedLeaf, TreePlan, plan_tree, signature_of
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
+from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class PreparedItem:
     @property
     def folder(self) -> str:
         """Where its files are, relative to the checkpoint."""
-        return orbax.folder_of(self.name)
+        return orbax_write.folder_of(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,27 +66,33 @@ class PreparedItem:
         return replace(self, arrays=self.landing(), landing=None)
 
 
-def prepare_item(
-    name: str,
-    value: Any,
-    processes: _processes.Processes,
-    options: Options,
-    copy: Copy | None,
-    own: bool = False,
-) -> PreparedItem:
-    """One item as it is now: flattened, planned, and snapshot.
+def prepare_items(items: Mapping[str, Any], job: SaveJob) -> list[PreparedItem]:
+    """All items of a save as they are now: flattened, planned, and snapshot.
 
-    Args:
-        copy: copies host memory that the caller could change; None where nothing is copied.
-        own: of a checkpoint that this process writes for itself: all that it holds, whoever else
-            holds it too.
+    Raises:
+        UnsupportedLeaf: a value that cannot be saved; named with the item, where there are several.
     """
+    prepared = [_prepare_named(name, value, job) for name, value in items.items()]
+    rules = job.options.compression
+    if isinstance(rules, Mapping):
+        refuse_idle(rules, [(item.name, item.record.paths) for item in prepared])
+    return prepared
+
+
+def _prepare_named(name: str, value: Any, job: SaveJob) -> PreparedItem:
+    try:
+        return _prepare(name, value, job)
+    except UnsupportedLeaf as error:
+        if job.fields.single:
+            raise
+        message = f"item {name!r}: {error}"
+        raise UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name) from error
+
+
+def _prepare(name: str, value: Any, job: SaveJob) -> PreparedItem:
     adapter = _adapters.adapter_for(value)
     if adapter is not None and _adapters.is_per_process(adapter):
-        state = adapter.get_state(value)
-        files = states.dump(state, adapter.to_text(state), processes.index, processes.count)  # pyright: ignore
-        record = ItemRecord("process", NONE, process_count=processes.count)
-        return PreparedItem(name, record, state_files=files)
+        return _prepare_state(name, value, adapter, job)
     expand_one, writable = _adapters.expander(stored=True), False
 
     def expand(obj: Any) -> Any:
@@ -93,66 +101,81 @@ def prepare_item(
         return expand_one(obj)
 
     flat = flatten(value, expand=expand, saving=True)
-    return _prepare_tree(name, flat, processes, options, (copy, copy if writable else None), own)
+    return _prepare_tree(name, flat, job, job.copy if writable else None)
 
 
-def _prepare_tree(
-    name: str,
-    flat: FlatTree,
-    processes: _processes.Processes,
-    options: Options,
-    copy: tuple[Copy | None, Copy | None],
-    own: bool,
-) -> PreparedItem:
-    outline, data = outline_of(flat)
+def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
+    """The state of a data pipeline, which each process has one of."""
+    state, processes = adapter.get_state(value), job.processes
+    text = adapter.to_text(state)
+    files = process_state.dump(state, text, processes.index, processes.count)
+    record = ItemRecord("process", NONE, process_count=processes.count)
+    return PreparedItem(name, record, state_files=files)
+
+
+def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None) -> PreparedItem:
+    """Plans a tree, and takes its values.
+
+    Args:
+        copy_jax: copies arrays of jax whose memory the caller could write to; None where nobody can.
+    """
+    signature, data = signature_of(flat)
     plan = plan_tree(
-        outline,
-        processes.index,
-        processes.count,
-        options.chunk_bytes,
-        _rules(name, options.compression),
-        own,
+        signature,
+        job.processes.index,
+        job.processes.count,
+        job.options.chunk_bytes,
+        _rules(name, job.options.compression),
+        job.own,
     )
     texts = {
-        plan.names[position]: to_text(flat.leaves[position], outline.specs[position])
+        plan.names[position]: to_text(flat.leaves[position], signature.specs[position])
         for position in plan.texts
     }
     if texts:
-        orbax.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
+        orbax_write.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
     prepared = PreparedItem(name, plan.record, plan, texts=texts)
-    copy_numpy, copy_jax = copy
-    parts = _parts(plan, data, copy_numpy)
-    sources = [
-        weakref.ref(leaf) if spec.kind == "jax" else None
-        for leaf, spec in zip(flat.leaves, outline.specs, strict=True)
-    ]
+    leaves = _snapshots(plan, flat.leaves, data, job.copy)
     # elsewhere than on a CPU the array comes to the host as a copy anyway
     copy_now = copy_jax if jax.default_backend() == "cpu" else None
     # what stage() enqueues may run after the caller wrote to memory that the arrays share
-    if options.snapshot != "host" and copy_numpy is not None and copy_now is None:
-        _snapshot.stage(parts, options.snapshot)
-        return replace(prepared, landing=lambda: _landed(plan, sources, parts))
-    _snapshot.start_transfers(parts)
+    if job.options.snapshot != "host" and job.copy is not None and copy_now is None:
+        transfer.stage([leaf.parts for leaf in leaves], job.options.snapshot)
+        return replace(prepared, landing=functools.partial(_landed, leaves))
+    transfer.start_transfers(leaf.parts for leaf in leaves)
     to_host: Callable[[Any], Any] = np.asarray
     if copy_now is not None:
         to_host = functools.partial(_copied, copy_now)
-    _bring_to_host(plan, parts, to_host)
-    return replace(prepared, landing=functools.partial(_arrays, plan, sources, parts))
+    _bring_to_host(leaves, to_host)
+    return replace(prepared, landing=functools.partial(_arrays, leaves))
+
+
+class LeafSnapshot:
+    """One leaf on its way to the disk.
+
+    Attributes:
+        plan: how it is stored.
+        parts: what this process writes of it: on devices, and later on the host.
+        source: a weak reference to the array of jax that it is of; None for others.
+    """
+
+    __slots__ = ("parts", "plan", "source")
+
+    def __init__(self, plan: PlannedLeaf, parts: list[Any], source: Any) -> None:
+        self.plan, self.parts, self.source = plan, parts, source
 
 
 def _copied(copy: Copy, part: Any) -> Any:
     return copy(np.asarray(part))
 
 
-def _landed(
-    plan: TreePlan, sources: Sequence[Any], parts: list[list[Any]]
-) -> tuple[ArrayToWrite, ...]:
+def _landed(leaves: list[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
     """Staged copies on the host; their room on the device is free again."""
     try:
-        _bring_to_host(plan, parts, np.asarray)
-        return _arrays(plan, sources, parts)
+        _bring_to_host(leaves, np.asarray)
+        return _arrays(leaves)
     finally:
-        parts.clear()
+        leaves.clear()
 
 
 def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Compression:
@@ -161,65 +184,72 @@ def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Com
     return compression
 
 
-def refuse_idle_patterns(items: list[PreparedItem], compression: Mapping[str, Any]) -> None:
-    """Raises ValueError where a pattern of ``Options.compression`` matches no leaf."""
-    refuse_idle(compression, [(item.name, item.record.paths) for item in items])
+def _snapshots(
+    plan: TreePlan, values: Sequence[Any], data: Sequence[Any], copy_numpy: Copy | None
+) -> list[LeafSnapshot]:
+    """Of each leaf what this process writes: parts on devices, or arrays on the host.
 
-
-def _parts(plan: TreePlan, data: Sequence[Any], copy_numpy: Copy | None) -> list[list[Any]]:
-    """For each leaf what this process writes of it: parts on devices, or arrays on the host."""
-    found: list[list[Any]] = []
-    for leaf, values in zip(plan.leaves, data, strict=True):
+    Args:
+        values: the leaves.
+        data: the same, the data of keys in place of keys.
+        copy_numpy: copies arrays of numpy; None where nothing is copied.
+    """
+    found: list[LeafSnapshot] = []
+    for leaf, value, stored in zip(plan.leaves, values, data, strict=True):
+        source = weakref.ref(value) if leaf.spec.kind == "jax" else None
         if leaf.whole is not None:
-            found.append([values])
+            parts = [stored]
         elif leaf.held is not None:
-            parts = _snapshot.held_data(values, leaf.held)
-            found.append([parts[position] for position, _ in leaf.takes])
+            held = transfer.held_data(stored, leaf.held)
+            parts = [held[position] for position, _ in leaf.takes]
         elif leaf.takes:
-            host = to_host_array(values, leaf.spec)
+            host = to_host_array(stored, leaf.spec)
             if copy_numpy is not None and leaf.spec.kind == "numpy":
                 host = copy_numpy(host)
-            found.append([host])
+            parts = [host]
         else:
-            found.append([])
+            parts = []
+        found.append(LeafSnapshot(leaf, parts, source))
     return found
 
 
-def _bring_to_host(
-    plan: TreePlan, parts: Sequence[list[Any]], to_host: Callable[[Any], Any]
-) -> None:
+def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]) -> None:
     """Replaces parts on devices by arrays on the host, which nothing that the caller does changes."""
-    with _snapshot.fetching():
-        for leaf, values in zip(plan.leaves, parts, strict=True):
-            if leaf.held is not None:
-                for position, value in enumerate(values):
-                    values[position] = to_host(value)
+    with transfer.fetching():
+        for leaf in leaves:
+            if leaf.plan.held is not None:
+                parts = leaf.parts
+                for position, part in enumerate(parts):
+                    parts[position] = to_host(part)
 
 
-def _arrays(
-    plan: TreePlan, sources: Sequence[Any], parts: Sequence[list[Any]]
-) -> tuple[ArrayToWrite, ...]:
+def _arrays(leaves: Iterable[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
     """What this process writes, of parts on the host."""
     arrays: list[ArrayToWrite] = []
-    for leaf, source, values in zip(plan.leaves, sources, parts, strict=True):
-        name, spec, chunk, held, takes, size_bytes, codec, all_of_it = leaf
-        if all_of_it is not None:
-            pieces = [(all_of_it, values[0])]
-        elif spec.kind in TEXT_KINDS:
+    for leaf in leaves:
+        plan = leaf.plan
+        if plan.whole is not None:
+            pieces = [(plan.whole, leaf.parts[0])]
+        elif plan.spec.kind in TEXT_KINDS:
             continue
-        elif held is None:
-            pieces = [(regions[0], host) for (_, regions), host in zip(takes, values, strict=True)]
+        elif plan.held is None:
+            takes = zip(plan.takes, leaf.parts, strict=True)
+            pieces = [(regions[0], host) for (_, regions), host in takes]
         else:
-            pieces = _device_pieces(leaf, held, values)
-        arrays.append(ArrayToWrite(name, spec, chunk, pieces, size_bytes, codec, source))
+            pieces = _device_pieces(plan, plan.held, leaf.parts)
+        arrays.append(
+            ArrayToWrite(
+                plan.name, plan.spec, plan.chunk, pieces, plan.size_bytes, plan.codec, leaf.source
+            )
+        )
     return tuple(arrays)
 
 
 def _device_pieces(
-    leaf: PlannedLeaf, held: _snapshot.Held, parts: list[np.ndarray[Any, Any]]
-) -> list[_snapshot.Piece]:
+    leaf: PlannedLeaf, held: shardings.LocalShards, parts: list[np.ndarray[Any, Any]]
+) -> list[transfer.Piece]:
     spec = leaf.spec
-    pieces: list[_snapshot.Piece] = []
+    pieces: list[transfer.Piece] = []
     for (position, regions), part in zip(leaf.takes, parts, strict=True):
         region = held.mine[position][0]
         carried = spec.stored_dtype != spec.dtype and spec.kind != "key"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.database import Location, new_context
+from ckpt_core._storage.writer import Location, new_context
 
 
 class KeyValues:
@@ -45,3 +46,10 @@ class KeyValues:
 def prefix_end(prefix: str) -> str:
     """The first key after all keys that begin with ``prefix``; empty for no end."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+
+
+def backend_of(local: bool) -> Backend:
+    """How directories of checkpoints work: those of a file system, or of an object store."""
+    return (
+        PosixBackend() if local else ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
+    )

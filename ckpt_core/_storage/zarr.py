@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._layout.chunks import chunk_count, chunk_key
+from ckpt_core._layout.regions import whole
+from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import codec_parts
-from ckpt_core._plan import INLINE_BYTES, chunk_count, chunk_key, whole
 
 _ALIGNMENT = 64
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckpt_core._tree.flat import DEFAULTDICT, Node
+from ckpt_core._tree.flatten import DEFAULTDICT, Node
 from ckpt_core._tree.static import NotPlain, static_fields
 
 

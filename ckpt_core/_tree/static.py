@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ckpt_core._code import wrapped_name
 from ckpt_core._lazy import jax
+from ckpt_core._tree.code import wrapped_name
 
 _DEEPEST = 32
 _TYPES = {cls.__name__: cls for cls in (bool, int, float, complex, str, bytes)}

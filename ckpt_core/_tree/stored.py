@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt_core._tree.flat import LEAF, Node, Path
+from ckpt_core._tree.flatten import LEAF, Node, Path
 
 
 def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core import _processes
-from ckpt_core._directory import LocalForm
+from ckpt_core._directory import PosixBackend
 from ckpt_core.bench._config import SuiteConfig
 from ckpt_core.bench._core import Skipped, TestContext
 from ckpt_core.bench._environment import describe_environment
@@ -243,7 +243,7 @@ class _Loop:
     def _delete(*paths: Path | None) -> None:
         for path in paths:
             if path is not None and path.exists():
-                LocalForm().delete(str(path))
+                PosixBackend().delete(str(path))
 
 
 def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
@@ -253,7 +253,9 @@ def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list
 
     def exchange() -> None:
         try:
-            answers.append(processes.exchange(tag, text, AGREEMENT_SECS))
+            answers.append(
+                json.loads(processes.gather_decide(tag, text, json.dumps, AGREEMENT_SECS))
+            )
         except BaseException as error:
             errors.append(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ckpt_core._directory import LocalForm
+from ckpt_core._directory import PosixBackend
 
 # The first pattern that fits a path explains it. Order matters: an item's own files come last.
 _EXPLAINED = tuple(
@@ -59,7 +59,7 @@ class Part:
 def anatomy(path: str) -> list[Part]:
     """The files of a directory with what they are for; alike ones together, in the order of paths."""
     parts: dict[tuple[str, str], tuple[int, int]] = {}
-    for name, size in sorted(LocalForm().files(path).items()):
+    for name, size in sorted(PosixBackend().files(path).items()):
         directory, _, _ = name.rpartition("/")
         # data files have random names: one line for all of a folder
         shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._errors import CheckpointNotFound
-from ckpt_core._inspect import inspect
-from ckpt_core._inspect import verify as check
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, VerifyReport
+from ckpt_core._verify import inspect
+from ckpt_core._verify import verify as check
 from ckpt_core.cli._anatomy import anatomy
 from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, steps_in, summary
 from ckpt_core.cli._text import console, counted, metric, print_json, size, when

@@ -10,21 +10,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._directory import Trace, resolve, traces
+from ckpt_core._directory.run_metadata import read_run_metadata
+from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
 )
-from ckpt_core._fence import OWNER_FILE
-from ckpt_core._inspect import describe_opened, inspect
-from ckpt_core._load.opened import form_of
-from ckpt_core._policies.names import StepNames
 from ckpt_core._results import CheckpointInfo
-from ckpt_core._retention import DAMAGED as ASIDE
-from ckpt_core._retention import RETIRED
-from ckpt_core._run_metadata import read_run_metadata
-from ckpt_core._steps import Steps, refuse_one_checkpoint
+from ckpt_core._run.fence import OWNER_FILE
+from ckpt_core._run.retention import DAMAGED as ASIDE
+from ckpt_core._run.retention import RETIRED
+from ckpt_core._run.steps import Steps, refuse_one_checkpoint
+from ckpt_core._storage import backend_of
+from ckpt_core._verify import describe_opened, inspect
 from ckpt_core.cli._text import console, metric, print_json, size, when
 
 DAMAGED = 1
@@ -35,7 +35,7 @@ _DEEPEST = 2
 def steps_in(path: str, prefix: str | None = None) -> Steps:
     """The steps below a path or URL."""
     text, local = resolve(path)
-    return Steps(text, form_of(local), StepNames(prefix))
+    return Steps(text, backend_of(local), StepNames(prefix))
 
 
 def is_run(path: str) -> bool:
@@ -46,7 +46,7 @@ def is_run(path: str) -> bool:
 def _is_one(path: str) -> bool:
     text, local = resolve(path)
     try:
-        refuse_one_checkpoint(form_of(local), text, local)
+        refuse_one_checkpoint(backend_of(local), text, local)
     except CheckpointExists:
         return True
     return False
@@ -69,7 +69,7 @@ def list_steps(
     rows = [row for row in found if row is not None]
     empty = sorted(set(steps.numbers()) - set(steps.all())) if found else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
-    run_metadata = read_run_metadata(form_of(local), directory) if of_run else None
+    run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
     if as_json:
         told = {
             "directory": directory,
@@ -139,9 +139,9 @@ def _files(path: str) -> dict[tuple[int, int], int]:
     """The sizes of all files of a local directory, each once: steps share files that did not change."""
     found: dict[tuple[int, int], int] = {}
     text, local = resolve(path)
-    form = form_of(local)
-    text = form.replaced(text) or text
-    for name, size_bytes in form.files(text).items() if local else ():
+    backend = backend_of(local)
+    text = backend.replaced(text) or text
+    for name, size_bytes in backend.files(text).items() if local else ():
         try:
             status = os.stat(os.path.join(text, name))
         except OSError:  # deleted just now, or a link that leads nowhere
@@ -198,7 +198,7 @@ def _deeper(directory: str, levels: int) -> str | None:
     """A directory further down that has steps, the nearest first."""
     below = [
         f"{directory}/{name}"
-        for name in sorted(form_of("://" not in directory).children(directory))
+        for name in sorted(backend_of("://" not in directory).children(directory))
     ]
     for path in below:
         if steps_in(path).latest() is not None:

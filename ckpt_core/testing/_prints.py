@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from ckpt_core import _adapters
-from ckpt_core._leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 
 MOST_SHOWN = 4
 """Elements of an array that a message shows."""

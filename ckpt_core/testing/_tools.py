@@ -17,9 +17,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ckpt_core import _adapters
-from ckpt_core._leaves import is_key_dtype
 from ckpt_core._tree import Node, flatten, format_path
 from ckpt_core._tree import Path as LeafPath
+from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference
 
 Placement = dict[str, tuple[Sharding, bool]]
@@ -53,7 +53,7 @@ def is_per_process(subject: Any) -> bool:
 def packages_of(subject: Any) -> tuple[str, ...]:
     """The packages that an object and its adapter come from: root names, without the tests' own."""
     adapter = adapter_of(subject)
-    if _adapters.is_lenient(adapter):
+    if _adapters.accepts_any_structure(adapter):
         return (type(subject).__module__.partition(".")[0],)
     roots = {base.__module__.partition(".")[0] for base in type(subject).__mro__}
     known = {entry.name for entry in entry_points(group=_adapters.GROUP)} & roots

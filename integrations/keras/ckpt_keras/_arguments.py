@@ -36,6 +36,23 @@ class Arguments:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     options: Options | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses arguments that do not go together, and numbers that are none."""
+        if self.max_to_keep is not None and self.max_to_keep < 1:
+            raise ValueError(
+                f"max_to_keep must be at least 1, or None to keep all, got {self.max_to_keep}"
+            )
+        checked_mode(self.mode)
+        checked_save_freq(self.save_freq)
+        interval = checked_period(self.save_interval_steps, "save_interval_steps")
+        if interval is not None and self.save_freq != "epoch":
+            raise ValueError(
+                f"save_interval_steps={interval} and save_freq={self.save_freq!r} both say when to save: pass one"
+            )
+        checked_period(self.keep_period, "keep_period")
+        if self.keep_period is not None and self.max_to_keep is None:
+            raise ValueError("keep_period needs max_to_keep: without it every step is kept anyway")
+
     @property
     def unit(self) -> str:
         """What step numbers count."""
@@ -123,37 +140,3 @@ def checked_track(track: Any) -> tuple[Any, ...]:
         if not hasattr(callback, "on_epoch_end"):
             raise TypeError(f"track takes callbacks, got a {type(callback).__name__}")
     return tuple(track)
-
-
-def make_arguments(given: Mapping[str, Any]) -> Arguments:
-    """The arguments of ``OrbaxCheckpointCallback``, checked."""
-    directory, monitor = directory_of(given["directory"], given["monitor"], given["checkpoint_dir"])
-    max_to_keep = given["max_to_keep"]
-    if max_to_keep is not None and max_to_keep < 1:
-        raise ValueError(f"max_to_keep must be at least 1, or None to keep all, got {max_to_keep}")
-    interval = checked_period(given["save_interval_steps"], "save_interval_steps")
-    if interval is not None and given["save_freq"] != "epoch":
-        raise ValueError(
-            f"save_interval_steps={interval} and save_freq={given['save_freq']!r} both say when to save: pass one"
-        )
-    if given["keep_period"] is not None and max_to_keep is None:
-        raise ValueError("keep_period needs max_to_keep: without it every step is kept anyway")
-    return Arguments(
-        directory=directory,
-        monitor=monitor,
-        verbose=int(given["verbose"]),
-        save_best_only=bool(given["save_best_only"]),
-        mode=checked_mode(given["mode"]),
-        save_freq=checked_save_freq(given["save_freq"]),
-        max_to_keep=max_to_keep,
-        save_on_background=bool(given["save_on_background"]),
-        save_weights_only=bool(given["save_weights_only"]),
-        steps_per_epoch=int(given["steps_per_epoch"]),
-        restore=bool(given["restore"]),
-        host_only=bool(given["host_only"]),
-        save_interval_steps=interval,
-        keep_period=checked_period(given["keep_period"], "keep_period"),
-        track=checked_track(given["track"]),
-        extra=checked_extra(given["extra"]),
-        options=given["options"],
-    )

@@ -94,6 +94,12 @@ class AssetsTarget:
         table = table_of(rename or {})
         told = json.loads(names) if names else {}
         saved = {place: leading(name, table) for place, name in told.items()}
+        self.reads_renames = frozenset(
+            old
+            for old, new in (rename or {}).items()
+            if any(leading(name, table_of({old: new})) != name for name in told.values())
+        )
+        """What of ``rename=`` means something here, where the paths that were saved do not show it."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
         leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
         places = _places(leaves, {*saved, *owners})

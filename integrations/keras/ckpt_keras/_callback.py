@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_core import Checkpointer, Options
-from ckpt_keras._arguments import make_arguments
+from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
 from ckpt_keras._run import FitRun
 
@@ -89,7 +89,26 @@ class OrbaxCheckpointCallback(FitRun):
         checkpoint_dir: str | os.PathLike[str] | None = None,
         steps_per_epoch: int = 1,
     ) -> None:
-        arguments = make_arguments(locals())
+        place, monitor = directory_of(directory, monitor, checkpoint_dir)
+        arguments = Arguments(
+            directory=place,
+            monitor=monitor,
+            verbose=int(verbose),
+            save_best_only=bool(save_best_only),
+            mode=mode,
+            save_freq=save_freq,
+            max_to_keep=max_to_keep,
+            save_on_background=bool(save_on_background),
+            save_weights_only=bool(save_weights_only),
+            steps_per_epoch=int(steps_per_epoch),
+            restore=bool(restore),
+            host_only=bool(host_only),
+            save_interval_steps=save_interval_steps,
+            keep_period=keep_period,
+            track=checked_track(track),
+            extra=checked_extra(extra),
+            options=options,
+        )
         require_jax(host_only)
         super().__init__(arguments, data, initial_value_threshold)
 

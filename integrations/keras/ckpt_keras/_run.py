@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +16,7 @@ from ckpt_keras import _inside_fit, _monitor, _progress, _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._data import FitData
 from ckpt_keras._ema import Averages
+from ckpt_keras._ending import ending
 from ckpt_keras._entering import entered_at
 from ckpt_keras._inside_fit import InsideFit
 from ckpt_keras._progress import Progress
@@ -70,7 +68,7 @@ class FitRun(keras.callbacks.Callback):
             before.abandon()  # of a fit that an exception ended, which somebody still holds
         self._ended = None
         session = self._session = Session(self._arguments, model)
-        _inside_fit.when_over(self._inside, _ending(self, session))
+        _inside_fit.when_over(self._inside, ending(self, session))
         self._data.begin(self._inside)
         restored = None
         if self._interrupted:
@@ -385,26 +383,3 @@ def _process_count() -> int:
     import jax
 
     return jax.process_count()
-
-
-def _ending(run: FitRun, session: Session) -> Callable[[], None]:
-    """What ends a session whose ``fit`` is gone; holds the callback only while somebody else does."""
-    held = weakref.ref(run)
-
-    def close() -> None:
-        session.abandon()
-        owner = held()
-        if owner is not None:
-            owner.closed(session)
-
-    def end() -> None:
-        # in a thread of its own: this may be the garbage collection of any, the saving one's too
-        ending = threading.Thread(target=close, name="ckpt-keras-end")
-        owner = held()
-        if owner is not None:
-            owner.interrupted(session)
-        if not session.closed:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and the core sees to it
-                ending.start()
-
-    return end

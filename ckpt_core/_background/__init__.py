@@ -1,0 +1,1 @@
+"""Work in threads of its own, and the end of the interpreter."""

@@ -1,0 +1,1 @@
+"""Arrays on devices: to host memory and back, and where they lie."""

@@ -1,0 +1,221 @@
+"""Who holds which region of an array, and shardings as JSON and back."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._layout.regions import Region, Shape, to_region, whole
+from ckpt_core._lazy import jax
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShards:
+    """How an array is cut into shards, and which of them one process holds.
+
+    Attributes:
+        cuts: regions with the borders of all shards: few, however many shards there are.
+        mine: every distinct region of this process, with the processes that hold it, and a device
+            of this process that does.
+        most_holders: by how many processes a region is held, at most.
+    """
+
+    cuts: tuple[Region, ...]
+    mine: tuple[tuple[Region, tuple[int, ...], Any], ...]
+    most_holders: int
+
+
+def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> LocalShards:
+    """What this process holds of an array of that shape.
+
+    Args:
+        sharding: of the array.
+        committed: whether the array is bound to the devices of the sharding.
+        shape: of the array.
+        process: index of this process.
+    """
+    single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
+    if sharding.is_fully_addressable and (single or sharding.is_fully_replicated):
+        region = whole(shape)
+        # every process has one of its own, as it has of a numpy array: the first one writes
+        writer = 0 if single and not committed else process
+        return LocalShards((region,), ((region, (writer,), None),), 1)
+    return _held(sharding, shape, process)
+
+
+@functools.lru_cache(4096)
+def _held(sharding: Any, shape: Shape, process: int) -> LocalShards:
+    """Looks at every device once; a tree has few shardings and shapes."""
+    holders: dict[Region, set[int]] = {}
+    mine: dict[Region, Any] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        region = to_region(index, shape)
+        holders.setdefault(region, set()).add(device.process_index)
+        if device.process_index == process:
+            mine.setdefault(region, device)
+    edges = [sorted({region[axis] for region in holders}) for axis in range(len(shape))]
+    longest = max(map(len, edges), default=1)
+    cuts = tuple(tuple(axis[min(n, len(axis) - 1)] for axis in edges) for n in range(longest))
+    return LocalShards(
+        cuts,
+        tuple((region, tuple(sorted(holders[region])), mine[region]) for region in sorted(mine)),
+        max(map(len, holders.values())),
+    )
+
+
+def describe_sharding(sharding: Any) -> dict[str, Any] | None:
+    """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mesh: Any = sharding.mesh
+        described: dict[str, Any] = {
+            "sharding_type": "NamedSharding",
+            "shape": list(mesh.devices.shape),
+            "axis_names": list(mesh.axis_names),
+            "axis_types": [f"AxisType.{kind.name}" for kind in mesh.axis_types],
+            "partition_spec": [
+                list(part) if isinstance(part, tuple) else part for part in sharding.spec
+            ],
+            "device_mesh": {"mesh": _nested_ids(mesh.devices)},
+        }
+        return described | _memory_kind(sharding)
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        described = {"sharding_type": "SingleDeviceSharding", "device_str": str(device)}
+        return described | _memory_kind(sharding)
+    return None
+
+
+def _memory_kind(sharding: Any) -> dict[str, Any]:
+    kind = sharding.memory_kind
+    return {} if kind in (None, "device") else {"memory_kind": kind}
+
+
+def _nested_ids(devices: Any) -> Any:
+    if devices.ndim == 0:
+        return {"id": int(devices.item().id)}
+    return [
+        _nested_ids(part) if isinstance(part, np.ndarray) else {"id": int(part.id)}
+        for part in devices
+    ]
+
+
+def rebuild_sharding(
+    described: dict[str, Any] | None, mesh: jax.sharding.Mesh | None = None
+) -> Any:
+    """The sharding on the devices of this process, or None where they do not allow it.
+
+    Args:
+        described: what ``describe_sharding`` gave.
+        mesh: use this mesh instead of the saved one; axes that it lacks are not sharded over.
+    """
+    try:
+        if described is None:
+            return None
+        if described["sharding_type"] == "SingleDeviceSharding":
+            if mesh is not None:
+                return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+            for device in jax.local_devices():
+                if described["device_str"] in (str(device), f"{device.platform}:{device.id}"):
+                    return jax.sharding.SingleDeviceSharding(
+                        device, memory_kind=described.get("memory_kind")
+                    )
+            return None
+        if described["sharding_type"] != "NamedSharding":
+            return None
+        spec = [
+            tuple(part) if isinstance(part, list) else part for part in described["partition_spec"]
+        ]
+        if mesh is not None:
+            return jax.sharding.NamedSharding(
+                mesh, jax.sharding.PartitionSpec(*(_refit(part, mesh) for part in spec))
+            )
+        saved = _saved_mesh(described)
+        kind = described.get("memory_kind")
+        return (
+            None
+            if saved is None
+            else jax.sharding.NamedSharding(
+                saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
+            )
+        )
+    except Exception:  # jax has errors of its own for what fits no mesh
+        return None  # a description that this jax does not understand is as good as none
+
+
+def _refit(part: Any, mesh: jax.sharding.Mesh) -> Any:
+    names = part if isinstance(part, tuple) else (part,)
+    kept = tuple(name for name in names if name in mesh.axis_names)
+    return (kept[0] if len(kept) == 1 else kept) if kept else None
+
+
+def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
+    by_id = {device.id: device for device in jax.devices()}
+    ids: list[int] = []
+
+    def collect(node: Any) -> None:
+        if isinstance(node, list):
+            for child in node:
+                collect(child)
+        else:
+            ids.append(node["id"])
+
+    collect(described["device_mesh"]["mesh"])
+    if any(device_id not in by_id for device_id in ids):
+        return None
+    devices = np.array([by_id[device_id] for device_id in ids], dtype=object).reshape(
+        described["shape"]
+    )
+    types = tuple(
+        getattr(jax.sharding.AxisType, str(kind).rpartition(".")[2])
+        for kind in described.get("axis_types") or []
+    )
+    return jax.sharding.Mesh(devices, described["axis_names"], axis_types=types or None)
+
+
+def local_regions(sharding: Any, shape: Shape) -> list[Region]:
+    """The distinct regions of an array of ``shape`` that this process's devices hold."""
+    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return [whole(shape)]
+    regions = (
+        to_region(index, shape)
+        for index in sharding.addressable_devices_indices_map(shape).values()
+    )
+    return list(dict.fromkeys(regions))
+
+
+def concrete(sharding: Any) -> Any:
+    """A sharding over real devices: an abstract mesh is replaced by the mesh in use.
+
+    Raises:
+        ValueError: the mesh is abstract, and none is in use.
+    """
+    if isinstance(sharding, jax.sharding.NamedSharding) and not isinstance(
+        sharding.mesh, jax.sharding.Mesh
+    ):
+        mesh = jax.sharding.get_mesh()
+        if mesh.empty or tuple(mesh.axis_names) != tuple(sharding.mesh.axis_names):
+            raise ValueError(
+                f"the target's sharding {sharding.spec} lies on an abstract mesh "
+                f"{sharding.mesh.axis_names}: load inside `with jax.set_mesh(mesh):`"
+            )
+        return jax.sharding.NamedSharding(mesh, sharding.spec)
+    return sharding
+
+
+def wanted_sharding(leaf: Any) -> Any:
+    """Where a target leaf lies: None for uncommitted and for leaves that do not say."""
+    if isinstance(leaf, jax.Array):
+        return leaf.sharding if getattr(leaf, "committed", True) else None
+    return concrete(getattr(leaf, "sharding", None))
+
+
+def topology() -> dict[str, Any]:
+    """Processes, devices and platform of this run."""
+    return {
+        "process_count": jax.process_count(),
+        "device_count": jax.device_count(),
+        "platform": jax.default_backend(),
+    }

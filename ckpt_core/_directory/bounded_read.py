@@ -1,0 +1,137 @@
+"""Reading files that may be anything: longer than they can be, pipes, devices, links to nowhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ckpt_core._directory.syscalls import refuse_special
+from ckpt_core._errors import CheckpointCorrupt
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""A pipe would never answer: it is opened without waiting, and then refused."""
+_LEAST_BYTES = 4095
+_LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
+    """The bytes of a regular file, or of the one that a link leads to; None where there is none.
+
+    Args:
+        directory: a checkpoint, or where checkpoints lie.
+        name: of the file in it, for messages too.
+        most_bytes: that it can have.
+
+    Raises:
+        CheckpointCorrupt: it is longer than it can be, of which nothing is read; it is no regular
+            file; or it is a link that leads nowhere.
+    """
+    path = os.path.join(directory, name)
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            what = f"is a link to {os.readlink(path)}, which is not there"
+            raise _corrupt(path, name, what) from None
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _corrupt(path, name, "is a link that leads in a circle") from error
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device that is not there
+            refuse_special(os.stat(path).st_mode, path, name)
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        refuse_special(status.st_mode, path, name)
+        size, data = status.st_size, b""
+        if size <= most_bytes:
+            data = _read(descriptor, path, name, size, most_bytes)
+            size = len(data)
+    finally:
+        os.close(descriptor)
+    if size > most_bytes:
+        what = f"has {size} bytes, and can have {most_bytes} at most"
+        raise _corrupt(path, name, f"{what}: it is damaged, and not read")
+    return data
+
+
+def _read(descriptor: int, path: str, name: str, size_bytes: int, most_bytes: int) -> bytes:
+    """Until the end, which in the file systems of the kernel is not where the size says."""
+    parts: list[bytes] = []
+    done = 0
+    try:
+        while part := os.read(descriptor, max(size_bytes - done, _LEAST_BYTES) + 1):
+            parts.append(part)
+            done += len(part)
+            if done > most_bytes:
+                break
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    except MemoryError as error:
+        what = f"has {size_bytes} bytes, for which there is no memory"
+        raise _corrupt(path, name, what) from error
+
+
+def size_of(path: str) -> int | None:
+    """The length of a regular file, links followed; -1 of what is none, None where nothing is."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1 if os.path.islink(path) else None
+    except OSError as error:
+        if error.errno in _LEADS_NOWHERE:
+            return -1
+        raise
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def file_sizes(path: str) -> dict[str, int]:
+    """``size_of`` of all files below a directory, by their paths relative to it.
+
+    Links to directories are followed; a directory that is met again is not entered a second time,
+    so this ends wherever they lead.
+    """
+    found: dict[str, int] = {}
+    seen: set[tuple[int, int]] = set()
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        full = os.path.join(path, folder)
+        try:
+            status = os.stat(full)
+            with os.scandir(full) as entries:
+                listed = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # deleted meanwhile
+        except OSError as error:
+            if error.errno not in _LEADS_NOWHERE:
+                raise
+            found[folder] = -1
+            continue
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        for entry in listed:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if _is_directory(entry):
+                waiting.append(name)
+                continue
+            size = size_of(entry.path)
+            if size is not None:
+                found[name] = size
+    return found
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno not in _LEADS_NOWHERE:
+            raise
+        return False
+
+
+def _corrupt(path: str, name: str, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{path} {what}", file=name)

@@ -1,0 +1,191 @@
+"""Checkpoints in an object store: nothing can be renamed, so the record is put last.
+
+Until ``ckpt.json`` is there, a checkpoint does not exist. It is put on condition that none is
+there yet; where the answer to that put was lost and the retry is refused, the record found is
+compared with our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ckpt_core._directory.locks import Claim
+from ckpt_core._directory.owner import introduction
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.limits import most_bytes
+
+RECORD = "ckpt.json"
+ATTEMPT = "ckpt.attempt"
+"""Written first: says that what is there without a record is a try of ours, and may be cleared.
+
+It holds the token of the try, and who began it.
+"""
+_FOREIGN_SIGNS = ("commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA")
+
+
+class Keys(Protocol):
+    """The keys and values below one prefix of a store."""
+
+    def get(self, key: str) -> bytes | None: ...
+    def put(self, key: str, value: bytes) -> None: ...
+    def put_if_absent(self, key: str, value: bytes) -> bool: ...
+    def list(self, prefix: str = "") -> list[str]: ...
+    def delete_all(self, prefix: str = "") -> None: ...
+
+
+class ObjectStoreBackend:
+    """Checkpoints as prefixes; see ``Backend``.
+
+    Args:
+        open_keys: gives the keys and values below a URL.
+    """
+
+    def __init__(self, open_keys: Callable[[str], Keys]) -> None:
+        self._open = open_keys
+
+    def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> StoreAttempt:
+        keys = self._open(path)
+        if keys.get(RECORD) is not None:
+            if overwrite:
+                raise CheckpointError(
+                    f"{path}: an object store cannot replace a checkpoint in one step, so "
+                    "overwrite=True would risk the old one: save to another name, or delete it first"
+                )
+            raise CheckpointExists(f"{path} exists already: choose another path")
+        present = keys.list()
+        if present and ATTEMPT not in present:
+            raise CheckpointExists(
+                f"{path} holds something else ({', '.join(present[:3])}): choose another path"
+            )
+        if present:
+            keys.delete_all()  # what a try that never committed left behind
+        keys.put(ATTEMPT, f"{token} {introduction()}".encode())
+        return StoreAttempt(path, keys, token)
+
+    def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
+        return StoreAttempt(path, self._open(path))
+
+    def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
+        # an object has all the bytes that its size says, so this costs what its owner paid for
+        data = self._open(path).get(name)
+        most = most_bytes(name) if limit_bytes is None else limit_bytes
+        if data is not None and len(data) > most:
+            raise CheckpointCorrupt(
+                f"{path}/{name} has {len(data)} bytes, and can have {most} at most: it is damaged",
+                file=name,
+            )
+        return data
+
+    def put(self, path: str, name: str, data: bytes) -> None:
+        self._open(path).put(name, data)
+
+    def claim(self, path: str, name: str, data: bytes) -> Claim:
+        self.put(path, name, data)
+        return Claim(None, False)
+
+    def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a store has no locks: Options.delete_grace_secs
+
+    def files(self, path: str) -> dict[str, int]:
+        return _sizes(self._open(path))
+
+    def size(self, path: str, name: str) -> int | None:
+        data = self._open(path).get(name)
+        return None if data is None else len(data)
+
+    def children(self, path: str) -> list[str]:
+        names = {key.partition("/")[0] for key in self._open(path).list() if "/" in key}
+        return sorted(name for name in names if not name.startswith("."))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._open(path).list())
+
+    def is_checkpoint(self, path: str) -> bool:
+        keys = self._open(path)
+        if keys.get(RECORD) is not None:
+            return True
+        present = keys.list()
+        return ATTEMPT not in present and any(key in _FOREIGN_SIGNS for key in present)
+
+    def delete(self, path: str, trash: str | None = None) -> None:
+        if trash is not None:
+            raise CheckpointError(
+                f"{path}: an object store cannot rename, so nothing can be moved to {trash!r}: delete it, and "
+                "leave Options(trash_directory=) out there"
+            )
+        keys = self._open(path)
+        keys.delete_all(RECORD)  # without its record it no longer exists
+        keys.delete_all()
+
+    def clean(self, path: str) -> list[str]:
+        return []  # a try has no name of its own here: the next one at the same path clears it
+
+    def replaced(self, path: str) -> str | None:
+        return None
+
+
+def _sizes(keys: Keys, prefix: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+    known = told or {}
+    return {
+        key: known[key] if key in known else len(keys.get(key) or b"") for key in keys.list(prefix)
+    }
+
+
+class StoreAttempt:
+    """One try; see ``Attempt``.
+
+    Args:
+        token: of the try that this process began; None in one that it joined.
+    """
+
+    def __init__(self, path: str, keys: Keys, token: str | None = None) -> None:
+        self._path = path
+        self._keys = keys
+        self._token = token
+        self._record = RECORD, b""
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def write(self, name: str, data: bytes) -> None:
+        self._keys.put(name, data)
+
+    def read(self, name: str) -> bytes:
+        found = self._keys.get(name)
+        if found is None:
+            raise FileNotFoundError(f"{self._path}/{name}")
+        return found
+
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+        return _sizes(self._keys, f"{below}/" if below else "", told or {})
+
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        # what was put is durable, and the record is what makes the checkpoint visible
+        self._record = record_name, record
+
+    def commit(self) -> None:
+        record_name, record = self._record
+        token, who = self._standing()
+        if token != self._token:
+            raise CheckpointError(
+                f"{self._path}: another try ({who}, token {token or 'none'}) has begun to write here since, "
+                "and removed what this one wrote: nothing was committed. Give each run a directory of "
+                "its own"
+            )
+        if self._keys.put_if_absent(record_name, record):
+            return
+        if self._keys.get(record_name) != record:
+            raise CheckpointExists(f"{self._path}: another writer committed it meanwhile")
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._standing()[0] == self._token and self._keys.get(RECORD) is None:
+                self._keys.delete_all()
+
+    def _standing(self) -> tuple[str, str]:
+        """Token of the try whose files lie here, and who began it."""
+        token, _, who = (self._keys.get(ATTEMPT) or b"").decode(errors="replace").partition(" ")
+        return token, who or "an unknown one"

@@ -1,0 +1,144 @@
+"""Checkpoints in a file system: written under a temporary name, made durable, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+
+from ckpt_core._directory import hidden_names, leftovers
+from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
+from ckpt_core._directory.leftovers import SIGNS as _SIGNS
+from ckpt_core._directory.locks import Claim, LockFile, deleting, is_locked, reading
+from ckpt_core._directory.syscalls import remove, remove_tree
+from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
+from ckpt_core._directory.writing import (
+    Writing,
+    is_synced,
+    make_directories,
+    superseded,
+    sync_directory,
+)
+from ckpt_core._format.limits import most_bytes
+
+_MOST_TRASH_NAME_BYTES = 120  # a name there may get a suffix, and some file systems take 143 in all
+
+
+def refuse_file(path: str) -> None:
+    """Raise NotADirectoryError where a file lies; a URL never is one."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
+
+
+class PosixBackend(Writing):
+    """Checkpoints as directories; see ``Backend``."""
+
+    def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
+        return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
+
+    def put(self, path: str, name: str, data: bytes) -> None:
+        self._put_held(path, name, data).close()
+
+    def claim(self, path: str, name: str, data: bytes) -> Claim:
+        contested = is_locked(os.path.join(path, name))
+        return Claim(self._put_held(path, name, data), contested)
+
+    def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
+        """Writes a file in one step, and gives it, open and locked."""
+        # a save finds the directories there, and syncs only those that it makes itself
+        make_directories(path, durable=True)
+        temporary = hidden_names.make(hidden_names.TEMPORARY, path, name)
+        try:
+            # for reading too: a shared lock on NFS takes that
+            file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        except OSError:
+            remove(temporary)
+            raise
+        try:
+            file.lock(fcntl.LOCK_SH)
+            assert file.descriptor is not None
+            with open(file.descriptor, "wb", closefd=False) as stream:
+                stream.write(data)
+            os.fsync(file.descriptor)
+            os.replace(temporary, os.path.join(path, name))
+        except BaseException:
+            file.close()
+            remove(temporary)
+            raise
+        return file
+
+    def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
+        return reading(os.path.join(path, _SIGNS[0]), head)
+
+    def files(self, path: str) -> dict[str, int]:
+        return file_sizes(path)
+
+    def size(self, path: str, name: str) -> int | None:
+        return size_of(os.path.join(path, name))
+
+    def children(self, path: str) -> list[str]:
+        try:
+            with os.scandir(path) as entries:
+                inside = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
+        if any(one.name.startswith(hidden_names.REPLACED) for one in inside):
+            found += leftovers.vacant_names(path) - set(found)
+        return found
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_checkpoint(self, path: str) -> bool:
+        if os.path.exists(os.path.join(path, _SIGNS[0])):
+            return True
+        try:
+            inside = os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return leftovers.replaced(path) is not None
+        if any(sign in inside for sign in _SIGNS):
+            return True
+        if not inside:
+            return leftovers.replaced(path) is not None
+        return any(os.path.exists(os.path.join(path, name, "_METADATA")) for name in inside)
+
+    def delete(self, path: str, trash: str | None = None) -> None:
+        parent, name = os.path.split(path)
+        standing = self.replaced(path) or path
+        gone = hidden_names.make(hidden_names.TEMPORARY, parent, name)
+        if trash is not None:
+            gone = os.path.join(parent, trash, name)
+            os.makedirs(os.path.dirname(gone), exist_ok=True)
+            if os.path.lexists(gone):
+                kept = hidden_names.shortened(name, _MOST_TRASH_NAME_BYTES)
+                gone = os.path.join(parent, trash, f"{kept}.{secrets.token_hex(4)}")
+        try:
+            with deleting(os.path.join(standing, _SIGNS[0])):
+                # before it: what it replaced must not come back in its place
+                old = superseded(parent, leftovers.of_name(parent, name), standing)
+                if old:
+                    sync_directory(parent)
+                    leftovers.discard(old)
+                os.rename(standing, gone)
+            if trash is None:
+                remove_tree(gone)
+        except BaseException:
+            if trash is None:
+                remove(gone)  # where the name is gone, what was interrupted is done
+            raise
+
+    def clean(self, path: str) -> list[str]:
+        leftovers.bring_back(path)
+        entries = leftovers.removable(path)
+        if not entries or not is_synced(path):
+            return []
+        leftovers.discard(os.path.join(path, entry) for entry in entries)
+        return entries
+
+    def replaced(self, path: str) -> str | None:
+        if os.path.lexists(os.path.join(path, _SIGNS[0])):  # mostly, and quickly seen
+            return None
+        return leftovers.replaced(path)

@@ -1,0 +1,74 @@
+"""Names of step directories: plain integers, a prefix, a fixed number of digits."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+
+_ANY = re.compile(r"(?:.*_)?(\d+)", re.ASCII)
+MAX_STEP = 2**63 - 1
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a name that a user chose can be that of a directory, whatever else reads the path."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name.encode(errors="replace")) <= 200
+        and not any(mark in name for mark in "/\\")
+        and not name.startswith(".")
+        and name.isprintable()
+    )
+
+
+@dataclass(frozen=True)
+class StepNames:
+    """How steps are named; reading understands every other way too.
+
+    Attributes:
+        prefix: joined to the number with ``_``, as Orbax does.
+        fixed_length: digits, filled up with zeros.
+    """
+
+    prefix: str | None = None
+    fixed_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fixed_length is not None and self.fixed_length < 1:
+            raise ValueError(
+                f"step_format_fixed_length must be at least 1, got {self.fixed_length}"
+            )
+        if self.prefix is not None and not is_file_name(self.prefix):
+            raise ValueError(
+                "step_prefix must be printable text of at most 200 bytes without '/' and '\\', and must not begin "
+                f"with '.', got {self.prefix!r}"
+            )
+
+    def name(self, step: int) -> str:
+        """The directory's name."""
+        digits = f"{step:0{self.fixed_length or 1}d}"
+        return digits if self.prefix is None else f"{self.prefix}_{digits}"
+
+    def parse(self, name: str) -> int | None:
+        """The step that a directory's name stands for, or None."""
+        found = _ANY.fullmatch(name)
+        step = int(found[1]) if found and len(found[1]) < 30 else None
+        return step if step is not None and step <= MAX_STEP else None
+
+
+def check_step(step: int) -> int:
+    """The step as an int.
+
+    Raises:
+        TypeError, ValueError: no step number.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        told = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
+        raise TypeError(
+            f"step must be an integer, got {told}: the step comes first, as in save(step, state)"
+        ) from None
+    if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
+        raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")
+    return number

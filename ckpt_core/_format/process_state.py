@@ -1,0 +1,88 @@
+"""Per-process state: a tree of plain values, exactly as it was, in JSON files.
+
+``process_{i}-of-{n}.json`` is what the framework's own reader expects. JSON loses tuples, int keys,
+bytes and numpy scalars, so ``exact/process_{i}-of-{n}.json`` holds the same state with its types:
+the structure as in ckpt.json, and each leaf with its kind.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.record import dump_json, parse_json
+from ckpt_core._format.treedef import dump_nodes, load_nodes
+from ckpt_core._tree import Path, flatten, importable_type, unflatten
+from ckpt_core._tree.leaves import (
+    TEXT_KINDS,
+    LeafSpec,
+    describe,
+    dtype_from_name,
+    from_host_array,
+    from_text,
+    to_host_array,
+    to_text,
+)
+
+
+def file_name(index: int, count: int) -> str:
+    """Name of a process's file, as Grain writes it."""
+    return f"process_{index}-of-{count}.json"
+
+
+def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
+    """Both files of one process, by name."""
+    name = file_name(index, count)
+    return {name: text.encode(errors="surrogatepass"), f"exact/{name}": dump_exact(state)}
+
+
+def dump_exact(state: Any) -> bytes:
+    """A tree of plain values with all its types."""
+    flat = flatten(state)
+    leaves: list[Any] = []
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        spec = describe(leaf, path)
+        if spec.kind in ("int", "float", "bool", "str"):
+            leaves.append(leaf)
+        elif spec.kind in TEXT_KINDS:
+            leaves.append([spec.kind, "", [], spec.detail, to_text(leaf, spec)])
+        else:
+            kind = "numpy" if spec.kind == "jax" else spec.kind
+            data = base64.b64encode(to_host_array(leaf, spec).tobytes()).decode()
+            leaves.append([kind, spec.dtype, spec.shape, spec.detail, data])
+    return dump_json({"nodes": dump_nodes(flat.root), "leaves": leaves})
+
+
+def load_exact(data: bytes, file: str) -> Any:
+    """The tree that ``dump_exact`` wrote.
+
+    Raises:
+        CheckpointCorrupt: not such a file.
+    """
+    value: Any = parse_json(data, file)
+    try:
+        paths: list[Path] = []
+        root = load_nodes(value["nodes"], paths)
+        leaves = [_load_leaf(leaf) for leaf in value["leaves"]]
+        if len(leaves) != len(paths):
+            raise ValueError("leaves and structure do not fit")
+        return unflatten(root, leaves, resolve=importable_type)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointCorrupt(
+            f"{file}: not the state of a process: {error!r}", file=file
+        ) from error
+
+
+def _load_leaf(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, dtype, shape, detail, data = value
+    spec = LeafSpec(kind, dtype, tuple(shape), detail)
+    if kind in TEXT_KINDS:
+        return from_text(data, spec)
+    stored = dtype_from_name(spec.stored_dtype)
+    array = np.frombuffer(base64.b64decode(data), stored).reshape(spec.stored_shape)
+    return from_host_array(array.copy(), spec)

@@ -1,0 +1,91 @@
+"""What an adapter knows about names that changed, applied to the rules of a match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from ckpt_core import _adapters
+from ckpt_core._load.checkpoint import OrbaxItem, SavedItem
+from ckpt_core._tree import Path, flatten, format_path, stored_paths
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.match import MatchRules, Select
+
+
+def align(
+    item: SavedItem, like: Any, rules: MatchRules, selected: Select | None
+) -> tuple[MatchRules, Select | None]:
+    """The rules and the selection after the target's adapter, if it has ``align``, had its say."""
+    adapter: Any = _adapters.adapter_for(like)
+    if not isinstance(adapter, _adapters.verbs.Aligns):
+        return rules, selected
+    renamed = rules.rename or (lambda path: path)
+    saved = {renamed(format_path(path)): spec for path, spec in item.leaves}
+    names: Mapping[str, str]
+    left_alone: Set[str]
+    names, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
+    if names:
+        rules = replace(rules, rename=_then(renamed, names))
+    return rules, _without(selected, left_alone) if left_alone else selected
+
+
+def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
+    """The one adapter of these live objects, if it reads ``rename=`` in its own way; else None."""
+    adapters: dict[int, Any] = {}
+    for obj, _ in live:
+        adapter: Any = _adapters.adapter_for(obj)
+        adapters[id(adapter)] = adapter
+    adapter = next(iter(adapters.values()), None)
+    one = len(adapters) == 1 and isinstance(adapter, _adapters.verbs.Renames)
+    return adapter if one else None
+
+
+def renamed_by_adapter(
+    item: SavedItem, live: Sequence[tuple[Any, bool]], rules: MatchRules, renames: Mapping[str, str]
+) -> MatchRules:
+    """The rules with what a dict for ``rename=`` means to the adapter of the target's live objects."""
+    adapter = adapter_of_renames(live)
+    if adapter is None:
+        return rules
+    names = adapter.renamed(renames, list(map(format_path, item.paths)))
+    return replace(rules, rename=lambda path: names.get(path, path))
+
+
+def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:
+    """The rules for a tree that Orbax wrote: its keys are text, and what it has one key deeper is found.
+
+    Orbax calls the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    """
+    rules = replace(rules, loose_keys=True)
+    flat = flatten(like, expand=_adapters.expander(stored=True))
+    stored = stored_paths(flat.root, flat.paths)
+    if stored is flat.paths:
+        return rules
+    renamed = rules.rename or (lambda path: path)
+    there = {renamed(format_path(path)) for path in item.paths}
+    wanted = list(map(format_path, flat.paths))
+    known = set(wanted)
+    names = {
+        old: new
+        for old, new in zip(map(format_path, stored), wanted, strict=True)
+        if old in there and old not in known and new not in there
+    }
+    return replace(rules, rename=_then(renamed, names)) if names else rules
+
+
+def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(path: str) -> str:
+        path = first(path)
+        return names.get(path, path)
+
+    return rename
+
+
+def _without(selected: Select | None, left_alone: Set[str]) -> Select:
+    def select(path: Path, spec: LeafSpec) -> bool:
+        if format_path(path) in left_alone:
+            return False
+        return selected is None or selected(path, spec)
+
+    return select

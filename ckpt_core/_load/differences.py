@@ -1,0 +1,66 @@
+"""What a load refuses once all items are matched: differences, and patterns that select nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._load import functions
+from ckpt_core._load.checkpoint import Checkpoint
+from ckpt_core._load.planned import ItemPlan
+from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
+from ckpt_core._load.request import Request
+from ckpt_core._load.without_value import WITHOUT_VALUE
+from ckpt_core._tree import format_path
+from ckpt_core._tree.match import Idle, MatchRules
+
+
+def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+    """A pattern that selects nothing is a mistake, and said so."""
+    if request.only is None or any(
+        position is not None for plan in plans for position in plan.positions
+    ):
+        return
+    paths = [format_path(path) for plan in plans for path in plan.item.paths]
+    shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
+    raise CheckpointNotFound(
+        f"{checkpoint.path}: only={request.only!r} matches no leaf; leaves are {shown}"
+    )
+
+
+def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+    """Raises StructureMismatch with all that differs, and with what would allow it."""
+    mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
+    idle = idle_renames(checkpoint, request.rules, plans)
+    if mismatches:
+        advice = _advice(mismatches, request.rules, idle)
+        raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
+    refuse_idle(checkpoint, idle)
+
+
+def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
+    """What would allow the differences, less what was given already."""
+    kinds = {entry.kind for entry in mismatches}
+    told: list[str] = []
+    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
+    without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
+    if without_value < len(missing) and rules.missing == "error":
+        told.append('missing="keep" keeps what the target holds')
+    if "unexpected" in kinds:
+        told.append('unexpected="ignore" leaves saved leaves out')
+    if "dtype" in kinds and not rules.cast:
+        told.append("cast=True converts dtypes")
+    if "function" in kinds:
+        told.append('unexpected="ignore" keeps the functions of the target')
+    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    if both_sides and (rules.rename is None or idle):
+        told.append("rename= maps saved paths to wanted ones")
+    lines = [f"Where this is intended: {'; '.join(told)}."] if told else []
+    if idle:
+        lines.append(advice_on(idle))
+    if without_value or ("missing" in kinds and rules.missing != "error"):
+        lines.append(
+            "The target holds no value there that could be kept: give it one (an object that was made, in "
+            "place of an abstract one), or select with only= what was saved."
+        )
+    return " ".join(lines)

@@ -1,0 +1,143 @@
+"""Executing a plan: what was saved is read and assembled, leaf by leaf; the rest is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckpt_core._directory import is_local_disk
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+)
+from ckpt_core._format import orbax_write
+from ckpt_core._layout.regions import region_size
+from ckpt_core._load.assemble import value_of
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.in_place import InPlace
+from ckpt_core._load.planned import ItemPlan
+from ckpt_core._load.readers.wants import Reading, Want
+from ckpt_core._load.request import Request, Tally
+from ckpt_core._load.targets import dtype_while_read, is_resharded
+from ckpt_core._tree import format_path
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, from_text
+
+_ON_DEVICES = frozenset({"jax", "key"})
+
+
+def execute(
+    checkpoint: Checkpoint,
+    plan: ItemPlan,
+    request: Request,
+    context: Any,
+    tally: Tally,
+    reading: Reading,
+    in_place: InPlace | None = None,
+) -> list[Any]:
+    """The leaves of the result: those that were saved, read and assembled, and the others as they are.
+
+    With ``in_place`` arrays are set on live objects as they come, too.
+    """
+    item = plan.item
+    leaves = list(plan.kept)
+    _read_texts(checkpoint, plan, leaves)
+    wants = _wants(checkpoint, plan, request)
+    # nothing is opened where nothing is wanted
+    arrays = reading(checkpoint, item, [*wants.values()], request.options, context) if wants else ()
+    for result, (want, parts) in zip(wants, arrays, strict=True):
+        request.refuse_if_abandoned()
+        spec = item.specs[want.leaf]
+        size_bytes = sum([part.nbytes for part in parts.values()])
+        if want.dtype is not None:  # converted while it was read
+            size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+        tally.count(size_bytes)
+        leaves[result] = None  # the old array, which the object may give up
+        value = value_of(spec, plan.targets[result], parts, item.paths[want.leaf])
+        leaves[result] = value
+        if in_place is not None:
+            in_place.take(plan, result, value, size_bytes)
+    if in_place is not None:
+        in_place.end_of_item()
+    _count(plan, tally)
+    return leaves
+
+
+def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int, Want]:
+    """What is to be read, by position in the result."""
+    item = plan.item
+    # arrays of jax never alias a file: only what stays numpy, and was asked for as such
+    may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
+    wants: dict[int, Want] = {}
+    for result, position in enumerate(plan.positions):
+        target = plan.targets.get(result)
+        if position is None or target is None or item.specs[position].kind in TEXT_KINDS:
+            continue
+        spec = item.specs[position]
+        mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
+        dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
+        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype)
+    return wants
+
+
+def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
+    """Puts the leaves that are stored as text in their places."""
+    item = plan.item
+    text = _texts(checkpoint, item)
+    for result, position in enumerate(plan.positions):
+        if position is not None and item.specs[position].kind in TEXT_KINDS:
+            leaves[result] = _text_value(item, position, item.specs[position], text)
+
+
+def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
+    """Gives the text of a leaf by its position."""
+    name = item.file(orbax_write.STRINGS_FILE)
+    document: list[Any] = []
+
+    def text(leaf: int) -> str:
+        if not document:
+            where = format_path(item.paths[leaf])
+            document.append(orbax_write.parse_strings(checkpoint.read_file(name, leaf=where), name))
+        return orbax_write.read_string(document[0], item.name_of(leaf))
+
+    return text
+
+
+_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError)
+
+
+def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
+    try:
+        return from_text(text(position), spec)
+    except _NO_SUCH_TEXT as error:
+        if isinstance(error, CheckpointError):
+            raise
+        where = format_path(item.paths[position])
+        raise CheckpointCorrupt(
+            f"leaf {where}: its text cannot be read: {error}", leaf=where
+        ) from error
+
+
+def _count(plan: ItemPlan, tally: Tally) -> None:
+    item = plan.item
+    prefix = f"{item.name}/" if item.name else ""
+    moved: dict[tuple[int, int], bool] = {}  # of what was described and what is: many are the same
+    for result, position in enumerate(plan.positions):
+        if position is None:
+            continue
+        path = prefix + format_path(item.paths[position])
+        tally.loaded.append(path)
+        target = plan.targets.get(result)
+        described = item.shardings[position]
+        if target is None or not {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES:
+            continue
+        if not described and isinstance(item, OrbaxItem):
+            continue  # nobody knows where it lay
+        pair = (id(described), id(target.sharding))
+        if pair not in moved:
+            moved[pair] = is_resharded(described, target.sharding)
+        if moved[pair]:
+            tally.resharded.append(path)
+    if plan.match is not None:
+        tally.missing += [prefix + path for path in plan.match.missing]
+        tally.unexpected += [prefix + path for path in plan.match.unexpected]
+        tally.cast += [prefix + path for path in plan.match.cast]

@@ -1,0 +1,177 @@
+"""The one way of every load and restore: open, match, plan, read, assemble, apply."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._load.agreement import LoadAgreement, identity_of
+from ckpt_core._load.checkpoint import Checkpoint, SavedItem
+from ckpt_core._load.differences import check_patterns, raise_mismatches
+from ckpt_core._load.execute import execute
+from ckpt_core._load.in_place import InPlace
+from ckpt_core._load.live_objects import refuse_twice
+from ckpt_core._load.matching import plan_item
+from ckpt_core._load.outcomes import live_of
+from ckpt_core._load.planned import ItemPlan
+from ckpt_core._load.readers.wants import Reading
+from ckpt_core._load.request import Request, Tally
+from ckpt_core._load.session import progress, watched
+from ckpt_core._results import RestoreReport
+from ckpt_core._storage import new_context
+
+Opening = Callable[[], Checkpoint]
+Chosen = Mapping[str, tuple[SavedItem, Any]]
+"""By the name in the result: an item as saved, and its target."""
+
+
+@dataclass(frozen=True)
+class LoadJob:
+    """One load or restore.
+
+    Attributes:
+        opening: opens the checkpoint.
+        choose: the items of it that are wanted.
+        request: the arguments that all loads share.
+        step: for events.
+        restores: live objects are set; without it they are copied, and nothing is changed.
+    """
+
+    opening: Opening
+    choose: Callable[[Checkpoint], Chosen]
+    request: Request
+    step: int | None = None
+    restores: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load gives.
+
+    Attributes:
+        checkpoint: that it is from.
+        values: of the items, by the name in the result.
+        report: of what was done.
+    """
+
+    checkpoint: Checkpoint
+    values: dict[str, Any]
+    report: RestoreReport
+
+
+def run(job: LoadJob) -> Loaded:
+    """Opens, matches, plans, reads, assembles and applies; where it fails, live objects are given up."""
+    options = job.request.options
+    loading = _Loading(job)
+    agreement = LoadAgreement(
+        options, loading.identity, job.request.round, alone=job.request.as_numpy
+    )
+    try:
+        if job.restores and not options.atomic_restore:
+            agreement.plan(loading.plan, "restore")
+        call = "restore with atomic_restore" if job.restores else "load"
+        agreement.read(loading.read, call)
+        return loading.apply()
+    except BaseException as error:
+        loading.give_up(error)
+        raise
+
+
+class _Loading:
+    """A load under way; its parts are called in the order in which they stand here."""
+
+    def __init__(self, job: LoadJob) -> None:
+        self._job = job
+        self._watching = contextlib.ExitStack()
+        self._in_place = InPlace(job.request.options.max_host_bytes) if job.restores else None
+        self._plans: Sequence[ItemPlan] = ()
+        self._leaves: list[list[Any]] = []
+        self._planned = False
+
+    def plan(self) -> None:
+        """Opens the checkpoint, and matches every item against its target; changes nothing."""
+        job = self._job
+        with contextlib.ExitStack() as failing:
+            self._checkpoint = job.opening()
+            watching = watched(self._checkpoint, job.request.options, job.step)
+            self._tally: Tally = self._watching.enter_context(watching)
+            failing.push(self._watching)
+            self._match()
+            failing.pop_all()
+        self._planned = True
+
+    def _match(self) -> None:
+        checkpoint, request = self._checkpoint, self._job.request
+        self._context = new_context()
+        chosen = self._job.choose(checkpoint)
+        plans = [
+            plan_item(checkpoint, saved, target, request, self._context)
+            for saved, target in chosen.values()
+        ]
+        if self._in_place is not None:
+            lives = [live_of(plan.outcome) for plan in plans]
+            refuse_twice({name: target for name, (_, target) in chosen.items()}, lives)
+        raise_mismatches(checkpoint, plans, request)
+        check_patterns(checkpoint, plans, request)
+        options = request.options
+        self._tally.progress = progress(checkpoint, plans, options, self._job.step)
+        self._names, self._plans = list(chosen), plans
+
+    def identity(self) -> str:
+        """What all processes must load alike; empty where the result is a matter of each."""
+        seen = hashlib.sha256()
+        shared = self._job.step is not None
+        for plan in self._plans:
+            for result, target in plan.targets.items():
+                if target.sharding is not None and not target.sharding.is_fully_addressable:
+                    shared = True
+                    leaf = (plan.item.name, plan.positions[result], target.spec.dtype)
+                    seen.update(repr(leaf).encode(errors="surrogatepass"))
+        if not shared:
+            return ""
+        path = self._checkpoint.path
+        return identity_of(path, self._checkpoint.attempt, seen.hexdigest())
+
+    def read(self, reading: Reading) -> None:
+        """Reads and assembles the leaves of all items, and sets live objects in parts meanwhile."""
+        if not self._planned:
+            self.plan()
+        with self._watching:
+            if self._in_place is not None:
+                for plan in self._plans:
+                    self._in_place.begin(plan)
+            self._leaves = [
+                execute(
+                    self._checkpoint,
+                    plan,
+                    self._job.request,
+                    self._context,
+                    self._tally,
+                    reading,
+                    self._in_place,
+                )
+                for plan in self._plans
+            ]
+
+    def apply(self) -> Loaded:
+        """Makes the values of all items; the rest of the live objects is set."""
+        if self._in_place is not None:
+            values = self._in_place.finish(self._plans, self._leaves)
+        else:
+            pairs = zip(self._plans, self._leaves, strict=True)
+            values = [plan.outcome.make(leaves) for plan, leaves in pairs]
+        named = dict(zip(self._names, values, strict=True))
+        return Loaded(self._checkpoint, named, self._tally.report())
+
+    def give_up(self, error: BaseException) -> None:
+        """Ends a load that failed: objects that were set in parts are set back, or made unusable."""
+        try:
+            self._watching.__exit__(type(error), error, error.__traceback__)
+        finally:
+            if self._in_place is not None:
+                self._in_place.give_up(error)
+            # the error's traceback holds this object, which must not hold the old arrays
+            self._plans, self._leaves = (), []

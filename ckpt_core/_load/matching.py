@@ -1,0 +1,278 @@
+"""Matching saved items against what is wanted, before any array is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ckpt_core import _adapters
+from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._lazy import jax
+from ckpt_core._load import functions
+from ckpt_core._load.adapter_renames import align, renamed_by_adapter, under_orbax_names
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.live_objects import Copies
+from ckpt_core._load.non_tree import plan_non_tree
+from ckpt_core._load.outcomes import (
+    Containers,
+    LiveObject,
+    LiveTree,
+    NumpyRandomState,
+    Outcome,
+    RenamedDicts,
+)
+from ckpt_core._load.planned import NOT_SAVED, ItemPlan
+from ckpt_core._load.pruned import pruned
+from ckpt_core._load.readers.orbax import with_specs
+from ckpt_core._load.request import Request
+from ckpt_core._load.targets import (
+    SavedLeaf,
+    Target,
+    check_room,
+    describe_target,
+    kind_of_result,
+    like_targets,
+    plain_targets,
+)
+from ckpt_core._load.without_value import (
+    is_deleted,
+    refuse_abstract_kept,
+    tell_of_abstract_rest,
+)
+from ckpt_core._tree import (
+    FlatTree,
+    Node,
+    flatten,
+    format_path,
+    importable_type,
+    unflatten,
+)
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
+from ckpt_core._tree.match import Match, Select, match, positions_of, selector
+
+
+def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
+    """The item of that name; of a checkpoint that is one tree, whatever that is called, ``state``.
+
+    The one tree of a checkpoint is ``state`` and, as Orbax's managers call it, ``default``.
+
+    Raises:
+        CheckpointNotFound: with the names of those that exist.
+    """
+    if name not in checkpoint.items:
+        only = next(iter(checkpoint.items.values()))
+        if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
+            return only
+        known = ", ".join(checkpoint.items) or "none"
+        by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
+        hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
+        if checkpoint.single:
+            hint = ": it was saved as one, pass one target without a name"
+        raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
+    return checkpoint.items[name]
+
+
+def plan_item(
+    checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: Any
+) -> ItemPlan:
+    """Matches one item against its target; reads no array of ours."""
+    copies = Copies(like, saved.name) if request.copying else None
+    if copies is not None and _adapters.adapter_for(like) is not None:
+        like, copies = copies(like), None
+    if saved.form == "numpy_key":
+        item = with_specs(checkpoint, replace(saved, form="tree"), context)
+        plan = _plan_as_saved(item, request)
+        plan.outcome = NumpyRandomState(plan.outcome)
+        return plan
+    if saved.form != "tree":
+        return plan_non_tree(checkpoint, saved, like, context)
+    item = with_specs(checkpoint, saved, context)
+    if like is NOT_SAVED:
+        return _plan_as_saved(item, request)
+    adapter = _adapters.adapter_for(like)
+    if adapter is not None and _adapters.is_per_process(adapter):
+        kind = type(like).__name__
+        mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
+        raise StructureMismatch([mismatch], where=checkpoint.path)
+    if adapter is not None and _adapters.accepts_any_structure(adapter):
+        return _plan_object(item, adapter, like, request)
+    live: list[tuple[Any, bool]] = []
+    expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
+    flat = flatten(like, expand=expand, keep=True)
+    return _plan_strict(item, flat, like, request, live)
+
+
+def _unread(item: SavedItem) -> Any:
+    """The saved tree with descriptions for leaves."""
+    return unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
+
+
+def _plan_strict(
+    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: list[tuple[Any, bool]]
+) -> ItemPlan:
+    """Both sides must agree, but for what the request allows."""
+    wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
+    found = _matched(item, flat, wanted, like, request, live)
+    at_once = request.copying or request.options.atomic_restore
+    set_parts = None if at_once else _adapters.setter_of_parts(like)
+    # what is set in parts takes the room of what is there
+    placed = request.sharding is not None or set_parts is not None
+    targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
+    outcome: Outcome = Containers(flat.root)
+    if live:
+        outcome = LiveTree(
+            like,
+            flat.root,
+            flat.leaves,
+            live,
+            request.options.max_host_bytes,
+            flat.paths,
+            set_parts,
+        )
+    return ItemPlan(item, outcome, found.source, flat.leaves, targets, found)
+
+
+def _matched(
+    item: SavedItem,
+    flat: FlatTree,
+    wanted: list[LeafSpec | None],
+    like: Any,
+    request: Request,
+    live: list[tuple[Any, bool]],
+) -> Match:
+    """Which saved leaf each wanted one comes from, and all that differs."""
+    rules = request.rules
+    if request.renames:
+        rules = renamed_by_adapter(item, live, rules, request.renames)
+    if isinstance(item, OrbaxItem):
+        rules = under_orbax_names(item, like, rules)
+    selected = _selection(request.only, item.name, like)
+    everything = selected is None
+    rules, selected = align(item, like, rules, selected)
+    found = match(
+        item.leaves,
+        list(zip(flat.paths, wanted, strict=True)),
+        rules,
+        selected=selected,
+        item=item.name or None,
+    )
+    if everything and rules.unexpected == "error":
+        told = {entry.path for entry in found.mismatches}
+        found.mismatches += functions.differing(item, flat.root, rules, told)
+    refuse_abstract_kept(found, flat, wanted, item, everything, selected)
+    if live and selected is not None and not found.mismatches:
+        tell_of_abstract_rest(found, flat, item)
+    return found
+
+
+def _targets(
+    item: SavedItem,
+    flat: FlatTree,
+    wanted: list[LeafSpec | None],
+    found: Match,
+    request: Request,
+    placed: bool,
+) -> dict[int, Target]:
+    """What each leaf that is read becomes, by position in the result.
+
+    Args:
+        placed: whether it is said where the arrays lie, or they take the room of others.
+    """
+    entries: list[tuple[int, LeafSpec, Any]] = []
+    results = [result for result, position in enumerate(found.source) if position is not None]
+    for result in results:
+        position, asked = found.source[result], wanted[result]
+        assert position is not None
+        saved = item.specs[position]
+        spec = saved if asked is None else kind_of_result(saved, asked)
+        entries.append((position, spec, flat.leaves[result]))
+    made = like_targets(item, entries)
+    if request.sharding is not None:
+        made = _with_sharding(item, entries, made, request.sharding)
+    check_room(item, made, placed)
+    return dict(zip(results, made, strict=True))
+
+
+def _with_sharding(
+    item: SavedItem,
+    entries: list[tuple[int, LeafSpec, Any]],
+    made: list[Target],
+    sharding: Any,
+) -> list[Target]:
+    positions = [position for position, spec, _ in entries if spec.kind in ("jax", "key")]
+    plain = plain_targets(item, positions, sharding=sharding, as_numpy=False)
+    return [
+        Target(target.spec, plain[position].sharding, plain[position].regions)
+        if position in plain
+        else target
+        for (position, _, _), target in zip(entries, made, strict=True)
+    ]
+
+
+def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
+    if isinstance(leaf, SavedLeaf):
+        return None
+    # donated, or of a restore that failed: where a value goes, none is needed
+    if is_deleted(leaf):
+        weak: bool = getattr(leaf, "weak_type", False)
+        leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+    return describe_target(leaf, path)
+
+
+def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
+    """No target: everything comes back as it was, or the part that was selected."""
+    selected = _selection(request.only, item.name, None)
+    positions = positions_of(item.paths, item.specs, selected)
+    arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
+    targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
+    check_room(item, list(targets.values()), request.sharding is not None or request.as_numpy)
+    root = item.root
+    if selected is not None:
+        root = pruned(root, set(positions)) or Node("dict")
+    elif request.rules.rename is None:
+        functions.refuse_missing(item, root)
+    by_result = {
+        result: targets[position]
+        for result, position in enumerate(positions)
+        if position in targets
+    }
+    outcome: Outcome = Containers(root, importable_type)
+    renamed = request.rules.rename
+    if renamed is not None:
+        outcome = RenamedDicts([renamed(format_path(item.paths[at])) for at in positions])
+    return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
+
+
+def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
+    """A user's own object gets exactly what was saved, on the shardings that it uses now."""
+    flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
+    now = dict(zip(flat.paths, flat.leaves, strict=True))
+    # in the classes that it has now, where they are the saved ones
+    same = functions.without_static(flat.root) == functions.without_static(item.root)
+    item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
+    plan = _plan_as_saved(item, request)
+    for result, position in enumerate(plan.positions):
+        assert position is not None
+        leaf = now.get(item.paths[position])
+        spec = item.specs[position]
+        if (
+            isinstance(leaf, jax.Array)
+            and spec.kind in ("jax", "key")
+            and tuple(leaf.shape) == spec.shape
+        ):
+            (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
+    plan.outcome = LiveObject(adapter, like, flat, item.root, request.options.max_host_bytes)
+    return plan
+
+
+def _selection(only: Any, item: str, like: Any) -> Select | None:
+    """The function that ``only=`` stands for."""
+    adapter = None if like is None else _adapters.adapter_for(like)
+    if isinstance(only, type) or _adapters.is_filter(adapter, only):
+        if not isinstance(adapter, _adapters.verbs.Selects):
+            raise TypeError(
+                f"only={getattr(only, '__name__', only)}: item {item!r} has no adapter that knows this class as a filter: "
+                'use a pattern such as only="params/**"'
+            )
+        return adapter.select(like, only)
+    return selector(only, item=item)

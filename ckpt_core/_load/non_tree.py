@@ -1,0 +1,120 @@
+"""Items that are no trees: a process's state, JSON, and Orbax's single arrays and random keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from ckpt_core import _adapters, _processes
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    Mismatch,
+    StructureMismatch,
+)
+from ckpt_core._format import process_state
+from ckpt_core._lazy import jax
+from ckpt_core._load.assemble import as_jax
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
+from ckpt_core._load.outcomes import Pipeline, Value
+from ckpt_core._load.planned import NOT_SAVED, ItemPlan
+from ckpt_core._load.readers.orbax import read_special
+
+
+def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: Any) -> ItemPlan:
+    """The plan of an item that is no tree: its value is known before any array is read."""
+    adapter: Any = None if like is NOT_SAVED else _adapters.adapter_for(like)
+    if saved.form == "process":
+        state = _process_state(checkpoint, saved, adapter, like)
+        if adapter is None:
+            return ItemPlan(saved, Value(state))
+        if isinstance(adapter, _adapters.verbs.ChecksState):
+            adapter.check_state(like, state)
+        return ItemPlan(saved, Pipeline(adapter, like, state))
+    assert isinstance(saved, OrbaxItem)  # ckpt writes trees and states of processes only
+    if saved.form == "json":
+        return ItemPlan(saved, Value(saved.value))
+    return ItemPlan(saved, Value(_special_value(checkpoint, saved, context)))
+
+
+def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
+    """The state that this process saved, with its types."""
+    name = _state_file(checkpoint, saved, adapter)
+    if adapter is not None and not _adapters.is_per_process(adapter):
+        kind = type(like).__name__
+        mismatch = Mismatch("(root)", "kind", "the state of a process", kind, None, saved.name)
+        raise StructureMismatch([mismatch], where=checkpoint.path)
+    if isinstance(saved, NativeItem):
+        exact = f"{saved.directory}/exact/{name}"
+        return process_state.load_exact(checkpoint.read_file(exact), exact)
+    file = f"{saved.directory}/{name}"
+    try:
+        text = checkpoint.read_file(file).decode(errors="surrogatepass")
+        return _json_or(text) if adapter is None else adapter.from_text(like, text)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointCorrupt(
+            f"{file}: not the state of a process: {error!r}", file=file
+        ) from error
+
+
+def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
+    """Name of the file that holds the state of this process.
+
+    Raises:
+        CheckpointError: another number of processes saved it, and the adapter does not judge that itself.
+    """
+    processes = _processes.this_run()
+    name = process_state.file_name(processes.index, processes.count)
+    if isinstance(saved, NativeItem):
+        # the record says which files there must be: one that is gone is damage
+        count = saved.process_count
+        present = [process_state.file_name(index, count) for index in range(count)]
+        if name not in present and isinstance(adapter, _adapters.verbs.ChecksState):
+            # the adapter knows whether its pipeline can go on with another number of processes
+            return present[processes.index % len(present)]
+    else:
+        files = checkpoint.backend.files(f"{checkpoint.path}/{saved.directory}")
+        present = [file for file in files if file.startswith("process_")]
+    if name not in present:
+        counts = sorted({file.rpartition("-of-")[2].removesuffix(".json") for file in present})
+        raise CheckpointError(
+            f"{checkpoint.path}: item {saved.name!r} was saved by {', '.join(counts) or '?'} process(es), and "
+            f"{processes.count} run now: the state of a data pipeline belongs to one process. Start as many "
+            "processes as saved it, or restore the other items and begin the data anew"
+        )
+    return name
+
+
+def _json_or(text: str) -> Any:
+    """The value of what Grain and others of Orbax's handlers write as JSON; else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> Any:
+    """An item of Orbax's that is one array or one random key."""
+    array = read_special(checkpoint, saved, context)
+    if saved.form == "array":
+        tree = saved.tree
+        as_numpy = tree is not None and any(leaf.value_type == "np.ndarray" for leaf in tree.leaves)
+        return array if as_numpy else as_jax(array, saved.name)
+    if array.ndim == 0 or array.dtype != np.uint32:
+        raise CheckpointCorrupt(
+            f"item {saved.name!r}: {array.dtype}{list(array.shape)} is no random key",
+            leaf=saved.name,
+        )
+    note = (
+        checkpoint.backend.read(checkpoint.path, f"{saved.name}/jax_random_key_metadata/metadata")
+        or b"{}"
+    )
+    if b'"typed": true' in note or b'"typed":true' in note:
+        # Orbax does not say which implementation; the key's width tells all but unsafe_rbg
+        impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
+        return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
+    return jax.device_put(array)

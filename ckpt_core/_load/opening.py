@@ -1,0 +1,224 @@
+"""Opening a checkpoint: ours is known by its record, Orbax's by its metadata."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from ckpt_core._directory import Backend, resolve
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._events import logger
+from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._format import orbax_read, orbax_write
+from ckpt_core._format.orbax_read import OrbaxTree
+from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_record, parse_json
+from ckpt_core._load.absent import not_found
+from ckpt_core._load.checkpoint import (
+    Checkpoint,
+    NativeCheckpoint,
+    NativeItem,
+    OrbaxItem,
+    SavedItem,
+)
+from ckpt_core._storage import Location, backend_of
+from ckpt_core._tree import array_name, stored_paths
+
+_HEAD_BYTES = 32
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Reads what a checkpoint holds.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        CheckpointCorrupt: its metadata is damaged.
+    """
+    if os.getpid() != HOME_PID:
+        raise forked()
+    text, local = resolve(path)
+    with naming_checkpoint(text):
+        return _open(text, local, backend_of(local))
+
+
+@contextlib.contextmanager
+def naming_checkpoint(path: str) -> Generator[None]:
+    """Damage that is met inside is reported with the checkpoint that it was met in."""
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        interrupt = raised_by_a_handler(error.__cause__)
+        if interrupt is not None:
+            raise interrupt from None
+        if path in str(error):
+            raise
+        raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error
+
+
+def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
+    aside = backend.replaced(text)
+    if aside is not None:
+        text = aside  # a replacement was cut short between its two renames: the old one counts
+    record = backend.read(text, RECORD_FILE)
+    if record is not None:
+        return _open_ours(text, local, backend, record)
+    described = backend.read(text, orbax_write.STEP_METADATA)
+    step = _parse_step(described) if described else {}
+    if MARKER in step.get("custom_metadata", {}):
+        raise _no_record(text)
+    tree = backend.read(text, orbax_write.ITEM_METADATA)
+    if tree is not None:
+        return _open_flat(
+            text, local, backend, orbax_read.load_item_metadata(tree, orbax_write.ITEM_METADATA)
+        )
+    return _open_orbax(text, local, backend, step)
+
+
+def _no_record(path: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(
+        f"{path}: {RECORD_FILE} is missing, though the checkpoint says that it must be there: "
+        "nothing in it can be checked. Restore the file, or load another checkpoint",
+        file=RECORD_FILE,
+    )
+
+
+def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeCheckpoint:
+    """A checkpoint of ckpt, by the content of its record."""
+    record = load_record(data)
+    return NativeCheckpoint(
+        path,
+        Location(path, local),
+        backend,
+        {name: _native_item(name, item) for name, item in record.items.items()},
+        record.single,
+        record.metadata,
+        record.metrics,
+        record=record,
+        head=data[:_HEAD_BYTES],
+    )
+
+
+def _native_item(name: str, item: ItemRecord) -> NativeItem:
+    stored = stored_paths(item.tree, item.paths)
+    return NativeItem(
+        name=name,
+        form=item.form,
+        root=item.tree,
+        paths=item.paths,
+        specs=item.specs,
+        shardings=item.leaf_shardings,
+        names=() if stored is item.paths else list(map(array_name, stored)),
+        directory=orbax_write.folder_of(name),
+        chunks=item.chunks,
+        codecs=item.codecs,
+        process_count=item.process_count,
+    )
+
+
+def _parse_step(data: bytes) -> dict[str, Any]:
+    value = parse_json(data, orbax_write.STEP_METADATA)
+    if not isinstance(value, dict):
+        raise CheckpointCorrupt(
+            f"{orbax_write.STEP_METADATA}: not an object", file=orbax_write.STEP_METADATA
+        )
+    value["custom_metadata"] = value.get("custom_metadata") or {}
+    return value
+
+
+def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxTree) -> Checkpoint:
+    """A directory that is itself an item: Orbax's flat backend, or one item of ours."""
+    if tree.required_record:
+        parent, name = (
+            os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
+        )
+        record = backend.read(parent, RECORD_FILE)
+        if record is None:
+            raise _no_record(path)
+        opened = _open_ours(parent, local, backend, record)
+        for item in opened.items.values():
+            if name == item.directory:
+                return replace(opened, items={item.name: item}, single=True)
+        raise CheckpointCorrupt(
+            f"{path}: the record of {parent} has no item {name!r}", file=RECORD_FILE
+        )
+    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
+    item = _orbax_tree_item(path, backend, "", "", tree)
+    return Checkpoint(path, Location(path, local), backend, {"": item}, True)
+
+
+def _orbax_tree_item(
+    path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree
+) -> OrbaxItem:
+    """A tree item that Orbax wrote; dtypes and shapes are known only when arrays are opened."""
+    prefix = f"{directory}/" if directory else ""
+    shardings: dict[str, dict[str, Any]] = {}
+    data = backend.read(path, prefix + orbax_write.SHARDING_FILE)
+    if data:
+        shardings = orbax_read.load_shardings(data, prefix + orbax_write.SHARDING_FILE)
+    return OrbaxItem(
+        name=name,
+        form="tree",
+        root=tree.root,
+        paths=[leaf.path for leaf in tree.leaves],
+        shardings=[shardings.get(leaf.name) for leaf in tree.leaves],
+        names=[leaf.name for leaf in tree.leaves],
+        tree=tree,
+        directory=directory,
+    )
+
+
+def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) -> Checkpoint:
+    """A step directory that Orbax wrote."""
+    handlers = step.get("item_handlers")
+    handlers = handlers if isinstance(handlers, dict) else {}
+    items: dict[str, SavedItem] = {}
+    metrics: dict[str, float] = {}
+    for name in backend.children(path):
+        known = orbax_read.handler_form(str(handlers.get(name, "")))
+        item = _orbax_item(path, backend, name, known)
+        if item is None:
+            continue
+        if name == "metrics" and item.form == "json":
+            metrics = item.value if isinstance(item.value, dict) else {}
+        else:
+            items[name] = item
+    if not items:
+        raise not_found(path, backend)
+    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
+    single = len(items) == 1 and next(iter(items)) in ("default", "state")
+    return Checkpoint(
+        path, Location(path, local), backend, items, single, step.get("custom_metadata"), metrics
+    )
+
+
+def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
+    nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
+    directory = f"{name}/{nested}" if nested else name
+    data = backend.read(path, f"{directory}/{orbax_write.ITEM_METADATA}")
+    if data is not None:
+        tree = orbax_read.load_item_metadata(data, f"{directory}/{orbax_write.ITEM_METADATA}")
+        if tree.required_record:
+            raise _no_record(path)
+        item = _orbax_tree_item(path, backend, name, directory, tree)
+        return replace(
+            item,
+            form={"array": "array", "jax_key": "jax_key", "numpy_key": "numpy_key"}.get(
+                known, "tree"
+            ),
+        )
+    if known in ("array", "jax_key"):
+        return OrbaxItem(name, known, directory=directory)
+    for file in ("metadata", "data.json", "metrics"):
+        data = backend.read(path, f"{name}/{file}")
+        if data is not None:
+            value = parse_json(data, f"{name}/{file}")
+            return OrbaxItem(name, "json", value=value, directory=name)
+    if any(part.startswith("process_") for part in _files_in(backend, path, name)):
+        return OrbaxItem(name, "process", directory=name)
+    return None
+
+
+def _files_in(backend: Backend, path: str, name: str) -> list[str]:
+    return [part.rpartition("/")[2] for part in backend.files(f"{path}/{name}") if "/" not in part]

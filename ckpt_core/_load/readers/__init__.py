@@ -1,0 +1,1 @@
+"""Stored arrays into host memory: from our format, and from Orbax's."""

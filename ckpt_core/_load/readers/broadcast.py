@@ -1,0 +1,339 @@
+"""Loading where each region is read by one of the processes that hold it, and sent to the others.
+
+Leaves are taken in rounds of bounded size. In each, a process reads its share, all agree that
+all could, and what several of them hold is joined over the devices. All see the same rounds, as
+these come from shapes and shardings alone; that they do is agreed on before the first one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpt_core._devices import collectives
+from ckpt_core._layout.chunks import rows_per_block
+from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
+from ckpt_core._layout.writers import WriterTurns
+from ckpt_core._lazy import jax
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, SavedItem
+from ckpt_core._load.readers.buffers import aligned
+from ckpt_core._load.readers.lockstep import Lockstep
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Array, Want
+from ckpt_core._options import MIB, Options
+
+_ROUND_BYTES = 64 * MIB
+_SLAB_BYTES = 32 * MIB
+"""Regions above this are cut into parts of whole rows, which their holders share out."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Who holds what of an array.
+
+    Attributes:
+        holders: of each distinct region of this process, the processes that hold it, in order.
+        regions_each: how many distinct regions a process holds at most.
+        digest: equal on two processes that see the same layout.
+    """
+
+    holders: dict[Region, tuple[int, ...]]
+    regions_each: int
+    digest: str
+
+
+@functools.lru_cache(4096)
+def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
+    """None where all is in one process: nothing can be shared then."""
+    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return None
+    found: dict[Region, set[int]] = {}
+    seen = hashlib.sha256()
+    entries = sharding.devices_indices_map(shape).items()
+    for device, index in sorted(entries, key=lambda entry: entry[0].id):
+        region = to_region(index, shape)
+        found.setdefault(region, set()).add(device.process_index)
+        seen.update(repr((device.id, region)).encode())
+    each = Counter(one for holders in found.values() for one in holders)
+    if len(each) == 1:
+        return None
+    mine = {
+        region: tuple(sorted(holders))
+        for region, holders in sorted(found.items())
+        if process in holders
+    }
+    return _Layout(mine, max(each.values()), seen.hexdigest())
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A leaf, or the same rows of every region of it.
+
+    Attributes:
+        want: position in the list of wants.
+        rows: of each region; None for all.
+        last: whether the leaf is complete with it.
+        size_bytes: that a process takes at most.
+    """
+
+    want: int
+    rows: tuple[int, int] | None
+    last: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one process reads for all that hold it.
+
+    Attributes:
+        step: position in its round.
+        region: that it is of.
+        part: of that region; the same where it is taken whole.
+        reader: the process that reads it.
+        size_bytes: of the part.
+    """
+
+    step: int
+    region: Region
+    part: Region
+    reader: int
+    size_bytes: int
+
+
+class _Room(NamedTuple):
+    """Memory for one exchange: what this process sends, and per piece where what it gets will lie."""
+
+    filled: Array
+    outs: list[Array | None]
+
+
+class Broadcast:
+    """Gives the stored arrays of wanted leaves as ``read.read_leaves`` does.
+
+    Args:
+        lockstep: of the load.
+    """
+
+    def __init__(self, lockstep: Lockstep) -> None:
+        self._lockstep = lockstep
+        self._index = lockstep.processes.index
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        item: SavedItem,
+        wants: Sequence[Want],
+        options: Options,
+        context: Any,
+    ) -> Iterator[tuple[Want, dict[Region, Array]]]:
+        """In order, each leaf verified by the process that read it.
+
+        Raises:
+            CheckpointCorrupt: this or another process met damage.
+            CheckpointError: the processes do not load the same.
+        """
+        layouts = [
+            _layout(want.sharding, item.specs[want.leaf].shape, self._index) for want in wants
+        ]
+        limit_bytes = min(_ROUND_BYTES, max(1, options.max_host_bytes // 4))
+        steps = _steps(item, wants, layouts, limit_bytes)
+        self._lockstep.agree(_digest(item, wants, layouts, limit_bytes))
+        shares = WriterTurns()
+        rounds = [
+            (one, self._pieces(item, wants, layouts, one, shares))
+            for one in _rounds(steps, limit_bytes)
+        ]
+        own = [
+            want for one, (shared, alone) in rounds for want in self._own(wants, one, shared, alone)
+        ]
+        source = read_leaves(checkpoint, item, own, options, context)
+        parts: dict[Region, Array] = {}
+        for one, (shared, _) in rounds:
+            read = [next(source)[1] for _ in one]
+            rooms = {
+                holders: self._room(item, wants, one, pieces, read)
+                for holders, pieces in shared.items()
+            }
+            self._lockstep.agree("read")
+            self._receive(shared, rooms, read)
+            for step, found in zip(one, read, strict=True):
+                want = wants[step.want]
+                if step.rows is None:
+                    yield want, found
+                    continue
+                _put_rows(item, want, step.rows, found, parts)
+                if step.last:
+                    yield want, parts
+                    parts = {}
+
+    def _pieces(
+        self,
+        item: SavedItem,
+        wants: Sequence[Want],
+        layouts: Sequence[_Layout | None],
+        steps: Sequence[_Step],
+        shares: WriterTurns,
+    ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
+        """What of a round several processes hold, by the processes; and what is this one's alone."""
+        shared: dict[tuple[int, ...], list[_Piece]] = {}
+        alone: list[list[Region]] = []
+        for number, step in enumerate(steps):
+            want, layout = wants[step.want], layouts[step.want]
+            spec = item.specs[want.leaf]
+            alone.append([])
+            for region in want.regions:
+                holders = () if layout is None else layout.holders[region[: len(spec.shape)]]
+                part = _rows_of(region, step.rows)
+                size_bytes = spec.numpy_dtype.itemsize * math.prod(region_shape(part))
+                if len(holders) < 2 or not size_bytes:
+                    alone[-1].append(part)
+                    continue
+                reader = shares.writer(holders, size_bytes)
+                piece = _Piece(number, region, part, reader, size_bytes)
+                shared.setdefault(holders, []).append(piece)
+        return shared, alone
+
+    def _own(
+        self,
+        wants: Sequence[Want],
+        steps: Sequence[_Step],
+        shared: dict[tuple[int, ...], list[_Piece]],
+        alone: list[list[Region]],
+    ) -> list[Want]:
+        """What this process reads in a round: a want for every step."""
+        regions = [list(parts) for parts in alone]
+        for pieces in shared.values():
+            for piece in pieces:
+                if piece.reader == self._index:
+                    regions[piece.step].append(piece.part)
+        return [
+            Want(wants[step.want].leaf, parts) for step, parts in zip(steps, regions, strict=True)
+        ]
+
+    def _room(
+        self,
+        item: SavedItem,
+        wants: Sequence[Want],
+        steps: Sequence[_Step],
+        pieces: Sequence[_Piece],
+        read: list[dict[Region, Array]],
+    ) -> _Room:
+        """All the memory that the exchange takes; what fails here fails before anybody is in it."""
+        filled = collectives.room(sum(piece.size_bytes for piece in pieces))
+        outs: list[Array | None] = []
+        start = 0
+        for piece in pieces:
+            if piece.reader == self._index:
+                data = read[piece.step][piece.part]
+                filled[start : start + piece.size_bytes] = _bytes_of(data)
+                outs.append(None)
+            else:
+                dtype = item.specs[wants[steps[piece.step].want].leaf].numpy_dtype
+                outs.append(aligned(region_shape(piece.part), dtype))
+            start += piece.size_bytes
+        return _Room(filled, outs)
+
+    def _receive(
+        self,
+        shared: dict[tuple[int, ...], list[_Piece]],
+        rooms: dict[tuple[int, ...], _Room],
+        read: list[dict[Region, Array]],
+    ) -> None:
+        """Adds to what was read in a round what the others read for this process."""
+        # one order for all: of any two groups, every process that is in both comes to the same first
+        for holders in sorted(shared):
+            joined = collectives.join(rooms[holders].filled, holders)
+            start = 0
+            for piece, out in zip(shared[holders], rooms[holders].outs, strict=True):
+                if out is not None:
+                    _bytes_of(out)[:] = joined[start : start + piece.size_bytes]
+                    read[piece.step][piece.part] = out
+                start += piece.size_bytes
+
+
+def _bytes_of(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _steps(
+    item: SavedItem,
+    wants: Sequence[Want],
+    layouts: Sequence[_Layout | None],
+    limit_bytes: int,
+) -> list[_Step]:
+    """All leaves in order, those of large regions in several steps; the same on all processes."""
+    steps: list[_Step] = []
+    for number, (want, layout) in enumerate(zip(wants, layouts, strict=True)):
+        spec = item.specs[want.leaf]
+        if layout is None:
+            steps.append(_Step(number, None, True, spec.stored_bytes))
+            continue
+        # jax cuts evenly: all regions have the same shape
+        shard: Shape = want.sharding.shard_shape(spec.shape)
+        shape = (*shard, *spec.stored_shape[len(spec.shape) :])
+        row_bytes = max(1, spec.numpy_dtype.itemsize * math.prod(shape[1:]))
+        slab_rows = max(1, min(_SLAB_BYTES, limit_bytes) // row_bytes)
+        if spec.shape and slab_rows < shape[0]:
+            if isinstance(item, NativeItem) and item.chunks[want.leaf]:
+                block_rows = rows_per_block(item.chunks[want.leaf], spec.numpy_dtype.itemsize)
+                slab_rows = max(1, slab_rows // block_rows) * block_rows
+            for first in range(0, shape[0], slab_rows):
+                stop = min(first + slab_rows, shape[0])
+                size_bytes = row_bytes * (stop - first) * layout.regions_each
+                steps.append(_Step(number, (first, stop), stop == shape[0], size_bytes))
+            continue
+        size_bytes = spec.numpy_dtype.itemsize * math.prod(shape) * layout.regions_each
+        steps.append(_Step(number, None, True, size_bytes))
+    return steps
+
+
+def _rounds(steps: Sequence[_Step], limit_bytes: int) -> Iterator[list[_Step]]:
+    one: list[_Step] = []
+    size_bytes = 0
+    for step in steps:
+        if one and size_bytes + step.size_bytes > limit_bytes:
+            yield one
+            one, size_bytes = [], 0
+        one.append(step)
+        size_bytes += step.size_bytes
+    if one:
+        yield one
+
+
+def _digest(
+    item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
+) -> str:
+    """Equal on two processes that load the same leaves onto the same devices, in the same rounds."""
+    seen = hashlib.sha256(repr((item.name, limit_bytes)).encode())
+    for want, layout in zip(wants, layouts, strict=True):
+        seen.update(repr((want.leaf, "" if layout is None else layout.digest)).encode())
+    return seen.hexdigest()
+
+
+def _rows_of(region: Region, rows: tuple[int, int] | None) -> Region:
+    if rows is None:
+        return region
+    start = region[0][0]
+    return ((start + rows[0], start + rows[1]), *region[1:])
+
+
+def _put_rows(
+    item: SavedItem,
+    want: Want,
+    rows: tuple[int, int],
+    found: dict[Region, Array],
+    parts: dict[Region, Array],
+) -> None:
+    """Puts the rows of each region that were found where they belong."""
+    for region in want.regions:
+        if region not in parts:
+            parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)
+        parts[region][rows[0] : rows[1]] = found[_rows_of(region, rows)]

@@ -1,0 +1,177 @@
+"""Trees that Orbax wrote: read through TensorStore's drivers, without checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._background.threads import run_each
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format import orbax_read
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._layout.regions import Region, whole
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem, naming
+from ckpt_core._load.readers.wants import Array, Reads, Want
+from ckpt_core._storage import (
+    ForeignArray,
+    Values,
+    most_chunk_bytes,
+    open_array,
+    read_index,
+    read_region,
+)
+from ckpt_core._tree import format_path
+from ckpt_core._tree.leaves import STORED_DTYPES, LeafSpec, is_known_impl
+
+
+class OrbaxReader:
+    """Reads a tree that Orbax wrote, through TensorStore's drivers; there are no checksums."""
+
+    def __init__(self, checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> None:
+        self._checkpoint = checkpoint
+        self._item = item
+        self._arrays = _opened_arrays(checkpoint, item, context)
+
+    def __enter__(self) -> OrbaxReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._arrays.clear()
+
+    def plan(self, batch: list[Want]) -> Reads:
+        """Buffers for a batch, and the jobs that fill them."""
+        planned: Reads = []
+        for want in batch:
+            parts: dict[Region, Array] = {}
+            jobs: list[Callable[[], None]] = [
+                self._job(want.leaf, region, parts) for region in want.regions
+            ]
+            planned.append((want, parts, jobs))
+        return planned
+
+    def _job(self, leaf: int, region: Region, parts: dict[Region, Array]) -> Callable[[], None]:
+        name = self._item.name_of(leaf)
+
+        def job() -> None:
+            with naming(self._checkpoint, self._item.paths[leaf]):
+                parts[region] = read_region(self._arrays[name], region, name)
+
+        return job
+
+
+def _opened_arrays(
+    checkpoint: Checkpoint, item: OrbaxItem, context: Any
+) -> dict[str, ForeignArray]:
+    tree = item.tree
+    assert tree is not None
+    paths = {leaf.name: leaf.path for leaf in tree.leaves if leaf.value_type != "string"}
+    if not paths:
+        return {}
+    ocdbt = _in_database(checkpoint, item) if tree.ocdbt is None else tree.ocdbt
+    location = checkpoint.location / item.directory if item.directory else checkpoint.location
+    values = _stored_values(checkpoint, item, ocdbt, context)
+    limit_bytes = most_chunk_bytes(values.total_bytes)
+
+    def open_named(name: str) -> ForeignArray:
+        with naming(checkpoint, paths[name]):
+            return open_array(
+                location,
+                name,
+                context,
+                zarr3=tree.zarr3,
+                ocdbt=ocdbt,
+                limit_bytes=limit_bytes,
+                values=values,
+            )
+
+    arrays = run_each(open_named, list(paths), 8, "ckpt-open")
+    return dict(zip(paths, arrays, strict=True))
+
+
+def _in_database(checkpoint: Checkpoint, item: OrbaxItem) -> bool:
+    return checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
+
+
+def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: Any) -> Values:
+    """The sizes of what is stored, found possible: TensorStore takes what it is told for true."""
+    directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
+    files = checkpoint.backend.files(directory)
+    for name, size in files.items():
+        if size < 0:
+            raise CheckpointCorrupt(
+                f"{directory}: {name} is no regular file, or a link that leads nowhere",
+                file=item.file(name),
+            )
+        if name.rpartition("/")[2].startswith("manifest.") and size > most_bytes("manifest.ocdbt"):
+            raise CheckpointCorrupt(
+                f"{directory}: {name} has {size} bytes, more than an index can have",
+                file=item.file(name),
+            )
+    if not ocdbt:
+        return Values(files.items())
+    location = checkpoint.location / item.directory if item.directory else checkpoint.location
+    index = read_index(location, context)
+    return Values((key, extent.size_bytes) for key, extent in index.items())
+
+
+_SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
+
+
+def with_specs(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
+    """The item with what its leaves are; for Orbax's trees that takes opening every array."""
+    if not isinstance(item, OrbaxItem) or item.tree is None or item.specs:
+        return item
+    arrays = _opened_arrays(checkpoint, item, context)
+    impls: dict[str, str] = {}
+    for file in _array_metadata_files(checkpoint, item):
+        data = checkpoint.backend.read(checkpoint.path, file)
+        impls |= orbax_read.load_key_impls(data, file) if data else {}
+    specs = [_orbax_spec(leaf, arrays, impls.get(leaf.name)) for leaf in item.tree.leaves]
+    return replace(item, specs=specs)
+
+
+def _array_metadata_files(checkpoint: Checkpoint, item: OrbaxItem) -> list[str]:
+    directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
+    return [
+        item.file(name)
+        for name in checkpoint.backend.files(directory)
+        if name.startswith("array_metadatas/")
+    ]
+
+
+def _orbax_spec(
+    leaf: orbax_read.OrbaxLeaf, arrays: dict[str, ForeignArray], impl: str | None
+) -> LeafSpec:
+    if leaf.value_type == "string":
+        return LeafSpec("str")
+    array = arrays[leaf.name]
+    if array.dtype not in STORED_DTYPES:
+        where = format_path(leaf.path)
+        raise CheckpointCorrupt(f"leaf {where}: no such dtype: {array.dtype}", leaf=where)
+    if impl is not None and is_known_impl(impl):
+        return LeafSpec("key", impl, array.shape[:-1])
+    if leaf.value_type == "scalar":
+        kind = _SCALAR_KINDS.get(np.dtype(array.store.dtype.numpy_dtype).kind, "float")
+        return LeafSpec(kind, array.dtype)
+    return LeafSpec("numpy" if leaf.value_type == "np.ndarray" else "jax", array.dtype, array.shape)
+
+
+def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> Array:
+    """The one array of Orbax's Array and random-key items, which is called ``checkpoint``."""
+    ocdbt = _in_database(checkpoint, item)
+    location = checkpoint.location / item.directory
+    zarr3 = checkpoint.backend.size(checkpoint.path, item.file("checkpoint/zarr.json")) is not None
+    values = _stored_values(checkpoint, item, ocdbt, context)
+    array = open_array(
+        location,
+        "checkpoint",
+        context,
+        zarr3=zarr3,
+        ocdbt=ocdbt,
+        limit_bytes=most_chunk_bytes(values.total_bytes),
+        values=values,
+    )
+    return read_region(array, whole(array.shape), "checkpoint")

@@ -1,0 +1,82 @@
+"""Array data out of an opened checkpoint, in parallel threads that run ahead by one batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ckpt_core._background.threads import Job, Workers
+from ckpt_core._layout.regions import Region, region_size
+from ckpt_core._load.checkpoint import (
+    Checkpoint,
+    NativeCheckpoint,
+    NativeItem,
+    OrbaxItem,
+    SavedItem,
+)
+from ckpt_core._load.readers.native import NativeReader
+from ckpt_core._load.readers.orbax import OrbaxReader
+from ckpt_core._load.readers.wants import Array, Reads, Want
+from ckpt_core._options import MIB, Options
+
+_BATCH_BYTES = 128 * MIB
+_BATCH_LEAVES = 2048
+
+
+def read_leaves(
+    checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
+) -> Iterator[tuple[Want, dict[Region, Array]]]:
+    """The stored arrays of every wanted leaf, in order; each verified before it is given.
+
+    Reading runs ahead in threads by one batch.
+
+    Raises:
+        CheckpointCorrupt: data is missing, truncated or not what was saved.
+    """
+    reader = _reader(checkpoint, item, wants, options, context)
+    limit = min(_BATCH_BYTES, options.max_host_bytes)
+    threads = min(8, (os.cpu_count() or 1) + 2)
+    with reader, Workers(threads, "ckpt-read") as workers:
+        running: tuple[Reads, list[Job]] = ([], [])
+        for batch in _batches(item, wants, limit):
+            planned = reader.plan(batch)
+            if len(wants) == 1 and len(planned[0][2]) == 1:  # to wake a thread would take longer
+                planned[0][2].pop()()
+            started = [workers.submit(job) for _, _, jobs in planned for job in jobs]
+            yield from _finished(*running)
+            running = (planned, started)
+        yield from _finished(*running)
+
+
+def _reader(
+    checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
+) -> NativeReader | OrbaxReader:
+    if isinstance(item, OrbaxItem):
+        return OrbaxReader(checkpoint, item, context)
+    assert isinstance(checkpoint, NativeCheckpoint)
+    assert isinstance(item, NativeItem)
+    return NativeReader(checkpoint, item, wants, options, context)
+
+
+def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:
+    # every job of a batch may serve several leaves, so all must have ended before one is given
+    for job in started:
+        job.result()
+    for want, parts, _ in planned:
+        yield want, parts
+
+
+def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
+    batch: list[Want] = []
+    size = 0
+    for want in wants:
+        spec = item.specs[want.leaf]
+        bytes_ = spec.numpy_dtype.itemsize * sum(map(region_size, want.regions))
+        if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
+            yield batch
+            batch, size = [], 0
+        batch.append(want)
+        size += bytes_
+    if batch:
+        yield batch

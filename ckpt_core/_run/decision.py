@@ -1,0 +1,128 @@
+"""Whether to save a step: the policy, asked once for each, with one answer for all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ckpt_core._errors import CheckpointError
+from ckpt_core._processes import Processes, next_tag
+from ckpt_core._run.policies import when
+from ckpt_core._run.preemption import Preemption
+
+_NOT_LOOKED = -1
+
+
+class SaveDecision:
+    """Asks a save policy; what depends on a clock or on the disk is decided by process 0.
+
+    Args:
+        policy: of the Checkpointer.
+        newest_on_disk: looks at the directory.
+        timeout_secs: how long to wait for process 0.
+    """
+
+    def __init__(
+        self,
+        policy: when.Decision,
+        processes: Processes,
+        preemption: Preemption,
+        newest_on_disk: Callable[[], int | None],
+        timeout_secs: float,
+    ) -> None:
+        self._policy = policy
+        self._processes = processes
+        self._preemption = preemption
+        self._newest_on_disk = newest_on_disk
+        self._timeout_secs = timeout_secs
+        self._agree = processes.count > 1 and not getattr(policy, "by_step", False)
+        self._tag = next_tag() if self._agree else ""
+        self._asked = 0
+        self._last: tuple[int, bool] | None = None
+        self._newest: int | None = _NOT_LOOKED
+        self._last_save_secs = float("-inf")
+
+    def wants(self, step: int, saving: bool) -> bool:
+        """Whether the policy wants this step; all processes must ask, where several run."""
+        if self._agree and self._last is not None and self._last[0] == step:
+            return self._last[1]  # process 0 has decided about this one
+        if self._newest == _NOT_LOOKED:
+            self._newest = self._newest_on_disk()
+        context = when.SaveContext(
+            newest_step=self._newest,
+            secs_since_save=time.monotonic() - self._last_save_secs,
+            saving=saving,
+            preempted=self._preemption.wants(step),
+        )
+        if not self._agree:
+            return bool(self._policy(step, context))
+        wanted = self._agreed(step, context)
+        self._last = (step, wanted)
+        return wanted
+
+    def _agreed(self, step: int, context: when.SaveContext) -> bool:
+        """What the policy says on process 0; it is asked on all, as it may count."""
+        # first: where the policy fails in one process alone, the next question is still the same
+        self._asked += 1
+        tag, call = f"{self._tag}/when/{self._asked}", "ask whether to save a step"
+        decided = functools.partial(
+            self._processes.broadcast, tag, timeout_secs=self._timeout_secs, call=call
+        )
+        try:
+            wanted = bool(self._policy(step, context))
+        except Exception as error:
+            with contextlib.suppress(CheckpointError):  # the others hear of it from process 0
+                decided(f"{step} {type(error).__name__}: {error}")
+            raise
+        said = decided(f"{step} {wanted}")
+        asked, _, verdict = said.partition(" ")
+        if asked != str(step):
+            raise CheckpointError(
+                f"process 0 asks whether to save step {asked}, and process {self._processes.index} "
+                f"step {step}: all processes must ask about the same steps, in one order"
+            )
+        if verdict not in ("True", "False"):
+            raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
+        return verdict == "True"
+
+    def steps_of_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
+        """The steps that process 0 sees; where several processes run, all must ask."""
+        return self._on_first(list_steps, "go through the steps")
+
+    def step_of_first(self, step: int | None) -> int | None:
+        """The one of process 0; all must ask."""
+        return self._on_first(lambda: step, "wait for a new step")
+
+    def all_do(self, call: str) -> None:
+        """Returns when all processes are about to do the same, such as "delete step 3".
+
+        Raises:
+            CheckpointError: another one is about to do something else; nothing was done.
+        """
+        if self._processes.count > 1:
+            timeout_secs = self._timeout_secs
+            self._processes.gather_decide(next_tag(), "", lambda _: "", timeout_secs, call)
+
+    def done_by_first(self, work: Callable[[], None]) -> None:
+        """Process 0 does the work and the others wait; a failure of it is one of all."""
+        self._on_first(work, "remove or set aside steps")
+
+    def _on_first(self, work: Callable[[], Any], call: str) -> Any:
+        return self._processes.run_on_first(work, self._timeout_secs, call, _failed_on_first)
+
+    def save_began(self, step: int) -> None:
+        """A save of this step begins now."""
+        self._newest = step
+        self._last_save_secs = time.monotonic()
+
+    def forget(self) -> None:
+        """Steps were deleted: what was known of the directory no longer holds."""
+        self._newest = _NOT_LOOKED
+        self._last = None
+
+
+def _failed_on_first(kind: str, text: str) -> Exception:
+    return CheckpointError(f"process 0: {kind}: {text}")

@@ -1,0 +1,114 @@
+"""What the Checkpointer's short arguments stand for."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import numpy as np
+
+from ckpt_core._options import METRICS_ARE_NUMBERS
+from ckpt_core._run.policies import keep, when
+
+
+def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
+    if policy is not None and interval is not None:
+        raise TypeError("pass save_interval_steps or save_policy, not both")
+    if policy is not None:
+        return policy
+    interval = whole_number("save_interval_steps", 1 if interval is None else interval)
+    return when.every_steps(interval)
+
+
+def whole_number(name: str, value: object) -> int:
+    """The value of an argument that counts something, at least 1.
+
+    Raises:
+        TypeError, ValueError: with the argument's name.
+    """
+    try:
+        number = operator.index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a whole number, got {value!r}, a {kind}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}{_WITHOUT.get(name, '')}")
+    return number
+
+
+_WITHOUT = {
+    "max_to_keep": ": the newest step is always kept. Leave it out to keep all",
+    "keep_period": ": leave it out to keep no more than max_to_keep",
+    "save_interval_steps": ": 1, the default, saves every step that is given to save()",
+}
+
+
+def choose_keep_policy(
+    policy: keep.KeepPolicy | keep.Chooser | None,
+    max_to_keep: int | None,
+    keep_period: int | None,
+    best_metric: str | None,
+    best_mode: str | None,
+) -> keep.KeepPolicy | None:
+    """The policy that the short arguments stand for."""
+    if (best_metric is None) != (best_mode is None):
+        raise TypeError("best_metric needs best_mode ('min' or 'max'), and the other way round")
+    if best_mode not in (None, "min", "max"):
+        raise ValueError(f"best_mode must be 'min' or 'max', got {best_mode!r}")
+    if policy is not None:
+        if max_to_keep is not None or keep_period is not None:
+            raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
+        return keep.policy_of(policy)
+    if max_to_keep is None:
+        if keep_period is not None:
+            raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
+        return None
+    max_to_keep = whole_number("max_to_keep", max_to_keep)
+    keep_period = None if keep_period is None else whole_number("keep_period", keep_period)
+    if best_metric is not None and best_mode is not None:
+        chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
+    else:
+        chosen = keep.latest(max_to_keep)
+    return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
+
+
+def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    """The metrics as Python floats.
+
+    Raises:
+        TypeError: something that is no number.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict of numbers by name, got a {type(metrics).__name__}: {METRICS_ARE_NUMBERS}"
+        )
+    numbers: dict[str, float] = {}
+    for name, value in (metrics or {}).items():
+        array = np.asarray(value)
+        if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
+            raise TypeError(
+                f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
+            )
+        numbers[name] = float(array)
+    return numbers
+
+
+def _what(value: object) -> str:
+    shape: object = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {shape}" if shape else "")
+
+
+def _instead(name: object, value: object) -> str:
+    """What to write where no number was given for a metric."""
+    if not isinstance(name, str):
+        return "names are str"
+    if isinstance(value, dict):
+        inner = next(iter(value), "train")
+        return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
+    if isinstance(value, str) or value is None:
+        return "leave it out, or save it as metadata={...}"
+    if getattr(value, "shape", None):
+        return "take one number of it, such as its mean"
+    return METRICS_ARE_NUMBERS

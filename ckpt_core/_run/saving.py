@@ -1,0 +1,146 @@
+"""Saving one step into the tiers that take it: a snapshot for each, written one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckpt_core._devices.staging import Copy, Staging
+from ckpt_core._errors import is_visible
+from ckpt_core._run.branch import Branch
+from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.in_flight import InFlight, settle_all
+from ckpt_core._run.tiers import LocalTier, StepToSave
+from ckpt_core._save import Links, PreparedSave, prepare_save, save_job
+
+
+class Saving:
+    """The saves of one Checkpointer: in each tier at most one is under way.
+
+    Args:
+        run: its directory.
+        saves: what is under way, which this adds to; that of the local tier is the first.
+        branch: decides who may commit.
+        asynchronous: saves are written in the background.
+
+    Attributes:
+        in_flight: of the persistent directory.
+        links: what is remembered of the last step, to share its files.
+        unsure: steps that were written, but it is not known whether they are durable.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        saves: list[InFlight],
+        branch: Branch,
+        asynchronous: bool,
+    ) -> None:
+        self._steps = run.steps
+        self._saves = saves
+        self._branch = branch
+        self._processes = run.processes
+        self._options = run.options
+        self._asynchronous = asynchronous
+        self._mine = run.mine
+        self._damaged = run.damaged
+        self._local: LocalTier | None = None
+        self._staging = Staging(run.options.max_host_bytes)
+        self._local_staging = Staging(run.options.max_host_bytes)
+        self.in_flight = InFlight(run.path)
+        self.links = Links()
+        self.unsure: set[int] = set()
+        saves.append(self.in_flight)
+
+    def set_local(self, local: LocalTier) -> None:
+        """Steps are saved to local directories first."""
+        self._local = local
+        self._saves.insert(0, local.in_flight)
+
+    def make_way(self, persists: bool) -> None:
+        """Waits for the saves that a new one must not overtake, or refuses to."""
+        before = self._saves if persists else self._saves[:1]
+        if self._options.on_pending == "fail":
+            for running in before:
+                running.refuse_if_running()
+        settle_all(before)
+
+    def start(
+        self, what: StepToSave, overwrite: bool, persists: bool, began: Callable[[], None]
+    ) -> None:
+        """Takes the snapshots, and begins to write them; returns when all is written if nothing is asynchronous.
+
+        Args:
+            persists: whether the persistent directory takes the step.
+            began: called when the snapshots are taken.
+        """
+        local = None if self._local is None else self._prepare_local(what, self._local, persists)
+        persistent: PreparedSave | None = None
+        try:
+            if persists:
+                persistent = self._prepare_persistent(what, overwrite)
+            began()
+            first = None
+            if self._local is not None and local is not None:
+                first = self._local.in_flight
+                first.start(what.step, local)
+            if persistent is not None and (self._asynchronous or first is not None):
+                self.in_flight.start(what.step, persistent.run, after=first)
+            elif persistent is not None:
+                persistent.run()
+        except BaseException:
+            if persistent is not None:
+                persistent.undo()  # nothing, if it goes on
+            raise
+        if not self._asynchronous:
+            settle_all(self._saves)
+
+    def _prepare_local(
+        self, what: StepToSave, local: LocalTier, persists: bool
+    ) -> Callable[[], None]:
+        work = local.prepare(what, self._copying(self._local_staging))
+
+        def save_and_note() -> None:
+            try:
+                work()
+            finally:
+                self._local_staging.release()
+            self._damaged.discard(what.step)
+            if not persists:
+                self._mine.add(what.step)
+
+        return save_and_note
+
+    def _prepare_persistent(self, what: StepToSave, overwrite: bool) -> PreparedSave:
+        step = what.step
+        job = save_job(
+            self._steps.path(step) if overwrite else self._steps.new_path(step),
+            what.fields,
+            self._options,
+            overwrite=overwrite,
+            step=step,
+            copy=self._copying(self._staging),
+            guard=self._branch.guard(step, overwrite),
+            links=self.links,
+        )
+        return prepare_save(job, what.items, lambda write: self._save_and_retain(step, write))
+
+    def _save_and_retain(self, step: int, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            if is_visible(error):
+                self.unsure.add(step)
+            raise
+        finally:
+            self._staging.release()
+        self._mine.add(step)
+        self.unsure.discard(step)
+        self._damaged.discard(step)
+        if self._processes.index == 0:
+            self._branch.committed(step)
+
+    def _copying(self, staging: Staging) -> Copy | None:
+        """How the next save copies host memory; the one before, which had the same buffers, has ended."""
+        if staging.lent:
+            staging.release()
+        return staging.copy if self._asynchronous else None

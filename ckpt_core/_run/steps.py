@@ -1,0 +1,193 @@
+"""The steps that lie in a directory: which there are, under which names, and what is known of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+
+from ckpt_core._directory import Backend
+from ckpt_core._directory.step_names import StepNames, check_step
+from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._format import orbax_write
+from ckpt_core._format.record import RECORD_FILE
+from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._run.policies import keep
+
+
+def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
+    """Refuses to take a checkpoint, of ours or of Orbax, for a directory of them.
+
+    Args:
+        local: it lies in a file system.
+
+    Raises:
+        CheckpointExists: with what to do.
+    """
+    for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
+        try:
+            if local:
+                found = backend.exists(f"{directory}/{name}")
+            else:
+                found = backend.read(directory, name) is not None
+        except (OSError, CheckpointError):
+            continue  # whoever reads or writes there meets it again
+        if found:
+            parent = directory.rpartition("/")[0]
+            raise CheckpointExists(
+                f"{directory} is one checkpoint (it has {name}), not a directory of them, and steps would be "
+                f"written into it: make the Checkpointer on {parent or '/'} if this is one of its steps, or "
+                "load it with ckpt.load or ckpt.restore"
+            )
+
+
+class Steps:
+    """The committed steps below a directory; every call looks at the directory anew."""
+
+    def __init__(self, directory: str, backend: Backend, names: StepNames) -> None:
+        self.directory = directory
+        self._backend = backend
+        self._names = names
+
+    def all(self) -> list[int]:
+        """Every committed step, ascending."""
+        return sorted(self._committed())
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        names = self._names_of_steps()
+        for step in sorted(names, reverse=True):  # the newest is asked first, and mostly alone
+            if self._first_committed(names[step]) is not None:
+                return step
+        return None
+
+    def new_path(self, step: int) -> str:
+        """Where a step of this number is to be written."""
+        return f"{self.directory}/{self._names.name(step)}"
+
+    def _names_of_steps(self) -> dict[int, list[str]]:
+        """Step -> names of directories that may be it; of two, the one we would write is first."""
+        found: dict[int, list[str]] = {}
+        for name in self._backend.children(self.directory):
+            step = self._names.parse(name)
+            if step is None:
+                continue
+            names = found.setdefault(step, [])
+            names.insert(0 if name == self._names.name(step) else len(names), name)
+        return found
+
+    def numbers(self) -> list[int]:
+        """Every number that a directory is named after, committed or not; looks into none."""
+        return sorted(self._names_of_steps())
+
+    def has(self, step: int) -> bool:
+        """Whether a step of this number is committed, under whichever name."""
+        return self._first_committed(self._names_of_steps().get(step, [])) is not None
+
+    def _first_committed(self, names: list[str]) -> str | None:
+        for name in names:
+            if self._backend.is_checkpoint(f"{self.directory}/{name}"):
+                return name
+        return None
+
+    def _committed(self, at_least: int = 0) -> dict[int, str]:
+        """Step -> name of its directory, from a step on: each is looked into."""
+        found: dict[int, str] = {}
+        for step, names in self._names_of_steps().items():
+            name = self._first_committed(names) if step >= at_least else None
+            if name is not None:
+                found[step] = name
+        return found
+
+    def path(self, step: int) -> str:
+        """Where a step lies, under whichever name."""
+        name = self._names.name(step)
+        if not self._backend.exists(f"{self.directory}/{name}"):
+            name = self._committed().get(step, name)
+        return f"{self.directory}/{name}"
+
+    def open(self, step: int) -> Checkpoint:
+        """A step's metadata.
+
+        Raises:
+            CheckpointNotFound: with the steps that there are.
+        """
+        try:
+            return open_checkpoint(self.path(check_step(step)))
+        except CheckpointNotFound:
+            raise self._absent(step) from None
+
+    def refuse_absent(self, step: int) -> None:
+        """Raises CheckpointNotFound, with the steps that there are; damaged ones are there."""
+        if step not in self._committed():
+            raise self._absent(step)
+
+    def _absent(self, step: int) -> CheckpointNotFound:
+        known = ", ".join(map(str, self.all()[-10:])) or "none"
+        return CheckpointNotFound(f"{self.directory} has no step {step}; it has: {known}")
+
+    def opening(self, step: int) -> Callable[[], Checkpoint]:
+        """What opens a step later, where all processes can agree on whether it worked."""
+        return lambda: self.open(step)
+
+    def facts(self, step: int) -> keep.StepFacts | None:
+        """What policies may know of a step; None where its record cannot be read."""
+        try:
+            opened = self.open(step)
+        except (CheckpointError, OSError):
+            return None
+        ours = isinstance(opened, NativeCheckpoint)
+        created = opened.record.created_unix_secs if ours else 0.0
+        return keep.StepFacts(step, created, opened.metrics)
+
+    def all_facts(self) -> list[keep.StepFacts]:
+        """What is known of every step whose record can be read."""
+        return [facts for step in self.all() if (facts := self.facts(step)) is not None]
+
+    def refuse_taken(
+        self,
+        step: int,
+        overwrite: bool,
+        damaged: Set[int] = frozenset(),
+        elsewhere: Set[int] = frozenset(),
+        leaving: Set[int] = frozenset(),
+    ) -> None:
+        """Refuses to write a step that is there, or that newer ones would hide.
+
+        Args:
+            step: to be written.
+            overwrite: it may be there.
+            damaged: steps that hide nothing: nobody can resume from them.
+            elsewhere: steps of this run that lie in other directories.
+            leaving: steps that make way for this one.
+
+        Raises:
+            CheckpointExists: with what is there.
+        """
+        there = {*self._committed(at_least=step), *(n for n in elsewhere if n >= step)}
+        steps = sorted(there - leaving)
+        if step in steps and not overwrite:
+            raise CheckpointExists(
+                f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "
+                "overwrite=True to replace it"
+            )
+        newer = [other for other in steps if other > step and other not in damaged]
+        if newer and step not in steps:
+            shown = ", ".join(map(str, newer[:5]))
+            raise CheckpointExists(
+                f"{self.directory}: step {step} is older than {shown}, which are there already: "
+                f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
+                "them, or save to another directory"
+            )
+
+    def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """The newest step once it is newer than ``after``; None where none came in time."""
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        while True:
+            newest = self.latest()
+            if newest is not None and (after is None or newest > after):
+                return newest
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            time.sleep(1.0 if left is None else min(1.0, left))

@@ -1,0 +1,75 @@
+"""Calls of one object from several threads, one after the other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from ckpt_core._errors import CheckpointError
+from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._run.in_flight import InFlight
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Turns:
+    """Whose turn it is; see ``in_turn``.
+
+    Args:
+        directory: for messages.
+        saves: what the object saves in the background.
+    """
+
+    def __init__(self, directory: str, saves: Sequence[InFlight]) -> None:
+        self.directory = directory
+        self.saves = saves
+        # of the interpreter's own: a signal handler cannot come between taking it and giving it back
+        self.lock = threading.RLock()
+        self.doing: str | None = None
+
+
+class TakesTurns(Protocol):
+    """An object whose methods may be called from any thread."""
+
+    _turns: Turns
+
+
+T = TypeVar("T", bound=TakesTurns)
+
+
+def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """A method that waits until no other thread is inside of one of these methods.
+
+    What cannot wait is refused, as it would wait for itself: a call from within another call (a
+    signal handler, a listener, a policy), and one from the thread of the object's own save.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+        if os.getpid() != HOME_PID:
+            raise forked()  # whose turn it was when the child was made, it is there for ever
+        turns = self._turns  # pyright: ignore[reportPrivateUsage]
+        if any(save.is_this_thread for save in turns.saves):
+            raise _refusal(turns, name, "its save in the background")
+        with turns.lock:
+            if turns.doing is not None:
+                raise _refusal(turns, name, f"{turns.doing}()")
+            turns.doing = name
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                turns.doing = None
+
+    return taking_turns
+
+
+def _refusal(turns: Turns, name: str, inside: str) -> CheckpointError:
+    return CheckpointError(
+        f"{turns.directory}: {name}() was called from within {inside}, by a signal handler, a listener or "
+        "a policy: it would wait for itself. Note there what is to be done, and do it after that call"
+    )

@@ -1,0 +1,296 @@
+"""What processes that save together must see alike: everything that decides what lies where.
+
+Who writes which region follows from structure, shapes, chunks and shardings, and each process works it
+out for itself. Where two of them differ in any of it, both would write what the other did not expect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from ckpt_core._tree import Node, Path, format_path
+from ckpt_core._tree.leaves import LeafSpec
+
+_BLOCKS = 256
+"""Into so many blocks facts are cut, of which the first that differs is sent."""
+_SHOWN = 160
+"""Characters of a text that a message shows."""
+
+
+class Fact(NamedTuple):
+    """What is said of one leaf, or of one container.
+
+    Attributes:
+        path: of it.
+        kind: of the container, or of the leaf with dtype and shape.
+        chunk: shape of the stored chunks.
+        codec: of its compression.
+        sharding: which device holds what.
+    """
+
+    path: str
+    kind: str
+    chunk: str = ""
+    codec: str = ""
+    sharding: str = ""
+
+
+_ASPECTS = {
+    "kind": ("the structure of the state", "save the same tree"),
+    "sharding": (
+        "the sharding",
+        "hold parts of the same global arrays, on one mesh with one order of devices",
+    ),
+    "chunk": ("the shape of stored chunks", "save with the same Options(chunk_bytes=)"),
+    "codec": ("the compression", "save with the same Options(compression=)"),
+}
+"""Of a leaf: what may differ, causes first, and what all processes must do."""
+
+
+class Leaf(NamedTuple):
+    """One leaf as it is planned; see ``PlannedLeaf``, ``TreeSignature.stored`` and ``TreeSignature.shardings``."""
+
+    spec: LeafSpec
+    chunk: tuple[int, ...]
+    codec: str | None
+    stored: tuple[Any, bool] | None
+    sharding: tuple[Any, bool] | None
+
+
+def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
+    """All that is said of a tree, in its order.
+
+    Args:
+        root: the structure.
+        leaves: in its order.
+        own: of a checkpoint that each process writes for itself.
+    """
+    teller = _Teller(own)
+    return teller.tell(root, (), iter(leaves))
+
+
+class _Teller:
+    """Facts of one tree; few kinds and shardings repeat in trees of thousands of leaves."""
+
+    def __init__(self, own: bool) -> None:
+        self._own = own
+        self._kinds: dict[LeafSpec, str] = {}
+        self._where: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._texts: dict[Any, str] = {}
+
+    def tell(self, node: Node, path: Path, leaves: Iterator[Leaf]) -> Iterator[Fact]:
+        """Of a node and what is below it."""
+        if node.kind == "leaf":
+            yield self._leaf(path, next(leaves))
+            return
+        kind = f"{node.kind} {node.type_name}".rstrip()
+        numbers = [key for key in node.keys if not isinstance(key, str)]
+        if numbers and node.kind not in ("list", "tuple"):
+            kind += f" with the integer keys {numbers}"
+        yield Fact(format_path(path), kind)
+        # what an adapter took apart stands where the object stood
+        below = [(*path, key) for key in node.keys] if node.kind != "expanded" else [path]
+        for inner, child in zip(below, node.children, strict=True):
+            if child.kind == "leaf":  # most are
+                yield self._leaf(inner, next(leaves))
+            else:
+                yield from self.tell(child, inner, leaves)
+
+    def _leaf(self, path: Path, leaf: Leaf) -> Fact:
+        spec, chunk, codec, stored, sharding = leaf
+        kind = self._kinds.get(spec)
+        if kind is None:
+            text = str(spec) if str(spec).startswith(spec.kind) else f"{spec.kind} {spec}"
+            kind = self._kinds[spec] = f"{text} {spec.detail}".rstrip()
+        where = ""
+        if stored is not None:
+            where = self._sharding(stored, spec.stored_shape)
+            if sharding is not None and sharding is not stored:
+                where += f"; {self._sharding(sharding, spec.shape)}"
+        return Fact(format_path(path), kind, self._text(chunk), codec or "none", where)
+
+    def _text(self, value: Any) -> str:
+        text = self._texts.get(value)
+        if text is None:
+            text = self._texts[value] = str(value)
+        return text
+
+    def _sharding(self, bound: tuple[Any, bool], shape: tuple[int, ...]) -> str:
+        # the pairs are kept by the signature, so an id stands for one of them
+        known = self._where.get((id(bound), shape))
+        if known is None:
+            known = self._where[id(bound), shape] = _placed(*bound, shape, self._own)
+        return known
+
+
+def _placed(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
+    """Where the parts of an array are, in words that are the same in all processes."""
+    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
+    if isinstance(sharding, SingleDeviceSharding) and not committed:
+        return f"not bound to a device{memory}"
+    # what a process holds alone, it writes into a checkpoint of its own as it likes
+    local = own and len({device.process_index for device in sharding.device_set}) == 1
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        where = "of one process" if local else f"{device.id} of process {device.process_index}"
+        return f"device {where}{memory}"
+    if isinstance(sharding, NamedSharding):
+        mesh: Any = sharding.mesh
+        where = "of one process" if local else _ids(device.id for device in mesh.devices.flat)
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
+    if local:
+        return f"{type(sharding).__name__} of one process{memory}"
+    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
+
+
+def _spec(sharding: Any) -> str:
+    """The axes that cut an array; at the end None says nothing."""
+    parts = list(sharding.spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return f"P({', '.join(map(repr, parts))})"
+
+
+def _ids(numbers: Iterable[int]) -> str:
+    """Numbers in their order, runs of them written short."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
+    """Which device holds what of an array, for a sort of sharding that has no name for it."""
+    entries: Any = sharding.devices_indices_map(shape)
+    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
+    return "; ".join(f"device {device.id} {index}" for device, index in ordered)
+
+
+class Layout(NamedTuple):
+    """What is compared first: equal layouts are equal in all facts.
+
+    Attributes:
+        digest: of all facts.
+        length: how many they are.
+    """
+
+    digest: str
+    length: int
+
+
+def layout_of(told: Iterable[Fact]) -> Layout:
+    """The layout that facts make."""
+    digest, count = hashlib.sha256(), 0
+    for fact in told:
+        digest.update(repr(tuple(fact)).encode(errors="surrogatepass"))
+        count += 1
+    return Layout(digest.hexdigest(), count)
+
+
+def block_size(*layouts: Layout) -> int:
+    """How many facts are compared at once, where layouts differ."""
+    return max(1, -(-max(layout.length for layout in layouts) // _BLOCKS))
+
+
+def dump_digests(told: Sequence[Fact], size: int) -> str:
+    """Digests of the blocks of facts, for ``first_block``."""
+    blocks = (told[start : start + size] for start in range(0, len(told), size))
+    return " ".join(layout_of(block).digest[:16] for block in blocks)
+
+
+def first_block(one: str, other: str) -> int:
+    """The first block that differs, of what ``dump_digests`` gave."""
+    ours, theirs = one.split(), other.split()
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def dump_block(told: Sequence[Fact], size: int, block: int) -> str:
+    """The facts of one block, each text once."""
+    chosen = told[block * size : (block + 1) * size]
+    texts = list(dict.fromkeys(text for fact in chosen for text in fact))
+    places = {text: place for place, text in enumerate(texts)}
+    return json.dumps([texts, [[places[text] for text in fact] for fact in chosen]])
+
+
+def parse_block(text: str) -> list[Fact]:
+    texts, chosen = json.loads(text)
+    return [Fact(*(texts[place] for place in places)) for places in chosen]
+
+
+class Difference(NamedTuple):
+    """The first fact in which two processes differ.
+
+    Attributes:
+        what: the aspect, as the subject of a sentence.
+        how: both sides.
+        must: what all processes must do.
+    """
+
+    what: str
+    how: str
+    must: str
+
+
+def difference(
+    told: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
+) -> Difference:
+    """What differs first between this process, which is the first, and another one.
+
+    Args:
+        told: all facts of this process.
+        size, block: which of them the other one sent.
+        theirs: its facts of that block.
+        process: the other one.
+    """
+    ours = told[block * size : (block + 1) * size]
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
+    what, must = _ASPECTS["kind"]
+    if mine is None or other is None or mine.path != other.path:
+        return Difference(what, _unlike(told, mine, theirs, other, process), must)
+    for aspect, (what, must) in _ASPECTS.items():
+        a, b = getattr(mine, aspect), getattr(other, aspect)
+        if a != b:
+            a, b = _apart(a, b)
+            how = f"{mine.path} is {a} on process 0, and {b} on process {process}"
+            return Difference(what, how, must)
+    raise AssertionError("the blocks are equal")
+
+
+def _unlike(
+    told: Sequence[Fact],
+    mine: Fact | None,
+    theirs: Sequence[Fact],
+    other: Fact | None,
+    process: int,
+) -> str:
+    """How two trees differ in what they hold."""
+    if other is not None and other.path not in {fact.path for fact in told}:
+        return f"{other.path} ({other.kind}) is on process {process}, and not on process 0"
+    if mine is not None and mine.path not in {fact.path for fact in theirs}:
+        return f"{mine.path} ({mine.kind}) is on process 0, and not on process {process}"
+    first, second = ("nothing" if fact is None else fact.path for fact in (mine, other))
+    return f"where process 0 has {first}, process {process} has {second}: another order"
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Two texts; what both begin with is left out where they are long."""
+    if max(len(one), len(other)) <= _SHOWN:
+        return one, other
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = max(0, at - _SHOWN // 2)
+    cut = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
+    first, second = cut
+    return first, second

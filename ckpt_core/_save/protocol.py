@@ -1,0 +1,184 @@
+"""One save from beginning to end: flatten, plan, snapshot; and, where nobody waits, write and commit."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from ckpt_core import _processes
+from ckpt_core._directory import Attempt
+from ckpt_core._errors import CheckpointError
+from ckpt_core._events import Event, Kind, logger, tell
+from ckpt_core._options import Options
+from ckpt_core._save.job import RecordFields, SaveJob
+from ckpt_core._save.prepare import PreparedItem, prepare_items
+from ckpt_core._save.write import CALL, Write
+
+Around = Callable[[Callable[[], None]], None]
+"""Calls what writes and commits, and does what goes with it, in the same thread."""
+
+
+class PreparedSave:
+    """A save whose snapshot was taken: either it is run, once, or undone.
+
+    Args:
+        write: writes and commits it.
+        give_back: gives its room back where it is never written.
+    """
+
+    def __init__(self, write: Callable[[], None], give_back: Callable[[], None]) -> None:
+        self._write = write
+        self._give_back = give_back
+        self._claim = threading.Lock()
+
+    def run(self) -> None:
+        """Writes and commits; on failure nothing is left behind."""
+        if self._claim.acquire(blocking=False):
+            self._write()
+
+    def undo(self) -> None:
+        """Gives its room back, if it was not run."""
+        if self._claim.acquire(blocking=False):
+            self._give_back()
+
+
+def prepare_save(
+    job: SaveJob, items: Mapping[str, Any], around: Around | None = None
+) -> PreparedSave:
+    """Takes the snapshot now, of all that was passed; gives what writes and commits it.
+
+    Args:
+        items: by name.
+        around: see ``Around``.
+    """
+    save = _Save(job)
+    run = save.write_and_commit
+    prepared = PreparedSave(run if around is None else lambda: around(run), save.never_begun)
+    save.take_snapshot(items)
+    return prepared
+
+
+class _Save:
+    """One save; ``take_snapshot`` is called by the caller of the save, what follows by whoever writes."""
+
+    def __init__(self, job: SaveJob) -> None:
+        self._job = job
+        self._events = SaveEvents(job.target, job.step, job.options)
+        self._tag = _processes.next_tag()
+        self._token = secrets.token_hex(16)
+        self._attempt: Attempt | None = None
+        self._fields = RecordFields(job.fields.single)
+        self._items: list[PreparedItem] = []
+        self._refusal: Exception | None = None
+        self._blocking_secs = 0.0
+
+    def take_snapshot(self, items: Mapping[str, Any]) -> None:
+        """Everything that must be of this moment; what fails here is told to the other processes."""
+        self._events.happened("save_started")
+        try:
+            self._fields = self._job.fields.frozen()
+            self._items = prepare_items(items, self._job)
+            if self._job.processes.index == 0:
+                self._attempt = self._begin()
+            self._blocking_secs = self._events.happened("snapshot_taken")
+        except BaseException as error:
+            if self._job.processes.count == 1 or not isinstance(error, Exception):
+                self._job.processes.refuse(self._tag, CALL, error)
+                self._abort()
+                self._events.happened("save_failed", error=error)
+                raise
+            self._refusal = (
+                error  # the others wait for this process: they are told, and it is raised then
+            )
+
+    def _begin(self) -> Attempt:
+        job = self._job
+        if job.guard is not None:
+            job.guard.take()
+            if not job.local:  # there a try begins by removing what another one has written
+                job.guard.check()
+        return job.backend.begin(
+            job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
+        )
+
+    def write_and_commit(self) -> None:
+        """Everything that needs the disk; on failure nothing is left behind."""
+        with self._events.failing(), aborting(self._attempt):
+            write = Write(self._job, self._fields, self._items, self._token, self._tag)
+            write.snapshot_secs = self._blocking_secs
+            attempt = write.agree_to_start(self._attempt, self._refusal)
+            write.write_items(attempt)
+            write.commit(attempt)
+        self._events.committed(write.written_bytes, self._blocking_secs)
+
+    def never_begun(self) -> None:
+        """Instead of ``write_and_commit``: the others are told, and the room is given back."""
+        job = self._job
+        job.processes.refuse(self._tag, CALL, CheckpointError("its save could not begin"))
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._attempt is not None:
+            self._attempt.abort()
+
+
+@contextlib.contextmanager
+def aborting(attempt: Attempt | None) -> Generator[None]:
+    """Aborts the attempt where the block raises; does nothing for None, where another process began it."""
+    try:
+        yield
+    except BaseException:
+        if attempt is not None:
+            attempt.abort()
+        raise
+
+
+class SaveEvents:
+    """Tells of one save, to the log and to whoever listens."""
+
+    def __init__(self, path: str, step: int | None, options: Options) -> None:
+        self._path = path
+        self._step = step
+        self._listener = options.on_event
+        self._began = time.monotonic()
+
+    def happened(
+        self, kind: Kind, written_bytes: int = 0, error: BaseException | None = None
+    ) -> float:
+        """Tells it, and gives the seconds since the save was called."""
+        secs = time.monotonic() - self._began
+        event = Event(
+            kind=kind,
+            path=self._path,
+            step=self._step,
+            bytes=written_bytes,
+            secs=secs,
+            error=error,
+        )
+        tell(event, self._listener)
+        return secs
+
+    @contextlib.contextmanager
+    def failing(self) -> Generator[None]:
+        """What the block raises is told as the end of the save."""
+        try:
+            yield
+        except BaseException as error:
+            self.happened("save_failed", error=error)
+            raise
+
+    def committed(self, written_bytes: int, blocking_secs: float) -> None:
+        """The end, with the one line that a save writes to the log."""
+        secs = self.happened("committed", written_bytes)
+        logger.info(
+            "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
+            self._path,
+            written_bytes,
+            blocking_secs,
+            secs,
+            written_bytes / max(secs, 1e-9) / 1e9,
+        )

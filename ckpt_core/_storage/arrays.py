@@ -1,0 +1,259 @@
+"""Arrays out of an OCDBT database: by its index where files are local, by TensorStore otherwise."""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import resource
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.record import parse_json
+from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
+from ckpt_core._storage.writer import Location, database_spec, system_error
+
+_MAX_FOREIGN_BYTES = 2**46
+
+
+def read_value(item: Location, key: str, offset: int, size_bytes: int, context: Any) -> bytes:
+    """A range of the value of a key, for stores whose files cannot be opened directly."""
+    try:
+        store: Any = ts.KvStore.open(database_spec(item), context=context).result()
+        found: Any = store.read(key, byte_range=slice(offset, offset + size_bytes)).result()
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{key}: cannot be read: {error}", leaf=key) from error
+    return bytes(found.value) if found.state == "value" else b""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignArray:
+    """An array opened through its driver.
+
+    Attributes:
+        store: TensorStore's handle.
+        dtype: name of its dtype.
+        shape: of the array.
+    """
+
+    store: Any
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def open_array(
+    item: Location,
+    name: str,
+    context: Any,
+    *,
+    zarr3: bool = True,
+    ocdbt: bool = True,
+    limit_bytes: int | None = None,
+    values: Values | None = None,
+    cached: bool = True,
+) -> ForeignArray:
+    """An array of any layout that Orbax writes.
+
+    Args:
+        item: location of the item.
+        name: of the array.
+        context: of the load.
+        zarr3: whether the layout is zarr v3, or v2.
+        ocdbt: whether arrays lie in a database, or in directories of their own.
+        limit_bytes: no chunk may claim to be larger; None for what memory there is.
+        values: what is stored, where the index has not been held against a record.
+        cached: keep decoded chunks, for who reads a chunk more than once.
+
+    Raises:
+        CheckpointCorrupt: it is not there, or its metadata is damaged or impossible.
+    """
+    prefix = f"{name}/" if name else ""
+    metadata = "zarr.json" if zarr3 else ".zarray"
+    first = "manifest.ocdbt" if ocdbt else prefix + metadata
+    refuse_file(item, first, most_bytes(first))
+    kvstore = (
+        {**database_spec(item), "path": prefix}
+        if ocdbt
+        else {**item.spec(), "path": item.spec()["path"] + prefix}
+    )
+    _check_nesting(kvstore, metadata, name, context)
+    spec = {
+        "driver": "zarr3" if zarr3 else "zarr",
+        "kvstore": kvstore,
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "fill_missing_data_reads": False,
+    }
+    if not cached:
+        spec["cache_pool"] = {"total_bytes_limit": 0}
+    try:
+        store: Any = ts.open(spec, open=True, context=context).result()
+    except (ValueError, NotImplementedError) as error:
+        raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
+    shape = tuple(store.shape)
+    # a hostile shape or chunk would abort the process inside the allocation
+    if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
+        raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
+    refuse_chunks(store, name, memory_bytes() // 2 if limit_bytes is None else limit_bytes, values)
+    return ForeignArray(store, store.dtype.name, shape)
+
+
+def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) -> None:
+    """Parses an array's metadata first: TensorStore's parser dies of JSON nested very deep."""
+    try:
+        found: Any = ts.KvStore.open(kvstore, context=context).result().read(file).result()
+    except (ValueError, NotImplementedError) as error:
+        raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
+    if found.state != "value":
+        raise CheckpointCorrupt(f"array {name!r}: its metadata {file} is missing", leaf=name)
+    parse_json(bytes(found.value), f"{name}/{file}")
+
+
+def read_region(
+    array: ForeignArray, region: Region, name: str, out: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """The values of a region, in memory of their own or in ``out``.
+
+    Raises:
+        CheckpointCorrupt: a chunk is missing or cannot be decoded.
+    """
+    part = array.store[region_slices(region)]
+    # TensorStore's domain keeps the region's own origin; the copy starts at zero
+    part = part.translate_to[(0,) * part.rank] if part.rank else part
+    try:
+        if out is None:
+            out = np.empty(part.shape, array.store.dtype.numpy_dtype)
+        if out.size:
+            ts.array(out).write(part).result()
+    except Exception as error:
+        translated = system_error(error, f"array {name!r}")
+        raise CheckpointCorrupt(f"{translated}", leaf=name) from error
+    return out
+
+
+_NOTHING = np.empty(0, np.uint8)
+_KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
+"""Whether a mapping holds a file descriptor for as long as it lives."""
+_alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+"""The mappings of this process: what earlier loads gave may still be in use."""
+
+
+class DataFiles:
+    """The data files of an item, each opened once; links are followed.
+
+    Args:
+        location: of the item.
+        sizes_bytes: that files may have, by name, where that is known.
+        may_map: whether the file at a path may be mapped.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        sizes_bytes: Mapping[str, int] | None = None,
+        may_map: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._location = location
+        self._sizes = sizes_bytes or {}
+        self._may_map = may_map
+        self._open: dict[str, int] = {}
+        self._mapped: dict[str, np.ndarray[Any, Any] | None] = {}
+        self._lock = threading.Lock()
+
+    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+        """Bytes read into ``target``; fewer where the file ends."""
+        descriptor = self._descriptor(file)
+        view: Any = memoryview(target.data)
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done:]], offset + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+        """All bytes of a file in memory of our own, of which only what is changed takes room.
+
+        The array, and every view of it, keeps the file's space on the disk. None where the system
+        allows no (further) mapping.
+        """
+        if file not in self._mapped:
+            self._mapped[file] = self._map(file)
+        return self._mapped[file]
+
+    def _map(self, file: str) -> np.ndarray[Any, Any] | None:
+        if _KEEPS_DESCRIPTORS and len(_alive) >= _most_mappings():
+            return None
+        descriptor = self._descriptor(file)
+        if os.fstat(descriptor).st_size == 0:
+            return _NOTHING
+        if not self._may_map((self._location / file).path):  # a link may lead to another disk
+            return None
+        arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
+        try:
+            memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY, **arguments)
+        except OSError:  # no address space, or no descriptor left
+            return None
+        _alive.add(memory)
+        return np.frombuffer(memory, np.uint8)
+
+    def _descriptor(self, file: str) -> int:
+        with self._lock:
+            if file not in self._open:
+                self._open[file] = self._opened(file)
+            return self._open[file]
+
+    def check(self, files: Iterable[str]) -> None:
+        """Raises CheckpointCorrupt where one of the files is longer than it must be."""
+        for file in files:
+            if file in self._sizes and self._location.local:
+                self._descriptor(file)
+
+    def _opened(self, file: str) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        try:
+            descriptor = os.open((self._location / file).path, flags)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise
+            what = "leads in a circle" if error.errno == errno.ELOOP else "is missing"
+            raise self._corrupt(file, what) from error
+        status = os.fstat(descriptor)
+        expected = self._sizes.get(file, status.st_size)
+        # what lacks at the end is found by whoever misses it, who knows the leaf
+        if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
+            return descriptor
+        os.close(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise self._corrupt(file, "is no regular file")
+        raise self._corrupt(file, f"has {status.st_size} bytes, was saved with {expected}")
+
+    def _corrupt(self, file: str, what: str) -> CheckpointCorrupt:
+        folder = self._location.path.rpartition("/")[2]
+        return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
+
+    def close(self) -> None:
+        """Closes them all."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+        self._mapped.clear()
+
+
+def _most_mappings() -> int:
+    """How many mappings may each hold a descriptor, so that most are left to the program."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 4

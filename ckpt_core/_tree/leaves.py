@@ -1,0 +1,391 @@
+"""What kinds of leaves there are, and the array or text that each is stored as.
+
+Zarr and Orbax lack some of the values that training state holds. Those travel in a *carrier*:
+
+==============================  ================================================
+value                           stored as
+==============================  ================================================
+uint2, uint4, float6, e4m3      uint8 array of the same shape (the bit pattern)
+typed PRNG key                  uint32 array of its key data (as Orbax does)
+bytes                           uint8 array
+int beyond 64 bits              text of its hexadecimal digits
+complex                         complex128 array without dimensions
+``numpy.random.Generator``,     text: its state as JSON
+``RandomState``,
+``random.Random``
+==============================  ================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._lazy import jax
+from ckpt_core._tree import Path, format_path
+from ckpt_core._tree.code import function_name, what_to_do
+
+ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
+"""Leaves that come back as arrays."""
+TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
+"""Leaves that are stored as text."""
+
+KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
+"""Every kind of leaf."""
+
+_PLAIN_DTYPES = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "bfloat16",
+        "int2",
+        "int4",
+        "float4_e2m1fn",
+        "float8_e3m4",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ]
+)
+_BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
+_KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
+KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
+"""uint32 words that one key of each implementation takes."""
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """What a leaf is, apart from its value.
+
+    Attributes:
+        kind: ``jax``, ``numpy``, ``key``, ``numpy_scalar``, ``int``, ``float``, ``bool``,
+            ``complex``, ``bytes``, or one of TEXT_KINDS.
+        dtype: dtype of the elements by name; the implementation for a key; empty for text.
+        shape: logical shape; a key array has the shape of the keys, without their words.
+        detail: ``weak`` for a weakly typed jax scalar, the bit generator's name for a Generator,
+            ``>`` for a big-endian numpy array.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    detail: str = ""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.dtype, self.shape, self.detail))
+
+    @cached_property
+    def stored_dtype(self) -> str:
+        """Name of the dtype on disk."""
+        if self.kind == "key":
+            return "uint32"
+        return "uint8" if self.dtype in _BYTE_CARRIED else self.dtype
+
+    @cached_property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape on disk."""
+        if self.kind == "key":
+            return (*self.shape, KEY_WORDS[self.dtype])
+        return self.shape
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The stored dtype as numpy's."""
+        return dtype_from_name(self.stored_dtype)
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes that the leaf takes on disk, uncompressed; 0 for text."""
+        if self.kind in TEXT_KINDS:
+            return 0
+        return math.prod(self.stored_shape) * self.numpy_dtype.itemsize
+
+    def __str__(self) -> str:
+        if self.kind in TEXT_KINDS:
+            return {"bigint": "int"}.get(self.kind, self.kind)
+        if self.kind in ("int", "float", "bool", "complex"):
+            return self.kind
+        name = f"key<{self.dtype}>" if self.kind == "key" else self.dtype
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+
+def dtype_from_name(name: str) -> np.dtype[Any]:
+    """The numpy dtype of that name, ml_dtypes included.
+
+    Raises:
+        ValueError: not a dtype of numbers that a checkpoint holds.
+    """
+    found = _DTYPES.get(name)
+    if found is None:
+        raise ValueError(f"dtype {name!r} is not one that a checkpoint holds")
+    return found
+
+
+STORED_DTYPES = _PLAIN_DTYPES
+"""Names of the dtypes that zarr arrays can have."""
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED}
+
+
+def key_impl(dtype: Any) -> str:
+    """The PRNG implementation that a key dtype (``key<fry>``) stands for."""
+    short = str(dtype).removeprefix("key<").removesuffix(">")
+    return _KEY_IMPLS.get(short, short)
+
+
+@lru_cache(4096)
+def leaf_spec(kind: str, dtype: str, shape: tuple[int, ...] = (), detail: str = "") -> LeafSpec:
+    """The description, one object for all leaves that are alike."""
+    return LeafSpec(kind, dtype, shape, detail)
+
+
+@lru_cache(1024)
+def _dtype_name(dtype: Any) -> str:
+    return dtype.name
+
+
+def is_known_impl(impl: str) -> bool:
+    """Whether jax has a PRNG implementation of that name that can be stored."""
+    return impl in KEY_WORDS
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype is that of typed PRNG keys."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def describe(leaf: Any, path: Path) -> LeafSpec:
+    """What a leaf is; its data is not touched.
+
+    Args:
+        leaf: the value, or a ``jax.ShapeDtypeStruct``.
+        path: where it stands, for messages.
+
+    Raises:
+        UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
+    """
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        if isinstance(leaf, jax.core.Tracer):
+            raise _unsupported(leaf, path, "it is being traced: save outside of jit and grad")
+        return _describe_jax(leaf, path)
+    if isinstance(leaf, np.ndarray):
+        if type(leaf) not in (np.ndarray, np.memmap):
+            raise _unsupported(leaf, path, "it is more than its numbers: convert to a plain array")
+        return _describe_numpy(leaf, leaf.dtype, path)
+    if isinstance(leaf, np.generic):
+        return LeafSpec("numpy_scalar", _describe_numpy(leaf, leaf.dtype, path).dtype)
+    return _describe_python(leaf, path)
+
+
+def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise _unsupported(
+            leaf, path, "its buffer was donated or deleted: save before the step that donates it"
+        )
+    dtype = leaf.dtype
+    if not isinstance(dtype, np.dtype):  # only extended dtypes, of keys, are not numpy's
+        impl = key_impl(dtype)
+        if impl not in KEY_WORDS:
+            raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
+        return LeafSpec("key", impl, tuple(leaf.shape))
+    if _dtype_name(dtype) not in _DTYPES:
+        raise _unsupported(
+            leaf, path, f"its dtype {dtype} cannot be stored: convert or leave it out"
+        )
+    weak = getattr(leaf, "weak_type", False) and not leaf.shape
+    return leaf_spec("jax", _dtype_name(dtype), tuple(leaf.shape), "weak" if weak else "")
+
+
+def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
+    # jax knows more dtypes than can be stored, numpy many more: objects, dates, records
+    if dtype.name not in _DTYPES or dtype.itemsize != _DTYPES[dtype.name].itemsize:
+        raise _unsupported(
+            leaf,
+            path,
+            f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out",
+        )
+    return LeafSpec("numpy", dtype.name, leaf.shape, "" if dtype.isnative else ">")
+
+
+def _describe_python(leaf: Any, path: Path) -> LeafSpec:
+    cls = type(leaf)
+    if cls is bool:
+        return LeafSpec("bool", "bool")
+    if cls is int:
+        return LeafSpec("int", "int64") if -(2**63) <= leaf < 2**63 else LeafSpec("bigint")
+    if cls is float:
+        return LeafSpec("float", "float64")
+    if cls is complex:
+        return LeafSpec("complex", "complex128")
+    if cls is str:
+        return LeafSpec("str")
+    if cls is bytes:
+        return LeafSpec("bytes", "uint8", (len(leaf),))
+    if isinstance(leaf, np.random.Generator):
+        return LeafSpec("generator", detail=type(leaf.bit_generator).__name__)
+    if isinstance(leaf, np.random.RandomState):
+        return LeafSpec("random_state")
+    if cls is random.Random:
+        return LeafSpec("py_random")
+    raise _unsupported(leaf, path, what_to_do(leaf))
+
+
+def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
+    where = format_path(path)
+    name = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
+    function = function_name(leaf)
+    called = "" if function is None else f" ({function})"
+    return UnsupportedLeaf(
+        f"{where}: cannot save a {name}{called}: {advice}", leaf=where, type_name=name
+    )
+
+
+def to_text(leaf: Any, spec: LeafSpec) -> str:
+    """The text that a leaf of TEXT_KINDS is stored as."""
+    match spec.kind:
+        case "str":
+            return leaf
+        case "bigint":
+            return hex(leaf)  # decimal digits are limited in length by Python, hex is not
+        case "generator":
+            return json.dumps(_plain(_generator_state(leaf)))
+        case "random_state":
+            return json.dumps(_plain(leaf.get_state(legacy=False)))
+        case _:
+            return json.dumps(leaf.getstate())
+
+
+def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """All that decides what a Generator draws and what its children will."""
+    bits = generator.bit_generator
+    state: dict[str, Any] = {"state": bits.state}
+    seed = bits.seed_seq
+    if isinstance(seed, np.random.SeedSequence):
+        state["seed"] = {
+            "entropy": seed.entropy,
+            "spawn_key": list(seed.spawn_key),
+            "pool_size": seed.pool_size,
+            "n_children_spawned": seed.n_children_spawned,
+        }
+    return state
+
+
+_MOST_SEED_WORDS = 2**24
+"""Of entropy that a seed is mixed from; numpy has 4 unless told otherwise."""
+
+
+def from_text(text: str, spec: LeafSpec) -> Any:
+    """The leaf that ``to_text`` gave this text for.
+
+    Raises:
+        ValueError, KeyError, TypeError: the text is not such a state.
+    """
+    match spec.kind:
+        case "str":
+            return text
+        case "bigint":
+            return int(text, 16)
+        case "generator":
+            value = _unplain(json.loads(text))
+            seed = value.get("seed")
+            if seed and not seed["pool_size"] <= _MOST_SEED_WORDS:
+                raise ValueError(f"impossible pool of a seed, {seed['pool_size']} words")
+            bits = _bit_generator(spec.detail)(np.random.SeedSequence(**seed) if seed else None)
+            bits.state = value["state"]
+            return np.random.Generator(bits)
+        case "random_state":
+            value = _unplain(json.loads(text))
+            state = np.random.RandomState(_bit_generator(value["bit_generator"])())
+            state.set_state(value)
+            return state
+        case _:
+            version, internal, gauss = json.loads(text)
+            made = random.Random()
+            made.setstate((version, tuple(internal), gauss))
+            return made
+
+
+def _bit_generator(name: str) -> Any:
+    found = getattr(np.random, name, None)
+    if not (isinstance(found, type) and issubclass(found, np.random.BitGenerator)):
+        raise ValueError(f"unknown bit generator {name!r}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": value.dtype.name}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"array", "dtype"}:
+            return np.array(value["array"], dtype_from_name(value["dtype"]))
+        return {key: _unplain(item) for key, item in value.items()}
+    return value
+
+
+def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
+    """The stored array of a leaf that lives on the host; a view of numpy arrays where possible."""
+    if spec.kind == "bytes":
+        return np.frombuffer(leaf, np.uint8)
+    array = np.asarray(leaf, dtype_from_name(spec.dtype))
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return as_stored(array, spec)
+
+
+def as_stored(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+    """The same bytes under the dtype that is stored."""
+    stored = dtype_from_name(spec.stored_dtype)
+    return array if array.dtype == stored else array.view(stored)
+
+
+def as_logical(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
+    """The stored bytes under the leaf's own dtype (key data stays uint32)."""
+    if spec.kind == "key" or spec.stored_dtype == spec.dtype:
+        return array
+    return array.view(dtype_from_name(spec.dtype))
+
+
+def from_host_array(array: np.ndarray[Any, Any], spec: LeafSpec) -> Any:
+    """The leaf of a host kind (numpy, scalars, bytes) that was stored as ``array``."""
+    match spec.kind:
+        case "bytes":
+            return array.tobytes()
+        case "int" | "float" | "bool" | "complex":
+            return array.item()
+        case "numpy_scalar":
+            return as_logical(array, spec)[()]
+        case _:
+            array = as_logical(array, spec)
+            return array.astype(array.dtype.newbyteorder(">")) if spec.detail == ">" else array

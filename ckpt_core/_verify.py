@@ -1,0 +1,212 @@
+"""A checkpoint described without its arrays, and checked byte by byte."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import replace
+
+from ckpt_core._directory.run_metadata import read_run_metadata
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.orbax_write import STEP_METADATA
+from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
+from ckpt_core._layout.regions import whole
+from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint, OrbaxItem, SavedItem
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.orbax import with_specs
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
+from ckpt_core._options import MIB, Options
+from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
+from ckpt_core._storage import crc32_of, new_context, outside_of_blocks, ranges_in_blocks
+from ckpt_core._storage.digests import Ranges
+from ckpt_core._tree import format_path
+from ckpt_core._tree.leaves import TEXT_KINDS
+
+_MOST_REST_BYTES = 1024 * MIB
+"""Of a file longer than twice this, most is arrays: what a save shares with an older one as well."""
+
+
+def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
+    """What a checkpoint holds: items, leaves, metadata; no array is read.
+
+    Raises:
+        CheckpointNotFound: there is none.
+        CheckpointCorrupt: its metadata is damaged.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
+        >>> ckpt.inspect("/tmp/ckpt-docs/one").items["state"].leaves[0].shape
+        (3,)
+    """
+    return describe_opened(open_checkpoint(path))
+
+
+def describe_opened(opened: Checkpoint) -> CheckpointInfo:
+    """``inspect`` of a checkpoint that is open already."""
+    info = CheckpointInfo(
+        path=opened.path,
+        items={name: _item_info(opened, item) for name, item in opened.items.items()},
+        metadata=opened.metadata,
+        metrics=dict(opened.metrics),
+        versions={},
+        topology={},
+        format_version=None,
+        created_unix_secs=None,
+        durations={},
+        run_metadata=read_run_metadata(opened.backend, opened.path.rpartition("/")[0]),
+        files={},
+    )
+    if not isinstance(opened, NativeCheckpoint):
+        return replace(info, created_unix_secs=_created_by_orbax(opened))
+    record = opened.record
+    return replace(
+        info,
+        versions=record.versions,
+        topology=record.topology,
+        format_version=FORMAT_VERSION,
+        created_unix_secs=record.created_unix_secs,
+        durations=record.durations,
+        files={name: entry.size_bytes for name, entry in record.files.items()},
+    )
+
+
+def _created_by_orbax(opened: Checkpoint) -> float | None:
+    """When Orbax committed it, by its own word or else by the file system's."""
+    data = opened.backend.read(opened.path, STEP_METADATA)
+    described = parse_json(data, STEP_METADATA) if data else None
+    for name in ("commit_timestamp_nsecs", "init_timestamp_nsecs"):
+        nanoseconds = described.get(name) if isinstance(described, dict) else None
+        if isinstance(nanoseconds, int) and 0 < nanoseconds < 2**63:
+            return nanoseconds / 1e9
+    try:
+        return os.stat(opened.path).st_mtime
+    except OSError:
+        return None  # a store keeps no dates of directories
+
+
+def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
+    if saved.form != "tree":
+        return ItemInfo(saved.name, saved.form, ())
+    item = saved  # what ckpt wrote is described without TensorStore
+    if isinstance(saved, OrbaxItem):
+        item = with_specs(opened, saved, new_context())
+    leaves = tuple(
+        LeafInfo(format_path(path), spec.kind, spec.shape, spec.dtype, sharding, spec.stored_bytes)
+        for path, spec, sharding in zip(item.paths, item.specs, item.shardings, strict=True)
+    )
+    return ItemInfo(saved.name, "tree", leaves)
+
+
+def verify(path: str | os.PathLike[str]) -> VerifyReport:
+    """Whether every byte of a checkpoint is as it was saved; reads all of it.
+
+    Every file is held against the record, and every chunk against its checksums. A directory that
+    Orbax wrote has none: the report then says so and is not ok.
+
+    Example:
+        >>> import ckpt_core as ckpt, jax.numpy as jnp
+        >>> ckpt.save("/tmp/ckpt-docs/one", {"w": jnp.ones(3)}, overwrite=True)
+        >>> ckpt.verify("/tmp/ckpt-docs/one").ok
+        True
+    """
+    try:
+        opened = open_checkpoint(path)
+    except CheckpointCorrupt as error:
+        return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
+    if not isinstance(opened, NativeCheckpoint):
+        note = "written by Orbax, which records no checksums: nothing can be verified"
+        return VerifyReport(False, (Problem(opened.path, note),), 0)
+    with opened.held():
+        return _verified(opened)
+
+
+def _verified(opened: NativeCheckpoint) -> VerifyReport:
+    problems: list[Problem] = []
+    present = opened.backend.files(opened.path)
+    for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:
+        problems.append(Problem(name, "was not there when the checkpoint was saved"))
+    for name in opened.record.files.keys() - present.keys():
+        # a directory that two links lead to is listed once
+        size = opened.backend.size(opened.path, name)
+        if size is not None:
+            present[name] = size
+    covered = _covered(opened, problems)
+    checked_bytes = 0
+    for name, expected in opened.record.files.items():
+        problem = _check_file(opened, name, expected, present.get(name), covered.get(name, []))
+        checked_bytes += expected.size_bytes
+        if problem:
+            problems.append(Problem(name, problem))
+    for item in opened.items.values():
+        if item.form == "tree":
+            problems += _check_leaves(opened, item)
+    problems.sort(key=str)
+    return VerifyReport(not problems, tuple(problems), checked_bytes)
+
+
+def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ranges]:
+    """What block checksums cover, for the data files that are digested only elsewhere."""
+    found: dict[str, Ranges] = {}
+    partly = {name for name, entry in opened.record.files.items() if entry.data}
+    for item in opened.items.values():
+        if not any(name.startswith(f"{item.directory}/") for name in partly):
+            continue
+        try:
+            found |= ranges_in_blocks(opened.path, item.directory, new_context())
+        except CheckpointCorrupt as error:
+            problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
+    return found
+
+
+def _check_file(
+    opened: Checkpoint,
+    name: str,
+    expected: FileRecord,
+    size: int | None,
+    covered: Ranges,
+) -> str | None:
+    if size is None:
+        return "is missing"
+    if size < 0:
+        return "is no regular file, or a link that leads nowhere"
+    if size != expected.size_bytes:
+        return f"has {size} bytes, was saved with {expected.size_bytes}"
+    if size > most_bytes(name):
+        return f"has {size} bytes, and can have {most_bytes(name)} at most"
+    if not opened.location.local:
+        data = opened.backend.read(opened.path, name)
+        crc = None if data is None else zlib.crc32(data)
+    else:
+        ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
+        rest = sum(stop - start for start, stop in ranges)
+        if rest > max(_MOST_REST_BYTES, size // 2):
+            return f"has {rest} bytes that belong to no array: they were not read"
+        crc = crc32_of(os.path.join(opened.path, name), ranges)
+    if crc == expected.crc32:
+        return None
+    return f"is damaged{' outside its arrays' if expected.data else ''}: checksum differs"
+
+
+def _check_leaves(opened: Checkpoint, item: SavedItem) -> list[Problem]:
+    """Reads every array leaf on its own, so that each damaged one is named."""
+    positions = [p for p, spec in enumerate(item.specs) if spec.kind not in TEXT_KINDS]
+    wants = [Want(p, [whole(item.specs[p].stored_shape)]) for p in positions]
+    try:
+        for _ in read_leaves(opened, item, wants, Options(), new_context()):
+            pass
+        return []
+    except CheckpointError:
+        pass
+    problems: list[Problem] = []
+    for want in wants:
+        try:
+            for _ in read_leaves(opened, item, [want], Options(), new_context()):
+                pass
+        except CheckpointCorrupt as error:
+            problems.append(Problem(error.file or item.directory, str(error), error.leaf))
+            if len(problems) >= 100:
+                break
+    return problems
