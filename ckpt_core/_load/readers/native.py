@@ -44,6 +44,7 @@ _FEW_OF = 8
 """Who wants less than one leaf in so many has index and checksums read in parts."""
 _PIECE_BYTES = 256 * KIB
 """So much is read before it is verified: a fraction of a core's second-level cache."""
+_SmallRead = tuple[Extent, Array, int | None, int]
 _JOIN_GAP_BYTES = 16 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
 
@@ -81,7 +82,7 @@ class NativeReader:
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
-        small: dict[str, list[tuple[Extent, Array, int | None, int]]] = {}
+        small: dict[str, list[_SmallRead]] = {}
         planned: Reads = []
         for want in batch:
             jobs: list[Callable[[], None]] = []
@@ -105,16 +106,18 @@ class NativeReader:
         self,
         leaf: int,
         region: Region,
-        small: dict[str, list[tuple[Extent, Array, int | None, int]]],
+        small: dict[str, list[_SmallRead]],
     ) -> Array | None:
         """The buffer of a leaf that is one small chunk, which is read together with others."""
-        spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
+        spec = self._item.specs[leaf]
         if spec.stored_bytes > _SMALL_BYTES or not self._is_one_chunk(leaf, region):
             return None
         key, extent = self._find_only(leaf)
         crcs = self._checksums(leaf, key, extent)
+        if crcs and not extent.file and self._crcs.block_bytes < spec.stored_bytes:
+            return None  # cut into several blocks, which are counted
         crc = crcs[0] if crcs else None
-        out = np.empty(chunk, spec.numpy_dtype)
+        out = np.empty(self._item.chunks[leaf], spec.numpy_dtype)
         if extent.file:
             small.setdefault(extent.file, []).append((extent, out, crc, leaf))
             return out
@@ -260,9 +263,7 @@ class NativeReader:
             leaf=where,
         )
 
-    def _joined(
-        self, file: str, reads: list[tuple[Extent, Array, int | None, int]]
-    ) -> Iterator[Callable[[], None]]:
+    def _joined(self, file: str, reads: list[_SmallRead]) -> Iterator[Callable[[], None]]:
         """Jobs that read many small chunks of one file at once."""
         ranges = [(extent.offset, extent.size_bytes) for extent, _, _, _ in reads]
         for offset, size, members in coalesce(
@@ -384,7 +385,6 @@ class NativeReader:
             for position, step, size in zip(shares[0].part.index, chunk, shape, strict=True)
         )
         dtype = self._item.specs[leaf].numpy_dtype
-        # straight into its place where one region takes all of it as it is
         sole = sole_taker(shares, dtype)
         place = None if sole is None else sole.whole_chunk(chunk)
         values = self._room(leaf, chunk, dtype) if place is None else place
