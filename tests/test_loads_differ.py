@@ -50,6 +50,9 @@ failed["other dtypes"] = raised(lambda: ckpt.load(
 # what is each process's own may differ
 own = np.array(ckpt.load(f"{steps}/{index}", as_numpy=True)["w"])
 assert own[0] == index
+if index == 0:  # alone, and the next call meets the others all the same
+    ckpt.load(f"{steps}/0", as_numpy=True)
+    reader.load(1, as_numpy=True)
 seen = value_of(reader.restore(2, state=like(), unexpected="ignore")["state"])
 report(failed=failed, seen=seen)
 """

@@ -1,7 +1,7 @@
 """Directories of checkpoints: temporary names, commit, listing, deleting.
 
 One interface, ``Backend``, with two ways to commit: a file system renames a finished directory
-(``local``), an object store puts the record last (``store``). Nothing else in ckpt renames or
+(``posix``), an object store puts the record last (``object_store``). Nothing else in ckpt renames or
 deletes.
 """
 

@@ -1,4 +1,4 @@
-"""What both forms of directories can do."""
+"""What both backends, file systems and object stores, can do."""
 
 from __future__ import annotations
 

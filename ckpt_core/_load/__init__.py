@@ -1,4 +1,4 @@
-"""Loading: open, match, read, place, set."""
+"""Loading: open, match, plan, read, assemble, apply."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class LoadAgreement:
     ) -> None:
         self._options = options
         self._identity = identity
-        self._tag = tag or _processes.next_tag()
+        # a load that is a matter of one process takes no tag: the others would be one behind ever after
+        self._tag = "" if alone else tag or _processes.next_tag()
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self._opened = False
 

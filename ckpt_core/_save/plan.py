@@ -137,7 +137,7 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
     """The signature of a tree, and its leaves, the data of keys in place of keys.
 
     Thousands of arrays are gone through here while the caller waits: what many of them share is
-    found out once, and comes out as the same object, so that comparing outlines is quick.
+    found out once, and comes out as the same object, so that comparing signatures is quick.
 
     Raises:
         UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.

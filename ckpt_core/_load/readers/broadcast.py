@@ -116,7 +116,7 @@ class _Room(NamedTuple):
 
 
 class Broadcast:
-    """Gives the stored arrays of wanted leaves as ``read.read_leaves`` does.
+    """Gives the stored arrays of wanted leaves as ``pipeline.read_leaves`` does.
 
     Args:
         lockstep: of the load.
