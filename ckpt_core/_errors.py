@@ -21,6 +21,7 @@ Errors of the system (disk full, permission denied, read-only file system) keep 
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -216,6 +217,29 @@ def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
             return error
         error = error.__cause__
     return None
+
+
+def passed_a_handler(error: BaseException) -> bool:
+    """Whether an error came out of a signal handler that is installed now.
+
+    For where a user's own functions are called, whose errors ``raised_by_a_handler`` takes for those of
+    a handler. Only the main thread runs handlers.
+    """
+    codes = set[object]()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):
+            function = getattr(handler, "func", handler)  # of functools.partial
+            function = getattr(function, "__func__", function)
+            if not hasattr(function, "__code__"):
+                function = type(function).__call__
+            codes.add(getattr(function, "__code__", None))
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _is_known(file: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpt_core._errors import passed_a_handler
 from ckpt_core._lazy import jax
 
 logger = logging.getLogger("ckpt_core")
@@ -78,8 +79,10 @@ def each(*listeners: Listener) -> Listener:
 def _tell_one(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
-    except Exception:
-        # whoever only watches must not cost a checkpoint
+    except Exception as error:
+        # whoever only watches must not cost a checkpoint; what a signal handler raises meanwhile is not theirs
+        if passed_a_handler(error):
+            raise
         logger.exception("%s raised at %s of %s", name, event.kind, event.path)
 
 

@@ -85,9 +85,17 @@ class Tracer:
             self.moments_of.setdefault((code.co_filename, frame.f_lineno), []).append(self.count)
             if code.co_filename.endswith("in_place.py") and code.co_name != "__init__":
                 self.critical.append(self.count)
-            if self.count == self._moment:
+            if 0 < self._moment <= self.count and not _is_finalizing(frame):
+                self._moment = 0
                 raise Interrupt(f"at line {self.count}")
         return self._line
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Whether Python throws away what is raised here, a handler's exception too."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_with(file: str, line: int) -> bool:

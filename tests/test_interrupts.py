@@ -6,9 +6,11 @@ that lie inside of one C call.
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -146,9 +148,18 @@ def while_leaving(run: Run, interrupt: Any) -> None:
 
 def while_restoring(run: Run, interrupt: Any) -> None:
     run.save(0)
-    with interrupt:
-        restored = run.checkpointer.restore_latest(state=state_of(9))
-        assert restored is not None and is_state_of(0, restored["state"])
+    try:
+        with interrupt:
+            _restore(run)
+    except Stop:
+        # from the last moments on it counts as restored, and a save would say that nobody read it
+        _restore(run)
+        raise
+
+
+def _restore(run: Run) -> None:
+    restored = run.checkpointer.restore_latest(state=state_of(9))
+    assert restored is not None and is_state_of(0, restored["state"])
 
 
 def while_deleting(run: Run, interrupt: Any) -> None:
@@ -205,6 +216,7 @@ def _sweep(call: Callable[..., None], directory: Path, count: int) -> None:
         run = Run(directory / str(moment))
         interruptions += _interrupted(call, run, AtMoment(moment))
         run.check()
+        shutil.rmtree(run.directory)  # thousands of them would fill the disk
     # a wait makes more calls or fewer, as the other thread is slow or fast
     assert interruptions >= 3
     assert not [one for one in pending_module._all if str(directory) in one.path]
@@ -296,6 +308,41 @@ def test_beginning_in_the_background_at_every_moment(tmp_path: Path) -> None:
         assert pending is None or path.exists()
         assert not path.exists() or is_state_of(5, ckpt.load(path))
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".ckpt-tmp")]
+
+
+class _Handler:
+    def __call__(self, *_: Any) -> None:
+        raise Stop
+
+    def method(self, *_: Any) -> None:
+        raise Stop
+
+
+def _handler(*_: Any) -> None:
+    raise Stop
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_handler, _Handler(), _Handler().method, functools.partial(_handler, 1)],
+    ids=["function", "object", "method", "partial"],
+)
+def test_what_a_handler_raises_within_a_listener_is_not_the_listeners(
+    handler: Callable[..., None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(Stop):
+            ckpt.save(
+                tmp_path / "a",
+                {"n": 1},
+                options=ckpt.Options(on_event=lambda _: os.kill(os.getpid(), signal.SIGUSR1)),
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not caplog.records
+    ckpt.save(tmp_path / "b", {"n": 1}, options=ckpt.Options(on_event=_handler))
+    assert "raised at save_started" in caplog.text and ckpt.load(tmp_path / "b") == {"n": 1}
 
 
 # ---- the flag -----------------------------------------------------------------------------------

@@ -50,21 +50,21 @@ class PosixBackend(Writing):
         # a save finds the directories there, and syncs only those that it makes itself
         make_directories(path, durable=True)
         temporary = hidden_names.make(hidden_names.TEMPORARY, path, name)
+        file: LockFile | None = None
         try:
             # for reading too: a shared lock on NFS takes that
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        except OSError:
-            remove(temporary)
-            raise
-        try:
             file.lock(fcntl.LOCK_SH)
             assert file.descriptor is not None
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
             os.fsync(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
-        except BaseException:
-            file.close()
+        except (
+            BaseException
+        ):  # a signal handler's, too, even if the file was opened and not yet given
+            if file is not None:
+                file.close()
             remove(temporary)
             raise
         return file

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from ckpt_core._directory.run_metadata import write_run_metadata
@@ -261,14 +262,10 @@ class Checkpointer(Reading):
             if not in_local or step in self._parts.run.steps.all():
                 self._parts.retention.delete(step)
 
-        try:
+        with self._forgetting([step]):
             self._parts.decision.done_by_first(delete)
             if self._local is not None:
                 self._local.delete_where(lambda other: other == step)
-        finally:
-            self._forget(
-                [step]
-            )  # also where this was interrupted: it may be gone, and be saved anew
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -280,17 +277,22 @@ class Checkpointer(Reading):
         steps = self._parts.decision.steps_of_first(self.all_steps)
         self._parts.branch.leave_newer(step)
         newer = [other for other in steps if other > step]
-        try:
+        with self._forgetting(newer):
             self._parts.decision.done_by_first(lambda: self._parts.retention.delete_newer(step))
             if self._local is not None:
                 self._local.delete_where(lambda other: other > step)
-        finally:
-            self._forget(newer)
         return newer
 
-    def _forget(self, deleted: list[int]) -> None:
-        self._parts.branch.forget(deleted)
-        self._parts.decision.forget()
+    @contextlib.contextmanager
+    def _forgetting(self, deleted: list[int]) -> Generator[None]:
+        """Around a deletion, which may be interrupted: a step that may be gone can be saved anew."""
+        # before, too: an exception may also come while the rest is being forgotten
+        self._parts.run.mine.difference_update(deleted)
+        try:
+            yield
+        finally:
+            self._parts.branch.forget(deleted)
+            self._parts.decision.forget()
 
     def wait_until_finished(self) -> None:
         """Returns when no save is running; what was started before is then durable, in each tier.
