@@ -154,3 +154,20 @@ def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, mon
     assert len(calls) == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
     np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
+
+
+def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
+    """Not at every node of the index: the time would grow with the square of the number of leaves."""
+    from ckpt_core._load import checkpoint
+    from ckpt_core._storage import index
+
+    nodes, counted = [], []
+    add, chunk_count = index.Index.add, checkpoint.chunk_count
+    monkeypatch.setattr(index, "_FEW_KEYS", 0)
+    monkeypatch.setattr(index.Index, "add", lambda *a: (nodes.append(1), add(*a))[1])
+    monkeypatch.setattr(
+        checkpoint, "chunk_count", lambda *a: (counted.append(1), chunk_count(*a))[1]
+    )
+    ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
+    assert len(ckpt.load(tmp_path / "a")) == COUNT
+    assert len(nodes) > 4 and len(counted) == 1  # all leaves are alike

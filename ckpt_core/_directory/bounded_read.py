@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 
-from ckpt_core._directory.syscalls import refuse_special
 from ckpt_core._errors import CheckpointCorrupt
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -39,13 +38,13 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         if error.errno == errno.ELOOP:
             raise _corrupt(path, name, "is a link that leads in a circle") from error
         if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device that is not there
-            refuse_special(os.stat(path).st_mode, path, name)
+            _refuse_special(os.stat(path).st_mode, path, name)
         raise
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             return None
-        refuse_special(status.st_mode, path, name)
+        _refuse_special(status.st_mode, path, name)
         size, data = status.st_size, b""
         if size <= most_bytes:
             data = _read(descriptor, path, name, size, most_bytes)
@@ -56,6 +55,11 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         what = f"has {size} bytes, and can have {most_bytes} at most"
         raise _corrupt(path, name, f"{what}: it is damaged, and not read")
     return data
+
+
+def _refuse_special(mode: int, path: str, name: str) -> None:
+    if not stat.S_ISREG(mode):
+        raise _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
 
 
 def _read(descriptor: int, path: str, name: str, size_bytes: int, most_bytes: int) -> bytes:

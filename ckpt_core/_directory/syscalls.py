@@ -7,10 +7,9 @@ import ctypes
 import errno
 import os
 import shutil
-import stat
 import sys
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import raised_by_a_handler
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -91,14 +90,6 @@ def remove_tree(path: str) -> None:
         if interrupt is not None:
             raise interrupt from None
         raise
-
-
-def refuse_special(mode: int, path: str, name: str) -> None:
-    """Raises CheckpointCorrupt for what is no regular file."""
-    if not stat.S_ISREG(mode):
-        raise CheckpointCorrupt(
-            f"{path} is no regular file (a pipe, a device or a socket)", file=name
-        )
 
 
 def unless_absent(error: OSError) -> None:

@@ -16,6 +16,7 @@ from ckpt_core._load.loading import Chosen, LoadJob, Opening, run
 from ckpt_core._load.matching import find_item
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.planned import NO_STATE, NOT_SAVED
+from ckpt_core._load.report import report_of
 from ckpt_core._load.request import Only, Rename, Request, check_target
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
@@ -245,7 +246,7 @@ def restore_checkpoint(
         loaded.values,
         path=checkpoint.path,
         metadata=checkpoint.metadata,
-        report=loaded.report,
+        report=report_of(loaded.plans),
         step=step,
         saved_items=frozenset(targets if checkpoint.single else checkpoint.items),
     )

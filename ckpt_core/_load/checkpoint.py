@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,8 +72,11 @@ class NativeItem(SavedItem):
 
     def most_keys(self) -> int:
         """How many keys its database can have: of every array its metadata and chunks."""
-        pairs = zip(self.specs, self.chunks, strict=True)
-        return sum(1 + chunk_count(whole(spec.stored_shape), chunk) for spec, chunk in pairs)
+        alike = Counter(zip(self.specs, self.chunks, strict=True))
+        return sum(
+            count * (1 + chunk_count(whole(spec.stored_shape), chunk))
+            for (spec, chunk), count in alike.items()
+        )
 
 
 @dataclass(frozen=True)

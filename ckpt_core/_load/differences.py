@@ -17,9 +17,7 @@ from ckpt_core._tree.match import Idle, MatchRules
 
 def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """A pattern that selects nothing is a mistake, and said so."""
-    if request.only is None or any(
-        position is not None for plan in plans for position in plan.positions
-    ):
+    if any(position is not None for plan in plans for position in plan.positions):
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
     shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
@@ -30,7 +28,7 @@ def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: R
 
 def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises StructureMismatch with all that differs, and with what would allow it."""
-    mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
+    mismatches = [entry for plan in plans for entry in plan.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
         advice = _advice(mismatches, request.rules, idle)

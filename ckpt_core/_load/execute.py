@@ -13,16 +13,14 @@ from ckpt_core._errors import (
 from ckpt_core._format import orbax_write
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load.assemble import value_of
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, SavedItem
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading, Want
 from ckpt_core._load.request import Request, Tally
-from ckpt_core._load.targets import dtype_while_read, is_resharded
+from ckpt_core._load.targets import dtype_while_read
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, from_text
-
-_ON_DEVICES = frozenset({"jax", "key"})
 
 
 def execute(
@@ -58,7 +56,6 @@ def execute(
             in_place.take(plan, result, value, size_bytes)
     if in_place is not None:
         in_place.end_of_item()
-    _count(plan, tally)
     return leaves
 
 
@@ -115,29 +112,3 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
         raise CheckpointCorrupt(
             f"leaf {where}: its text cannot be read: {error}", leaf=where
         ) from error
-
-
-def _count(plan: ItemPlan, tally: Tally) -> None:
-    item = plan.item
-    prefix = f"{item.name}/" if item.name else ""
-    moved: dict[tuple[int, int], bool] = {}  # of what was described and what is: many are the same
-    for result, position in enumerate(plan.positions):
-        if position is None:
-            continue
-        path = prefix + format_path(item.paths[position])
-        tally.loaded.append(path)
-        target = plan.targets.get(result)
-        described = item.shardings[position]
-        if target is None or not {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES:
-            continue
-        if not described and isinstance(item, OrbaxItem):
-            continue  # nobody knows where it lay
-        pair = (id(described), id(target.sharding))
-        if pair not in moved:
-            moved[pair] = is_resharded(described, target.sharding)
-        if moved[pair]:
-            tally.resharded.append(path)
-    if plan.match is not None:
-        tally.missing += [prefix + path for path in plan.match.missing]
-        tally.unexpected += [prefix + path for path in plan.match.unexpected]
-        tally.cast += [prefix + path for path in plan.match.cast]

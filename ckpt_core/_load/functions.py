@@ -129,7 +129,7 @@ def _functions_in(root: Node) -> Iterator[tuple[Path, Node]]:
     elif root.kind == "expanded":
         yield from _functions_in(root.children[0])
     else:
-        if static_function(root.static):
+        if root.static and static_function(root.static):
             yield (), root
         if len(root.children) != root.children.count(LEAF):
             for key, child in zip(root.keys, root.children, strict=True):

@@ -20,7 +20,6 @@ from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.session import progress, watched
-from ckpt_core._results import RestoreReport
 from ckpt_core._storage import new_context
 
 Opening = Callable[[], Checkpoint]
@@ -54,12 +53,12 @@ class Loaded:
     Attributes:
         checkpoint: that it is from.
         values: of the items, by the name in the result.
-        report: of what was done.
+        plans: of the items, which are done.
     """
 
     checkpoint: Checkpoint
     values: dict[str, Any]
-    report: RestoreReport
+    plans: Sequence[ItemPlan]
 
 
 def run(job: LoadJob) -> Loaded:
@@ -114,8 +113,10 @@ class _Loading:
         if self._in_place is not None:
             lives = [live_of(plan.outcome) for plan in plans]
             refuse_twice({name: target for name, (_, target) in chosen.items()}, lives)
-        raise_mismatches(checkpoint, plans, request)
-        check_patterns(checkpoint, plans, request)
+        if request.rules.rename is not None or any(plan.mismatches for plan in plans):
+            raise_mismatches(checkpoint, plans, request)
+        if request.only is not None:
+            check_patterns(checkpoint, plans, request)
         options = request.options
         self._tally.progress = progress(checkpoint, plans, options, self._job.step)
         self._names, self._plans = list(chosen), plans
@@ -164,7 +165,7 @@ class _Loading:
             pairs = zip(self._plans, self._leaves, strict=True)
             values = [plan.outcome.make(leaves) for plan, leaves in pairs]
         named = dict(zip(self._names, values, strict=True))
-        return Loaded(self._checkpoint, named, self._tally.report())
+        return Loaded(self._checkpoint, named, self._plans)
 
     def give_up(self, error: BaseException) -> None:
         """Ends a load that failed: objects that were set in parts are set back, or made unusable."""

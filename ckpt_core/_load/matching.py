@@ -76,17 +76,19 @@ def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: Any
 ) -> ItemPlan:
     """Matches one item against its target; reads no array of ours."""
-    copies = Copies(like, saved.name) if request.copying else None
-    if copies is not None and _adapters.adapter_for(like) is not None:
-        like, copies = copies(like), None
+    copies = None
+    if request.copying and like is not NOT_SAVED:
+        copies = Copies(like, saved.name)
+        if _adapters.adapter_for(like) is not None:
+            like, copies = copies(like), None
     if saved.form == "numpy_key":
-        item = with_specs(checkpoint, replace(saved, form="tree"), context)
-        plan = _plan_as_saved(item, request)
+        tree = replace(saved, form="tree")
+        plan = _plan_as_saved(_described(checkpoint, tree, context), request)
         plan.outcome = NumpyRandomState(plan.outcome)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
-    item = with_specs(checkpoint, saved, context)
+    item = _described(checkpoint, saved, context)
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
     adapter = _adapters.adapter_for(like)
@@ -100,6 +102,11 @@ def plan_item(
     expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live)
+
+
+def _described(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
+    """The item with what its leaves are; an item of Orbax tells that in its arrays only."""
+    return with_specs(checkpoint, item, context) if isinstance(item, OrbaxItem) else item
 
 
 def _unread(item: SavedItem) -> Any:
@@ -266,7 +273,9 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
-    """The function that ``only=`` stands for."""
+    """The function that ``only=`` stands for; None for all leaves."""
+    if only is None:
+        return None
     adapter = None if like is None else _adapters.adapter_for(like)
     if isinstance(only, type) or _adapters.is_filter(adapter, only):
         if not isinstance(adapter, _adapters.verbs.Selects):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._errors import Mismatch
 from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.outcomes import Outcome
 from ckpt_core._load.targets import Target
@@ -43,6 +44,11 @@ class ItemPlan:
     kept: list[Any] = field(default_factory=list[Any])
     targets: dict[int, Target] = field(default_factory=dict[int, Target])
     match: Match | None = None
+
+    @property
+    def mismatches(self) -> Sequence[Mismatch]:
+        """What differs between the item and its target, and is not allowed."""
+        return self.match.mismatches if self.match is not None else ()
 
     @property
     def name(self) -> str:

@@ -1,16 +1,15 @@
-"""The arguments that all loads share, and the tally of what a load did."""
+"""The arguments that all loads share, and the count of the bytes that a load has read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._load.planned import NO_STATE
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
-from ckpt_core._results import RestoreReport
 from ckpt_core._tree.match import MatchRules, Select, renamer
 
 Only = str | Iterable[str] | Select | type | None
@@ -19,13 +18,8 @@ Rename = Mapping[str, str] | Callable[[str], str] | None
 
 @dataclass
 class Tally:
-    """What a load did, for the report."""
+    """The bytes that a load has read so far, and who is told of them."""
 
-    loaded: list[str] = field(default_factory=list[str])
-    missing: list[str] = field(default_factory=list[str])
-    unexpected: list[str] = field(default_factory=list[str])
-    cast: list[str] = field(default_factory=list[str])
-    resharded: list[str] = field(default_factory=list[str])
     bytes: int = 0
     progress: Progress | None = None
 
@@ -34,15 +28,6 @@ class Tally:
         self.bytes += read_bytes
         if self.progress is not None:
             self.progress.reached(self.bytes)
-
-    def report(self) -> RestoreReport:
-        return RestoreReport(
-            tuple(self.loaded),
-            tuple(self.missing),
-            tuple(self.unexpected),
-            tuple(self.cast),
-            tuple(self.resharded),
-        )
 
 
 @dataclass(frozen=True)

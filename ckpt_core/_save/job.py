@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ class SaveJob:
     guard: Guard | None = None
     links: Links | None = None
 
-    @property
+    @functools.cached_property
     def writers(self) -> Processes:
         """The processes that write into one directory."""
         return Processes(0, 1) if self.own else self.processes

@@ -49,7 +49,7 @@ class PreparedItem:
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
 
-    @property
+    @functools.cached_property
     def folder(self) -> str:
         """Where its files are, relative to the checkpoint."""
         return orbax_write.folder_of(self.name)

@@ -279,11 +279,12 @@ class Write:
 
     def _describe(self, attempt: Attempt) -> None:
         """Process 0: writes what needs no array."""
-        for name, data in self._metadata_files(attempt):
+        files = dict(self._metadata_files())
+        for name, data in files.items():
             attempt.write(name, data)
-            self._described[name] = FileRecord.of(data)
+        self._described = {name: FileRecord.of(data) for name, data in files.items()}
 
-    def _metadata_files(self, attempt: Attempt) -> Iterable[tuple[str, bytes]]:
+    def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
         """Everything that Orbax reads besides the arrays."""
         handlers: dict[str, str] = {}
         for item in self._items:

@@ -113,7 +113,9 @@ def read_index(
         newest = max(manifest["versions"], key=lambda version: version["generation_number"])
         found = Index(item)
         if "location" in newest["root"]:
-            _collect(base, newest["root"]["location"], found, _key_ranges(names), check, most_keys)
+            # asked for at every node, and looks at every leaf
+            most = functools.cache(most_keys)
+            _collect(base, newest["root"]["location"], found, _key_ranges(names), check, most)
         return found
     except CheckpointCorrupt:
         raise

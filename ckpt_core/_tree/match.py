@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.leaves import ARRAY_KINDS, LeafSpec
+from ckpt_core._tree.leaves import LeafSpec
 
 Select = Callable[[Path, LeafSpec], bool]
 
@@ -372,8 +372,3 @@ def _beginnings(path: str) -> Iterator[str]:
 def _closest(name: str, names: list[str]) -> str | None:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return close[0] if close else None
-
-
-def wants_array(spec: LeafSpec) -> bool:
-    """Whether a target leaf is filled with an array rather than a plain value."""
-    return spec.kind in ARRAY_KINDS

@@ -71,6 +71,7 @@ class NativeReader:
         wanted = [item.name_of(want.leaf) for want in wants] if few else None
         check, most = self._files.check, item.most_keys
         self._index = read_index(self._location, context, wanted, check, most)
+        self._checked: set[str] = set()
         self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
         self._crcs = ItemChecksums(checkpoint, item, few=few)
 
@@ -229,11 +230,11 @@ class NativeReader:
         extent = self._index.get(key)
         if extent is None:
             raise self._corrupt(leaf, f"chunk {key} is missing")
-        if self._item.codecs[leaf] is None and extent.size_bytes != chunk_size:
-            raise self._corrupt(
-                leaf, f"chunk {key} has {extent.size_bytes} bytes, not {chunk_size}"
-            )
-        if extent.size_bytes > most_stored_bytes(chunk_size):
+        if self._item.codecs[leaf] is None:
+            if extent.size_bytes != chunk_size:
+                what = f"{extent.size_bytes} bytes, not {chunk_size}"
+                raise self._corrupt(leaf, f"chunk {key} has {what}")
+        elif extent.size_bytes > most_stored_bytes(chunk_size):
             what = f"{extent.size_bytes} bytes, too many for {chunk_size}"
             raise self._corrupt(leaf, f"chunk {key} has {what}")
         if extent.file:
@@ -243,7 +244,8 @@ class NativeReader:
                 raise self._corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
             if extent.offset + extent.size_bytes > listed.size_bytes:
                 raise self._corrupt(leaf, f"chunk {key} lies beyond the end of it", extent.file)
-            self._check_file(leaf, extent.file)
+            if extent.file not in self._checked:
+                self._check_file(leaf, extent.file)
         return key, extent
 
     def _check_file(self, leaf: int, file: str) -> None:
@@ -252,6 +254,7 @@ class NativeReader:
             self._files.check([file])
         except CheckpointCorrupt as error:
             raise self._corrupt(leaf, str(error), file) from error
+        self._checked.add(file)
 
     def _corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where = format_path(self._item.paths[leaf])

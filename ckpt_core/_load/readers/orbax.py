@@ -13,7 +13,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem, naming
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, naming
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._storage import (
     ForeignArray,
@@ -120,9 +120,9 @@ def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context
 _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "complex"}
 
 
-def with_specs(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
+def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> OrbaxItem:
     """The item with what its leaves are; for Orbax's trees that takes opening every array."""
-    if not isinstance(item, OrbaxItem) or item.tree is None or item.specs:
+    if item.tree is None or item.specs:
         return item
     arrays = _opened_arrays(checkpoint, item, context)
     impls: dict[str, str] = {}
