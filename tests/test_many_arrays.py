@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import weakref
 
 import jax
@@ -171,3 +173,17 @@ def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monke
     ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
     assert len(ckpt.load(tmp_path / "a")) == COUNT
     assert len(nodes) > 4 and len(counted) == 1  # all leaves are alike
+
+
+def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:
+    """Who goes back past damaged steps, or tries again and again, does not run out of descriptors."""
+    ckpt.save(tmp_path / "a", tree(300, elements=4), options=ckpt.Options(durable=False))
+    nodes = next((tmp_path / "a" / "state" / "d").iterdir())
+    nodes.write_bytes(bytes(nodes.stat().st_size))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(ckpt.CheckpointCorrupt, match="index of the array database"):
+            ckpt.load(tmp_path / "a")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

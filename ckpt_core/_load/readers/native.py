@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._directory import is_local_disk
-from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.checksums import crc_of
 from ckpt_core._layout.chunks import (
     Block,
     chunk_count,
-    chunk_key,
     covered_blocks,
     keyed_parts,
     rows_per_block,
@@ -24,26 +20,16 @@ from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_shape, whole
 from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem, naming
 from ckpt_core._load.readers.buffers import BufferPart, aligned, sole_taker
-from ckpt_core._load.readers.checksums import ItemChecksums
 from ckpt_core._load.readers.compressed import open_compressed
+from ckpt_core._load.readers.stored_chunks import INDEX_FILE, StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._storage import (
-    DataFiles,
     Extent,
-    most_stored_bytes,
-    read_index,
     read_region,
-    read_value,
 )
-from ckpt_core._tree import format_path
 
-_INDEX_FILE = "manifest.ocdbt"
 _SMALL_BYTES = 64 * KIB
-_FEW_OF = 8
-"""Who wants less than one leaf in so many has index and checksums read in parts."""
-_PIECE_BYTES = 256 * KIB
-"""So much is read before it is verified: a fraction of a core's second-level cache."""
 _SmallRead = tuple[Extent, Array, int | None, int]
 _JOIN_GAP_BYTES = 16 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
@@ -63,23 +49,15 @@ class NativeReader:
         self._checkpoint = checkpoint
         self._item = item
         self._context = context
-        self._verify = options.checksums
         self._location = checkpoint.location / item.directory
-        self._files = DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
-        checkpoint.read_file(f"{item.directory}/{_INDEX_FILE}")
-        few = len(wants) * _FEW_OF < len(item.paths)
-        wanted = [item.name_of(want.leaf) for want in wants] if few else None
-        check, most = self._files.check, item.most_keys
-        self._index = read_index(self._location, context, wanted, check, most)
-        self._checked: set[str] = set()
+        self._chunks = StoredChunks(checkpoint, item, wants, options, context)
         self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
-        self._crcs = ItemChecksums(checkpoint, item, few=few)
 
     def __enter__(self) -> NativeReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        self._chunks.files.close()
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
@@ -113,9 +91,9 @@ class NativeReader:
         spec = self._item.specs[leaf]
         if spec.stored_bytes > _SMALL_BYTES or not self._is_one_chunk(leaf, region):
             return None
-        key, extent = self._find_only(leaf)
-        crcs = self._checksums(leaf, key, extent)
-        if crcs and not extent.file and self._crcs.block_bytes < spec.stored_bytes:
+        key, extent = self._chunks.find_only(leaf)
+        crcs = self._chunks.checksums(leaf, key, extent)
+        if crcs and not extent.file and self._chunks.block_bytes < spec.stored_bytes:
             return None  # cut into several blocks, which are counted
         crc = crcs[0] if crcs else None
         out = np.empty(self._item.chunks[leaf], spec.numpy_dtype)
@@ -124,7 +102,7 @@ class NativeReader:
             return out
         data = np.frombuffer(extent.value, np.uint8)  # it stands in the index
         if crc is not None:
-            self._check(leaf, _INDEX_FILE, data, crc)
+            self._chunks.check(leaf, INDEX_FILE, data, crc)
         out.reshape(-1).view(np.uint8)[:] = data
         return out
 
@@ -135,58 +113,25 @@ class NativeReader:
         if not self._is_one_chunk(leaf, region):
             return None
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
-        key, extent = self._find_only(leaf)
+        key, extent = self._chunks.find_only(leaf)
         place = (extent.file, extent.offset)
         if not extent.file or extent.offset % spec.numpy_dtype.itemsize or place in self._views:
             return None
-        crcs = self._checksums(leaf, key, extent)
-        file = self._files.mapped(extent.file)
+        crcs = self._chunks.checksums(leaf, key, extent)
+        file = self._chunks.files.mapped(extent.file)
         if file is None:
             return None
         data = file[extent.offset : extent.offset + extent.size_bytes]
         if data.size != extent.size_bytes:  # to touch what the file lacks would kill the process
-            raise self._corrupt(leaf, "the file is truncated", extent.file)
+            raise self._chunks.corrupt(leaf, "the file is truncated", extent.file)
         self._views.add(place)
         if crcs is not None:
             dtype = spec.numpy_dtype
-            for block, crc in self._blocks(leaf, key, crcs, dtype.itemsize):
-                jobs.append(functools.partial(self._check, leaf, extent.file, data[block], crc))
+            for block, crc in self._chunks.blocks(leaf, key, crcs, dtype.itemsize):
+                jobs.append(
+                    functools.partial(self._chunks.check, leaf, extent.file, data[block], crc)
+                )
         return data.view(spec.numpy_dtype).reshape(chunk)
-
-    def _blocks(
-        self, leaf: int, key: str, crcs: list[int], itemsize: int
-    ) -> Iterator[tuple[slice, int]]:
-        """The bytes of every block of a chunk, and what their checksum must be."""
-        chunk = self._item.chunks[leaf]
-        rows = (0, chunk[0] if chunk else 1)
-        count = -(-rows[1] // rows_per_block(chunk, itemsize, self._crcs.block_bytes))
-        if count != len(crcs):  # before there is something made for each
-            raise self._corrupt(leaf, f"{len(crcs)} checksums for chunk {key}, not {count}")
-        _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=self._crcs.block_bytes)
-        for block, crc in zip(blocks, crcs, strict=True):
-            yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
-
-    def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
-        self._compare(leaf, file, crc_of(data), crc)
-
-    def _compare(self, leaf: int, file: str | None, found: int, crc: int) -> None:
-        if found != crc:
-            raise self._corrupt(leaf, "the data is damaged: its checksum differs", file)
-
-    def _checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
-        """The checksums of a chunk's blocks; None where nothing is verified."""
-        if not self._verify:
-            return None
-        crcs = self._crcs.of(key, extent)
-        if not crcs or not isinstance(crcs, list):
-            raise self._corrupt(leaf, f"no checksum for chunk {key}")
-        return crcs
-
-    def _find_only(self, leaf: int) -> tuple[str, Extent]:
-        """Key and place of the one chunk that an array has."""
-        name, spec = self._item.name_of(leaf), self._item.specs[leaf]
-        key = chunk_key((0,) * len(spec.stored_shape))
-        return self._find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
 
     def _is_one_chunk(self, leaf: int, region: Region) -> bool:
         """Whether a region is a whole array, stored in one piece that can be read directly."""
@@ -201,11 +146,11 @@ class NativeReader:
         name = self._item.name_of(leaf)
         prefix = f"{name}/" if name else ""
         chunk_size = math.prod(chunk) * spec.numpy_dtype.itemsize
-        if any(chunk_count(region, chunk) > len(self._index) for region in regions):
-            raise self._corrupt(leaf, "chunks are missing from the index")
+        if any(chunk_count(region, chunk) > len(self._chunks.index) for region in regions):
+            raise self._chunks.corrupt(leaf, "chunks are missing from the index")
         parts = {region: keyed_parts(region, chunk) for region in regions}
         keys = dict.fromkeys(key for keyed in parts.values() for key, _ in keyed)
-        found = {key: self._find(leaf, prefix + key, chunk_size) for key in keys}
+        found = {key: self._chunks.find(leaf, prefix + key, chunk_size) for key in keys}
         dtype = want.dtype or spec.numpy_dtype
         buffers = {region: self._room(leaf, region_shape(region), dtype) for region in regions}
         shares: dict[str, list[BufferPart]] = {key: [] for key in keys}
@@ -221,50 +166,10 @@ class NativeReader:
         try:
             return aligned(shape, dtype)
         except (MemoryError, ValueError) as error:
-            raise self._corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
+            raise self._chunks.corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
 
     def _direct(self, leaf: int) -> bool:
         return self._location.local and self._item.codecs[leaf] is None
-
-    def _find(self, leaf: int, key: str, chunk_size: int) -> tuple[str, Extent]:
-        extent = self._index.get(key)
-        if extent is None:
-            raise self._corrupt(leaf, f"chunk {key} is missing")
-        if self._item.codecs[leaf] is None:
-            if extent.size_bytes != chunk_size:
-                what = f"{extent.size_bytes} bytes, not {chunk_size}"
-                raise self._corrupt(leaf, f"chunk {key} has {what}")
-        elif extent.size_bytes > most_stored_bytes(chunk_size):
-            what = f"{extent.size_bytes} bytes, too many for {chunk_size}"
-            raise self._corrupt(leaf, f"chunk {key} has {what}")
-        if extent.file:
-            file = f"{self._item.directory}/{extent.file}"
-            listed = self._checkpoint.record.files.get(file)
-            if listed is None:
-                raise self._corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
-            if extent.offset + extent.size_bytes > listed.size_bytes:
-                raise self._corrupt(leaf, f"chunk {key} lies beyond the end of it", extent.file)
-            if extent.file not in self._checked:
-                self._check_file(leaf, extent.file)
-        return key, extent
-
-    def _check_file(self, leaf: int, file: str) -> None:
-        """Before anything of it is read, also by TensorStore."""
-        try:
-            self._files.check([file])
-        except CheckpointCorrupt as error:
-            raise self._corrupt(leaf, str(error), file) from error
-        self._checked.add(file)
-
-    def _corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
-        where = format_path(self._item.paths[leaf])
-        full = f"{self._item.directory}/{file}" if file else None
-        place = f", file {full}" if full else ""
-        return CheckpointCorrupt(
-            f"{self._checkpoint.path}: item {self._item.name!r}, leaf {where}{place}: {what}",
-            file=full,
-            leaf=where,
-        )
 
     def _joined(self, file: str, reads: list[_SmallRead]) -> Iterator[Callable[[], None]]:
         """Jobs that read many small chunks of one file at once."""
@@ -275,15 +180,15 @@ class NativeReader:
 
             def job(offset: int = offset, size: int = size, members: list[int] = members) -> None:
                 buffer = np.empty(size, np.uint8)
-                got = self._files.read(file, offset, buffer)
+                got = self._chunks.files.read(file, offset, buffer)
                 for member in members:
                     extent, out, crc, leaf = reads[member]
                     start = extent.offset - offset
                     if start + extent.size_bytes > got:
-                        raise self._corrupt(leaf, "the file is truncated", file)
+                        raise self._chunks.corrupt(leaf, "the file is truncated", file)
                     data = buffer[start : start + extent.size_bytes]
                     if crc is not None:
-                        self._check(leaf, file, data, crc)
+                        self._chunks.check(leaf, file, data, crc)
                     out.reshape(-1).view(np.uint8)[:] = data
 
             yield job
@@ -293,16 +198,16 @@ class NativeReader:
     ) -> Iterator[Callable[[], None]]:
         """Jobs for all that is wanted of one chunk: one a block."""
         chunk = self._item.chunks[leaf]
-        crcs = self._checksums(leaf, key, extent)
+        crcs = self._chunks.checksums(leaf, key, extent)
         if self._item.codecs[leaf] is not None:
             yield functools.partial(self._decode, leaf, key, shares, crcs)
             return
         itemsize = self._item.specs[leaf].numpy_dtype.itemsize
-        block_bytes = self._crcs.block_bytes if self._verify else 4 * MIB
+        block_bytes = self._chunks.block_bytes
         touched: dict[int, tuple[Block, list[BufferPart]]] = {}
         last = max(share.rows[1] for share in shares) - 1
         if crcs is not None and last // rows_per_block(chunk, itemsize, block_bytes) >= len(crcs):
-            raise self._corrupt(leaf, f"too few checksums for chunk {key}")
+            raise self._chunks.corrupt(leaf, f"too few checksums for chunk {key}")
         for share in shares:
             first, blocks = covered_blocks(
                 chunk, itemsize, rows=share.rows, block_bytes=block_bytes
@@ -327,45 +232,14 @@ class NativeReader:
         sole = sole_taker(takers, dtype)
         memory = None if sole is None else sole.memory(block, chunk)
         if memory is not None:
-            self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
+            self._chunks.fill(leaf, key, extent, block.offset_bytes, memory, crc)
             return
         values = self._room(leaf, (block.stop - block.start, *chunk[1:]), dtype)
         memory = values.reshape(-1).view(np.uint8)
-        self._fill(leaf, key, extent, block.offset_bytes, memory, crc)
+        self._chunks.fill(leaf, key, extent, block.offset_bytes, memory, crc)
         with np.errstate(all="ignore"):  # a cast that was asked for may overflow
             for share in takers:
                 share.take(block, values)
-
-    def _fill(
-        self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None
-    ) -> None:
-        """Reads ``target.size`` bytes of a chunk and verifies them."""
-        file = extent.file or _INDEX_FILE
-        if not extent.file:
-            target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
-        elif self._location.local:
-            self._read(leaf, extent.file, extent.offset + offset, target, crc)
-            return
-        else:
-            data = read_value(self._location, key, offset, target.size, self._context)
-            if len(data) != target.size:
-                raise self._corrupt(leaf, f"chunk {key} is truncated", file)
-            target[:] = np.frombuffer(data, np.uint8)
-        if crc is not None:
-            self._check(leaf, file, target, crc)
-
-    def _read(self, leaf: int, file: str, offset: int, target: Array, crc: int | None) -> None:
-        """Reads and verifies by turns: what was just read is still in the core's cache."""
-        found = 0
-        step = target.size if crc is None else _PIECE_BYTES
-        for start in range(0, target.size, step or 1):
-            piece = target[start : start + step]
-            if self._files.read(file, offset + start, piece) != piece.size:
-                raise self._corrupt(leaf, "the file is truncated", file)
-            if crc is not None:
-                found = crc_of(piece, found)
-        if crc is not None:
-            self._compare(leaf, file, found, crc)
 
     def _decode(
         self, leaf: int, key: str, shares: list[BufferPart], crcs: list[int] | None
@@ -375,13 +249,13 @@ class NativeReader:
         shape = self._item.specs[leaf].stored_shape
 
         def head(size: int) -> bytes:
-            data = np.zeros(min(size, self._index[key].size_bytes), np.uint8)
-            self._fill(leaf, key, self._index[key], 0, data, None)
+            data = np.zeros(min(size, self._chunks.index[key].size_bytes), np.uint8)
+            self._chunks.fill(leaf, key, self._chunks.index[key], 0, data, None)
             return data.tobytes()
 
         with naming(self._checkpoint, self._item.paths[leaf]):
             array = open_compressed(
-                self._location, self._item, leaf, key, self._index, head, self._context
+                self._location, self._item, leaf, key, self._chunks.index, head, self._context
             )
         region = tuple(
             (position * step, min((position + 1) * step, size))
@@ -396,8 +270,8 @@ class NativeReader:
         read_region(array, region, name, part)
         if crcs is not None:
             data = values.reshape(-1).view(np.uint8)
-            for block, crc in self._blocks(leaf, key, crcs, values.itemsize):
-                self._check(leaf, None, data[block], crc)
+            for block, crc in self._chunks.blocks(leaf, key, crcs, values.itemsize):
+                self._chunks.check(leaf, None, data[block], crc)
         with np.errstate(all="ignore"):
             for share in shares if place is None else ():
                 share.take_chunk(values)
