@@ -8,12 +8,13 @@ that differs shows what it has, so that the error can name it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes
+from ckpt_core._save.job import SaveJob
 from ckpt_core._save.plan_digest import (
     Fact,
     Layout,
@@ -101,6 +102,26 @@ def agree_to_save(
         )
         raise CheckpointError(f"{target}: {text}")
     return answer["offer"]
+
+
+def done_by_all(
+    job: SaveJob, writers: Processes, tag: str, work: Callable[[], Any], what: str, **telling: Any
+) -> None:
+    """Does the work and agrees that all did it; a failure of one is a failure of all.
+
+    Args:
+        job: of the save.
+        writers: who works on it together.
+        tag: of this agreement.
+        work: of this process.
+        what: every process does, for messages.
+        **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
+    """
+
+    def failed(index: int, text: str) -> CheckpointError:
+        return CheckpointError(f"{job.target}: process {index} failed to {what}: {text}")
+
+    writers.run_on_all(tag, work, job.options.timeout_secs, failed, **telling)
 
 
 def judge_start(texts: Sequence[str]) -> str:

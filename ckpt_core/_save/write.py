@@ -20,7 +20,7 @@ from ckpt_core._format.record import (
     dump_record,
     library_versions,
 )
-from ckpt_core._save.agreement import agree_to_save
+from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.job import RecordFields, SaveJob
@@ -144,17 +144,8 @@ class Write:
             self._links.committed()
 
     def _on_all(self, what: str, work: Callable[[], Any], **telling: Any) -> None:
-        """Does the work and agrees that all did it; a failure of one is a failure of all."""
-        target = self._job.target
-        self._job.writers.run_on_all(
-            f"{self._tag}/{what}",
-            work,
-            self._job.options.timeout_secs,
-            lambda index, text: CheckpointError(
-                f"{target}: process {index} failed to save: {text}"
-            ),
-            **telling,
-        )
+        tag = f"{self._tag}/{what}"
+        done_by_all(self._job, self._job.writers, tag, work, "save", **telling)
 
     def write_own(self, attempt: Attempt) -> None:
         """The arrays, states and checksums of this process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ckpt_core._load.readers.buffers import BufferPart, aligned, sole_taker
 from ckpt_core._load.readers.compressed import open_compressed
 from ckpt_core._load.readers.stored_chunks import INDEX_FILE, StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
-from ckpt_core._options import KIB, MIB, Options
+from ckpt_core._options import KIB, MIB
 from ckpt_core._storage import (
     Extent,
     read_region,
@@ -42,15 +42,14 @@ class NativeReader:
         self,
         checkpoint: NativeCheckpoint,
         item: NativeItem,
-        wants: Sequence[Want],
-        options: Options,
+        chunks: StoredChunks,
         context: Any,
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
         self._context = context
         self._location = checkpoint.location / item.directory
-        self._chunks = StoredChunks(checkpoint, item, wants, options, context)
+        self._chunks = chunks
         self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
 
     def __enter__(self) -> NativeReader:

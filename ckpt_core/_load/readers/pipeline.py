@@ -17,6 +17,7 @@ from ckpt_core._load.checkpoint import (
 )
 from ckpt_core._load.readers.native import NativeReader
 from ckpt_core._load.readers.orbax import OrbaxReader
+from ckpt_core._load.readers.stored_chunks import StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._options import MIB, Options
 
@@ -56,7 +57,8 @@ def _reader(
         return OrbaxReader(checkpoint, item, context)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    return NativeReader(checkpoint, item, wants, options, context)
+    chunks = StoredChunks(checkpoint, item, wants, options, context)
+    return NativeReader(checkpoint, item, chunks, context)
 
 
 def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import CheckpointError
 from ckpt_core._format.record import library_versions
 from ckpt_core._processes import next_tag
 from ckpt_core._run.fence import Fence
 from ckpt_core._save import RecordFields, SaveJob
-from ckpt_core._save.agreement import agree_to_save
+from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.protocol import SaveEvents, aborting
 from ckpt_core._save.write import Write
@@ -136,13 +135,6 @@ class LocalSave:
         with contextlib.suppress(BaseException):  # it is raised by whoever calls this
             self._on_all("written", failed)
 
-    def _on_all(self, what: str, work: Callable[[], None]) -> None:
-        target = self._job.target
-        self._job.processes.run_on_all(
-            f"{self._tag}/{what}",
-            work,
-            self._job.options.timeout_secs,
-            lambda index, text: CheckpointError(
-                f"{target}: process {index} failed to save into its local directory: {text}"
-            ),
-        )
+    def _on_all(self, moment: str, work: Callable[[], None]) -> None:
+        what = "save into its local directory"
+        done_by_all(self._job, self._job.processes, f"{self._tag}/{moment}", work, what)
