@@ -1,9 +1,10 @@
-"""Taking a directory over, the step that training goes on from, and what makes way for the next one.
+"""Take a directory over from an older writer, and move steps that training does not continue from.
 
-A writer claims the directory before it looks which step to restore, so whatever appears there later is
-by a run that had passed its last check before: a stranger. Strangers, and the steps that are newer
-than the restored one, are of another branch than the one that is about to grow. They are moved out of
-the way by the first save and not by the restore: who only looks moves nothing.
+A writer claims the directory before it lists the steps to restore. A step that another run commits
+after that claim was already past its last ownership check when the claim was made; such a step is
+called a stranger here. Strangers, and steps newer than the restored one, do not belong to the
+history that this writer continues. The first save moves them away, not the restore, because a
+process that restores may only want to look.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from ckpt_core._run.retention import RETIRED, Retention
 from ckpt_core._run.tiers import LocalTier, Run, find_run, next_run
 
 _READER_SECS = 30.0
-"""How long a save waits for whoever reads a step that has to make way."""
+"""Maximum time that a save waits for readers of a step that it has to move away."""
 _PAUSE_SECS = 0.05
 
 
 class Branch:
-    """The branch of a run's history that one writer goes on with. Process 0 decides, and tells.
+    """The branch of a run's history that this writer continues.
+
+    Process 0 decides and changes the directory; the other processes receive its result.
 
     Args:
-        run: its directory.
-        fence: this writer's claim on it.
-        retention: moves and removes steps.
+        run: directory of the run.
+        fence: this writer's claim on that directory.
+        retention: moves and deletes steps.
     """
 
     def __init__(
@@ -51,20 +54,20 @@ class Branch:
         self._damaged = run.damaged
         self._local: LocalTier | None = None
         self._claimed = False
-        self._before: set[int] | None = None  # what was there when the directory was claimed
+        self._before: set[int] | None = None  # steps found when this writer claimed the directory
         self._restored: set[int] = set()
-        self._tried: set[int] = set()  # to be saved in the persistent directory
+        self._tried: set[int] = set()  # steps that this writer began to save persistently
         self._settled = False
         self._told_of_repeat = False
 
     def set_local(self, local: LocalTier) -> None:
-        """Steps lie in local directories, too."""
+        """Adds a local tier, whose lineage then follows this branch."""
         self._local = local
 
     # ------------------------------------------------------------------------------- restores
 
     def begin_restore(self) -> None:
-        """Claims the directories of a writer, and then looks into the local ones."""
+        """Claims the directories, unless read-only; then all processes list the local steps."""
         if not self._run.read_only and self._processes.index == 0:
             try:
                 self._claim()
@@ -86,13 +89,13 @@ class Branch:
         self._local.look()
 
     def saw(self, steps: list[int]) -> list[int]:
-        """The same steps, which are those that there are after the claim."""
+        """Returns ``steps``; remembers the first list after the claim, to recognize strangers."""
         if self._claimed and self._before is None:
             self._before = set(steps)
         return steps
 
     def restored(self, step: int | None) -> None:
-        """A step was restored: what is saved next may go on from it."""
+        """Notes that ``step`` was restored, so the next save may continue from it."""
         if step is not None:
             self._restored.add(step)
             self._settled = False
@@ -100,10 +103,16 @@ class Branch:
     # ---------------------------------------------------------------------------------- saves
 
     def make_room(self, step: int, overwrite: bool, persists: bool) -> None:
-        """Before a save: whatever is no past of this step makes way, or the step is refused.
+        """Called on all processes before a save: moves steps that ``step`` does not continue.
+
+        Args:
+            step: number of the step about to be saved.
+            overwrite: the save may replace a step of this number.
+            persists: the save also writes to the persistent directory.
 
         Raises:
-            CheckpointExists: there are steps that this writer neither restored nor left behind.
+            CheckpointExists: this number, or newer steps, are on disk, and this writer has neither
+                restored an older step nor seen those steps appear after its claim.
             CheckpointError: another writer has taken the directory over.
         """
         if self._settled and not persists:
@@ -120,7 +129,7 @@ class Branch:
             self._tried.add(step)
 
     def tell_of_repeat(self, step: int) -> None:
-        """A save of a step that this writer has saved does nothing, whatever it holds: said once."""
+        """Logs, once per Checkpointer, that a step which it already saved is not saved again."""
         if not self._told_of_repeat:
             self._told_of_repeat = True
             logger.info(
@@ -131,14 +140,18 @@ class Branch:
             )
 
     def guard(self, step: int, overwrite: bool) -> Guard:
-        """Asked by a save who may commit; a step that a run which is stopped now just managed to commit
-        makes way even then."""
+        """The ownership check for one save.
+
+        Without ``overwrite`` it also moves away a step of the same number that the previous writer
+        committed after ``make_room`` looked.
+        """
         return Guard(self._fence, None if overwrite else lambda: self._step_aside(step))
 
     def committed(self, step: int) -> None:
-        """After a commit, on process 0: what appeared meanwhile makes way, and what is not kept goes.
+        """After a commit, on process 0: moves newer strangers away, then applies retention.
 
-        Nothing is touched once another writer has the directory: its steps are not ours to judge.
+        If another writer has claimed the directory, deletes nothing: the steps there may be that
+        writer's.
         """
         try:
             self._fence.check()
@@ -156,7 +169,7 @@ class Branch:
         self._claim()
         if self._before is None:
             self._before = set(self._steps.all())
-        replaces = overwrite and self._steps.has(step)  # which leaves all others as they are
+        replaces = overwrite and self._steps.has(step)  # an overwrite moves no other step
         way = set[int]() if replaces else self._strangers(step, base) | self._left(step, base)
         if way or not self._settled:
             self._fence.check()
@@ -173,24 +186,25 @@ class Branch:
         self._claimed = True
 
     def _strangers(self, step: int, base: int | None) -> set[int]:
-        """Steps that a run committed which was stopped: it had passed its last check before."""
+        """Steps that another run committed after this writer's claim; see the module docstring."""
         known = (self._before or set()) | (self._tried - {step}) | self._damaged
         newer = -1 if base is None or self._run.local else base
         found = {other for other in self._steps.numbers() if other > newer} - known
         return {other for other in found if self._steps.has(other)}
 
     def _left(self, step: int, base: int | None) -> set[int]:
-        """Steps of a branch that training has left, by restoring an older one than these."""
+        """Steps of a branch that training left when this writer restored an older step."""
         before = self._before or set[int]()
         found = self._damaged & {step}
         if base is not None and any(restored < step for restored in self._restored):
-            # what is damaged hides nothing, but may be whole again some day
+            # Damaged steps are moved too, where a move is possible; an object store could only
+            # delete them, and they may become readable again.
             damaged = self._damaged if self._run.local else set[int]()
             found |= {other for other in (before - self._damaged) | damaged if other > base}
         return {other for other in found if self._steps.has(other)}
 
     def _move(self, steps: set[int], base: int | None, wait_secs: float) -> None:
-        """Moves steps out of the way, the newest first: at every moment those left are in order."""
+        """Moves steps away, newest first: an interruption leaves no gap among the others."""
         moved: list[int] = []
         for step in sorted(steps, reverse=True):
             self._fence.check()
@@ -227,13 +241,17 @@ class Branch:
             time.sleep(_PAUSE_SECS)
 
     def _step_aside(self, step: int) -> None:
-        """Between the check and the commit, where a directory can be renamed."""
+        """Between ownership check and commit: moves away a committed step of this number.
+
+        File systems only; an object store cannot rename.
+        """
         if self._run.local and self._steps.has(step):
             self._move({step}, self._goes_on_from(step), _READER_SECS)
 
     def _next_run(self, base: int | None) -> Run:
         if self._local is None:
-            # what lies in local directories, of whatever host, cannot be seen from here
+            # Without local directories this writer cannot see which steps those of other hosts
+            # hold.
             return next_run(self._backend, self._directory, goes_on=False, make=False)
         if base is None:
             goes_on = self._local.goes_on_from(self._steps.latest())
@@ -244,17 +262,24 @@ class Branch:
     # ------------------------------------------------------------------------------ deletions
 
     def leave_newer(self, step: int) -> None:
-        """Before the steps after one are deleted: hosts that are away may have them, too."""
+        """Called before the steps newer than ``step`` are deleted: begins a new lineage.
+
+        Hosts that are offline may hold those steps in local directories; there they no longer
+        count.
+        """
 
         def leave() -> dict[str, Any]:
-            self._claim()  # who goes on from the newest one must not go on
+            self._claim()  # a run that still trains from the newest step must not commit any more
             self._fence.check()
             return {"run": self._new_lineage()}
 
         self._follow(self._told(leave, "leave newer steps"), step)
 
     def before_delete(self, step: int, newest: Callable[[], int | None]) -> None:
-        """Before a step is deleted: if it is the newest, none that grew from it may come back.
+        """Called before ``step`` is deleted; if it is the newest, begins a new lineage.
+
+        Otherwise a local copy of it, or of a later step, on a host that is offline could be
+        restored.
 
         Raises:
             CheckpointError: another writer has taken the directory over.
@@ -268,7 +293,10 @@ class Branch:
         self._follow(self._told(leave, "leave a step"), step)
 
     def forget(self, deleted: list[int]) -> None:
-        """Steps were deleted: their numbers are free. What is still there is no stranger, though."""
+        """Forgets deleted steps, so that their numbers can be saved again.
+
+        A step whose deletion failed stays in the list of known steps: it is not a stranger.
+        """
         for steps in (self._mine, self._damaged, self._restored):
             steps.difference_update(deleted)
         gone = [step for step in deleted if not self._steps.has(step)]
@@ -286,7 +314,7 @@ class Branch:
     # -------------------------------------------------------------------------- one for all
 
     def _told(self, work: Callable[[], dict[str, Any]], call: str) -> dict[str, Any]:
-        """What process 0 makes of the directory; its failure is one of all."""
+        """The result of ``work``, which process 0 runs; if it fails, every process raises."""
 
         def failed(kind: str, text: str) -> Exception:
             if kind == "CheckpointExists":
@@ -297,18 +325,18 @@ class Branch:
 
 
 class Guard:
-    """Who may commit; see ``ckpt_core._save.write.Guard``."""
+    """Allows commits while this writer owns the directory; a ``ckpt_core._save.write.Guard``."""
 
     def __init__(self, fence: Fence, make_way: Callable[[], None] | None) -> None:
         self._fence = fence
         self._make_way = make_way
 
     def take(self) -> None:
-        """Before anything is written."""
+        """Claims the directory; called before the save writes anything."""
         self._fence.take()
 
     def check(self) -> None:
-        """Last before the commit."""
+        """Raises if another writer has claimed the directory; called right before the commit."""
         self._fence.check()
         if self._make_way is not None:
             self._make_way()
