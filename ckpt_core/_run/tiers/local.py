@@ -306,9 +306,7 @@ class LocalTier:
         try:
             self._backend.put(self.directory, LINEAGE_FILE, self._lineage.encode())
             self._marked = True
-        except (
-            OSError
-        ) as error:  # the next save tries again; until then restores skip it
+        except OSError as error:  # the next save tries again; until then restores skip it
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
