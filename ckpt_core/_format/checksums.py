@@ -94,7 +94,7 @@ _HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
 
 
 def crc_of(data: Any, before: int = 0) -> int:
-    """CRC-32C (Castagnoli, RFC 3720) of a buffer, continued from ``before``, that of earlier bytes."""
+    """CRC-32C (Castagnoli, RFC 3720) of a buffer; continues ``before``, that of earlier bytes."""
     return crc32c.crc32c(data, before)
 
 
