@@ -22,14 +22,14 @@ Parts = dict[Region, np.ndarray[Any, Any]]
 
 
 class _Quick(NamedTuple):
-    """Private jax functions: the core of ``jax.device_put``, and its scope for explicit transfers."""
+    """Private jax functions: the core of ``jax.device_put``, and its scope of explicit transfers."""
 
     put: Callable[..., Any]
     explicit: Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class _QuickWay:
-    """Finds jax's private placing functions; callers fall back to ``jax.device_put`` without them."""
+    """Finds jax's private placing functions; without them, callers use ``jax.device_put``."""
 
     def __init__(self) -> None:
         self._found: _Quick | None = None

@@ -16,7 +16,7 @@ _SHARE_BYTES = 4 * 1024 * 1024
 
 
 def shared_chunk_bytes(region_bytes: int, holders: int, chunk_bytes: int) -> int:
-    """The maximum chunk size for a region with several holders: each can then write a part of it."""
+    """The maximum chunk size for a region with several holders: each can then write a part."""
     if holders == 1:
         return chunk_bytes
     return min(chunk_bytes, max(_SHARE_BYTES, -(-region_bytes // holders)))
