@@ -28,21 +28,17 @@ class Adapter(Protocol):
     attributes:
 
     * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also
-    has
-      ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
+      has ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
       ``process_{i}-of-{n}.json`` that other tools read.
     * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each
-    tree.
-      The adapter adds the ids of parts that it has stored, and omits parts that are already in it,
-      which another object of the tree shares.
+      tree. The adapter adds the ids of parts that it has stored, and omits parts that are already
+      in it, which another object of the tree shares.
     * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each
-    save
-      and need not be restored (the description of a model), so a resumed run may save it without
-      having restored it.
+      save and need not be restored (the description of a model), so a resumed run may save it
+      without having restored it.
     * ``reads_renames``, on a user's object: the keys of ``rename=`` that it handles itself.
     * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
-    so an
-      asynchronous save copies them.
+      so an asynchronous save copies them.
     * ``accepts_any_structure = True``: the object accepts a state of any structure.
 
     Example:

@@ -22,7 +22,7 @@ Parts = dict[Region, np.ndarray[Any, Any]]
 
 
 class _Quick(NamedTuple):
-    """Private jax functions: the core of ``jax.device_put``, and its scope of explicit transfers."""
+    """Private jax functions: the core of ``jax.device_put``, and the explicit-transfer scope."""
 
     put: Callable[..., Any]
     explicit: Callable[[], contextlib.AbstractContextManager[None]]
