@@ -96,9 +96,7 @@ class Mismatch:
             case "unexpected":
                 return f"{where}: saved {self.saved}, not in the target{hint}"
             case "rename":
-                return (
-                    f"{where}: nothing saved begins so, which rename= makes {self.wanted!r}{hint}"
-                )
+                return f"{where}: no saved path begins with this; rename= maps it to {self.wanted!r}{hint}"
             case "function" if self.wanted is None:
                 return f"{where}: is the function {self.saved}"
             case _:

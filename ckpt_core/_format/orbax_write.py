@@ -200,8 +200,8 @@ def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
         if not isinstance(node, dict) or _pointer(last) in node:
             where = format_path(paths[name])
             raise UnsupportedLeaf(
-                f"text leaf {where!r} cannot be told from another text leaf whose name begins or "
-                "ends in it in Orbax's format: rename one of them",
+                f"text leaf {where!r} conflicts with another text leaf in Orbax's format, where the name "
+                "of one is a parent of the other's: rename one of them",
                 leaf=where,
             )
         cast("dict[str, Any]", node)[_pointer(last)] = text

@@ -71,5 +71,5 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
 def _refusal(turns: Turns, name: str, inside: str) -> CheckpointError:
     return CheckpointError(
         f"{turns.directory}: {name}() was called from within {inside}, by a signal handler, a listener or "
-        "a policy: it would wait for itself. Note there what is to be done, and do it after that call"
+        "a policy: this would deadlock. Set a flag there instead, and make the call after that one returns"
     )

@@ -145,7 +145,7 @@ def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None
     most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))
     if values.largest(name) > max(most, most_bytes("zarr.json")):
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk of {values.largest(name)} bytes, where {most} are the most",
+            f"array {name!r}: a chunk of {values.largest(name)} bytes exceeds the maximum of {most}",
             leaf=name,
         )
     if is_blosc(store):
@@ -177,6 +177,6 @@ def refuse_blosc(header: bytes, chunk_bytes: int, name: str) -> None:
     claimed = int.from_bytes(header[4:8], "little")
     if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk that claims to be {claimed} bytes, and must be {chunk_bytes}",
+            f"array {name!r}: a chunk's header claims {claimed} bytes, but a chunk has {chunk_bytes}",
             leaf=name,
         )
