@@ -63,9 +63,9 @@ def tell(event: Event, listener: Listener | None) -> None:
     progress events.
     """
     if event.kind != "progress":
-        _tell_one(_record, event, "a listener of jax.monitoring")
+        _call_listener(_record, event, "a listener of jax.monitoring")
     if listener is not None:
-        _tell_one(listener, event, "Options(on_event=)")
+        _call_listener(listener, event, "Options(on_event=)")
 
 
 def each(*listeners: Listener) -> Listener:
@@ -73,12 +73,12 @@ def each(*listeners: Listener) -> Listener:
 
     def listen(event: Event) -> None:
         for listener in listeners:
-            _tell_one(listener, event, "a listener of events.each()")
+            _call_listener(listener, event, "a listener of events.each()")
 
     return listen
 
 
-def _tell_one(listener: Listener, event: Event, name: str) -> None:
+def _call_listener(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
     except Exception as error:
@@ -118,15 +118,15 @@ class Progress:
         self._step = step
         self._total_bytes = total_bytes
         self._listener = listener
-        self._began = self._told = time.monotonic()
+        self._began = self._last_sent = time.monotonic()
 
     def reached(self, done_bytes: int) -> None:
         """Sets the number of bytes done so far; may call the listener."""
         self.done_bytes = done_bytes
         now = time.monotonic()
-        if self._listener is None or now - self._told < PROGRESS_SECS:
+        if self._listener is None or now - self._last_sent < PROGRESS_SECS:
             return
-        self._told = now
+        self._last_sent = now
         event = Event(
             kind="progress",
             path=self._path,

@@ -39,7 +39,7 @@ class Pending:
         self._work: Callable[[], Any] | None = work
         self._value: Any = None
         self._error: BaseException | None = None
-        self._told = self._failed = False
+        self._reported = self._failed = False
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
@@ -70,10 +70,10 @@ class Pending:
     def abandon(self) -> bool:
         """Cancels the work unless it has begun; True if it will never run."""
         if self._claim.acquire(blocking=False):
-            self._abandoned = self._told = self._failed = True
-            self._error = CheckpointError(f"{self.path}: was never begun")
+            self._abandoned = self._reported = self._failed = True
+            self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
-            _all.discard(self)
+            _unfinished.discard(self)
             self._ended.set()
         return self._abandoned
 
@@ -104,7 +104,7 @@ class Pending:
         finally:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
-                _all.discard(self)  # nothing to report at exit
+                _unfinished.discard(self)  # nothing to report at exit
             self._ended.set()
 
     def done(self) -> bool:
@@ -134,17 +134,17 @@ class Pending:
         return threading.get_ident() == self._ident and not self.done()
 
     @property
-    def untold(self) -> BaseException | None:
+    def unreported(self) -> BaseException | None:
         """The error of the work, if it has ended with one that no caller has received."""
-        return None if self._told or not self.done() else self._error
+        return None if self._reported or not self.done() else self._error
 
-    def raise_untold(self, note: str) -> None:
+    def raise_unreported(self, note: str) -> None:
         """Raises the error of the work, if no caller has received it; drops the reference to it.
 
         Args:
             note: note to add to the error.
         """
-        error = self.untold
+        error = self.unreported
         if error is None:
             return
         if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
@@ -152,15 +152,15 @@ class Pending:
         try:
             # No function call between these two lines: a signal handler could raise there, and the
             # error would be marked as told without being raised.
-            self._error, self._told = None, True
+            self._error, self._reported = None, True
             raise error
         finally:
             del error  # its traceback refers to this frame: break the reference cycle
 
     def take_error(self) -> BaseException | None:
         """Returns the error, if no caller has received it, and marks it as received."""
-        error, self._error = self.untold, None
-        self._told = True
+        error, self._error = self.unreported, None
+        self._reported = True
         return error
 
     def result(self, timeout_secs: float | None = None) -> Any:
@@ -175,9 +175,12 @@ class Pending:
         error = self._error
         if error is None:
             return self._value
-        for_the_next = _again(error)
+        for_the_next = _copied(error)
         try:
-            self._error, self._told = for_the_next, True  # no call before `raise`, see raise_untold
+            self._error, self._reported = (
+                for_the_next,
+                True,
+            )  # no call before `raise`, see raise_untold
             raise error
         finally:
             del error
@@ -228,7 +231,7 @@ class PendingLoad(Pending):
     """
 
 
-def _again(error: BaseException) -> BaseException:
+def _copied(error: BaseException) -> BaseException:
     """A copy of the error for the next caller of ``result``.
 
     Raising the original adds the caller's frames to its traceback, which keep their locals alive.
@@ -245,7 +248,7 @@ def _again(error: BaseException) -> BaseException:
 
 # ---- the end of the interpreter -----------------------------------------------------------------
 
-_all: set[Pending] = set()
+_unfinished: set[Pending] = set()
 """Running work, and saves with an error that no caller has received."""
 _at_exit: list[str] = []
 """``early``: the exit handler of _remember is registered; ``over``: _finish_last has returned."""
@@ -257,10 +260,10 @@ def _remember(pending: Pending) -> None:
         # module is imported; this one later, so that it runs before jax releases its devices.
         _at_exit.append("early")
         atexit.register(_finish)
-    for other in list(_all):
-        if other._told:  # pyright: ignore[reportPrivateUsage]
-            _all.discard(other)
-    _all.add(pending)
+    for other in list(_unfinished):
+        if other._reported:  # pyright: ignore[reportPrivateUsage]
+            _unfinished.discard(other)
+    _unfinished.add(pending)
 
 
 def _last_call_over() -> bool:
@@ -290,7 +293,7 @@ def _finish() -> None:
     if os.getpid() != HOME_PID:
         return  # in a forked child: the saves belong to its parent
     interrupted = False
-    while running := [one for one in list(_all) if _is_running(one)]:
+    while running := [one for one in list(_unfinished) if _is_running(one)]:
         try:
             running[0].wait()
         except BaseException:
@@ -320,8 +323,8 @@ def _finish_last() -> None:
 def _report_failures() -> None:
     failed = [
         (pending.path, error)
-        for pending in list(_all)
-        if isinstance(pending, PendingSave) and (error := pending.untold) is not None
+        for pending in list(_unfinished)
+        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
     ]
     if not failed:
         return

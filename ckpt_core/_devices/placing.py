@@ -21,49 +21,49 @@ from ckpt_core._tree.leaves import KEY_WORDS
 Parts = dict[Region, np.ndarray[Any, Any]]
 
 
-class _Quick(NamedTuple):
+class _FastPut(NamedTuple):
     """Private jax functions: the core of ``jax.device_put``, and the explicit-transfer scope."""
 
     put: Callable[..., Any]
     explicit: Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class _QuickWay:
+class _FastPath:
     """Finds jax's private placing functions; without them, callers use ``jax.device_put``."""
 
     def __init__(self) -> None:
-        self._found: _Quick | None = None
+        self._found: _FastPut | None = None
         self._looked = False
 
-    def get(self) -> _Quick | None:
+    def get(self) -> _FastPut | None:
         if not self._looked:
             try:
                 from jax._src.config import explicit_device_put_scope
                 from jax._src.interpreters.pxla import batched_device_put
 
-                self._found = _Quick(batched_device_put, explicit_device_put_scope)
+                self._found = _FastPut(batched_device_put, explicit_device_put_scope)
             except ImportError as error:
-                self._say(error)
+                self._warn(error)
             self._looked = True
         return self._found
 
-    def give_up(self, error: Exception) -> None:
+    def disable(self, error: Exception) -> None:
         """Disables the private functions: their signature has changed."""
         if self._found is not None:
             self._found = None
-            self._say(error)
+            self._warn(error)
 
-    def _say(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         logging.getLogger("ckpt_core").warning(
-            "jax %s has changed what ckpt places small arrays with (%s: %s): they take the way of "
-            "jax.device_put, which is slower",
+            "jax %s has changed the private functions with which ckpt places arrays (%s: %s): ckpt uses "
+            "jax.device_put instead, which is slower",
             jax.__version__,
             type(error).__name__,
             error,
         )
 
 
-_quick_way = _QuickWay()
+_fast_path = _FastPath()
 
 
 def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
@@ -82,9 +82,9 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
     if not parts:
         # make_array_from_callback would ask for regions that only other processes hold.
         return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    quick = _quick_way.get()
-    if quick is not None:
-        with quick.explicit():
+    fast = _fast_path.get()
+    if fast is not None:
+        with fast.explicit():
             return jax.make_array_from_callback(
                 shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
             )
@@ -106,24 +106,24 @@ def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     ``jax.device_put`` takes about 80 us per array, nearly all of it Python code.
     """
     target = _on(_default_device()) if sharding is None else sharding
-    made = _put_quickly(_shaped(part.shape, part.dtype), target, part, sharding is not None)
+    made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
     return jax.device_put(part, sharding) if made is None else made
 
 
-def _put_quickly(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
+def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
     """The same host array on every device of this process; None without the private functions."""
-    quick = _quick_way.get()
-    if quick is None:
+    fast = _fast_path.get()
+    if fast is None:
         return None
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     devices: list[Any] = list(
         sharding.device_set if single else sharding.addressable_devices_indices_map(part.shape)
     )
     try:
-        with quick.explicit():
-            return quick.put(aval, sharding, [part] * len(devices), devices, committed=committed)
+        with fast.explicit():
+            return fast.put(aval, sharding, [part] * len(devices), devices, committed=committed)
     except (TypeError, AttributeError) as error:  # not from a transfer: the signature has changed
-        _quick_way.give_up(error)
+        _fast_path.disable(error)
         return None
 
 
@@ -180,7 +180,7 @@ def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
     """
     target = _on(_default_device()) if sharding is None else sharding
     aval = jax.core.ShapedArray((), part.dtype, weak_type=True)
-    made = _put_quickly(aval, target, part, sharding is not None)
+    made = _put_fast(aval, target, part, sharding is not None)
     if made is not None:
         return made
     if sharding is not None and not sharding.is_fully_addressable:

@@ -52,10 +52,10 @@ def replaced(path: str) -> str | None:
         for hidden in hidden_names.find(parent)
         if hidden.kind == hidden_names.REPLACED and hidden.is_of(name)
     ]
-    return max(found, key=_standing, default=None)
+    return max(found, key=_validity, default=None)
 
 
-def _standing(path: str) -> tuple[bool, int]:
+def _validity(path: str) -> tuple[bool, int]:
     """Sort key for old checkpoints of one name: real checkpoints win, then the latest rename."""
     try:
         return has_sign(path), os.lstat(path).st_ctime_ns
@@ -92,21 +92,21 @@ def removable(parent: str) -> list[str]:
     beside = (
         {} if all(hidden.kind == hidden_names.TEMPORARY for hidden in found) else _digests(parent)
     )
-    return [hidden.entry for hidden in found if _may_go(hidden, parent, beside)]
+    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
 
 
 def _digests(parent: str) -> dict[str, str]:
     return {hidden_names.digest(entry): entry for entry in os.listdir(parent)}
 
 
-def _may_go(hidden: hidden_names.Hidden, parent: str, beside: dict[str, str]) -> bool:
+def _is_removable(hidden: hidden_names.Hidden, parent: str, beside: dict[str, str]) -> bool:
     if hidden.kind == hidden_names.TEMPORARY:
         return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
     name = beside.get(hidden.digest) if hidden.digest else hidden.label
     return name is not None and has_sign(os.path.join(parent, name))
 
 
-def of_name(parent: str, name: str) -> list[hidden_names.Hidden]:
+def belonging_to(parent: str, name: str) -> list[hidden_names.Hidden]:
     """The hidden names that belong to one checkpoint."""
     return [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
 

@@ -172,7 +172,7 @@ class StoreAttempt:
 
     def commit(self) -> None:
         record_name, record = self._record
-        token, who = self._standing()
+        token, who = self._current_attempt()
         if token != self._token:
             raise CheckpointError(
                 f"{self._path}: another try ({who}, token {token or 'none'}) has begun to write here since, "
@@ -186,10 +186,10 @@ class StoreAttempt:
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
-            if self._standing()[0] == self._token and self._keys.get(RECORD) is None:
+            if self._current_attempt()[0] == self._token and self._keys.get(RECORD) is None:
                 self._keys.delete_all()
 
-    def _standing(self) -> tuple[str, str]:
+    def _current_attempt(self) -> tuple[str, str]:
         """Token of the attempt whose files are at the path, and the process that began it."""
         token, _, who = (self._keys.get(ATTEMPT) or b"").decode(errors="replace").partition(" ")
         return token, who or "an unknown one"

@@ -41,7 +41,7 @@ MARKER = "ckpt"
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
 _MAX_PROCESSES = 2**24
-_MISFITS = (
+_PARSE_ERRORS = (
     KeyError,
     TypeError,
     ValueError,
@@ -291,7 +291,7 @@ def load_record(data: bytes) -> Record:
         )
     except CheckpointCorrupt:
         raise
-    except _MISFITS as error:
+    except _PARSE_ERRORS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
 
 
@@ -299,7 +299,7 @@ def _parse(body: bytes) -> Any:
     """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
     try:
         return scan_record(body.decode(), _load_leaf)
-    except _MISFITS as error:  # not in the exact form that ckpt writes: use the general parser
+    except _PARSE_ERRORS as error:  # not in the exact form that ckpt writes: use the general parser
         if raised_by_a_handler(error) is not None:
             raise
     return parse_json(body, RECORD_FILE)

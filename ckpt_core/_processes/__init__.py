@@ -18,11 +18,11 @@ from typing import Any
 
 from ckpt_core._errors import BarrierTimeout
 from ckpt_core._lazy import jax
-from ckpt_core._processes import service
+from ckpt_core._processes import messages, service
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
-from ckpt_core._processes.said import Failure, Said, first_failure, judged, meanwhile, parse
-from ckpt_core._processes.said import NotTogether as NotTogether
+from ckpt_core._processes.messages import Failure, Message, answer_to, parse
+from ckpt_core._processes.messages import NotTogether as NotTogether
 
 logger = logging.getLogger("ckpt_core")
 _rounds = itertools.count()
@@ -69,38 +69,38 @@ class Processes:
         if self.count == 1:
             return judge([value])
         client = _client()
-        with self._lost(tag):
-            client.key_value_set(self._key(tag), Said(call, value).dump())
+        with self._service_errors(tag):
+            client.key_value_set(self._key(tag), Message(call, value).dump())
             if self.index > 0:
                 return self._answered(client, tag, call, timeout_secs)
             try:
-                answer = judged(self._collect(client, tag, timeout_secs), judge)
+                answer = answer_to(self._collect(client, tag, timeout_secs), judge)
             except BaseException as error:
                 self._give_up(client, tag, Failure.of(0, error))
                 raise
-            _kept(id(client), self.count).put(client, tag, answer.dump())
+            _unread_answers(id(client), self.count).put(client, tag, answer.dump())
             # One delete for the values of all processes, which are no longer needed.
-            client.key_value_delete(service.said_folder(tag))
-            return answer.taken(call)
+            client.key_value_delete(service.values_folder(tag))
+            return answer.value_for(call)
 
     def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
         """On process 0: publishes the failure, so that no process waits for an answer."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may be gone
-            _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+            _unread_answers(id(client), self.count).put(client, tag, failure.dump(), refused=True)
 
     def _answered(self, client: Any, tag: str, call: str, timeout_secs: float) -> str:
         """On the other processes: blocks until process 0 answers."""
-        with self._leaving(client, tag, tag):
+        with self._reporting_failure(client, tag, tag):
             found = self._fetch(client, tag, timeout_secs)
-        _read(id(client), self.index).note(client, tag)
+        _read_reports(id(client), self.index).note(client, tag)
         try:
-            return parse(found).taken(call)
+            return parse(found).value_for(call)
         except Exception:
             client.key_value_delete(self._key(tag))  # process 0 will not delete it
             raise
 
     @contextlib.contextmanager
-    def _leaving(self, client: Any, opening: str, *tags: str) -> Generator[None]:
+    def _reporting_failure(self, client: Any, opening: str, *tags: str) -> Generator[None]:
         """On the other processes: if this one gives up waiting, publishes that for process 0."""
         try:
             yield
@@ -111,7 +111,7 @@ class Processes:
                 failure = Failure.of(self.index, error).dump()
                 client.key_value_set(self._key(opening), failure, allow_overwrite=True)
                 for tag in tags:
-                    _read(id(client), self.index).note(client, tag)
+                    _read_reports(id(client), self.index).note(client, tag)
             raise
 
     def refuse(self, tag: str, call: str, error: BaseException) -> None:
@@ -125,13 +125,15 @@ class Processes:
         client, failure = _client(), Failure.of(self.index, error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if self.index == 0:
-                _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+                _unread_answers(id(client), self.count).put(
+                    client, tag, failure.dump(), refused=True
+                )
                 return
             client.key_value_set(self._key(tag), failure.dump())
-            _read(id(client), self.index).note(client, tag)
+            _read_reports(id(client), self.index).note(client, tag)
 
     def _key(self, tag: str) -> str:
-        return f"{service.said_folder(tag)}{self.index}"
+        return f"{service.values_folder(tag)}{self.index}"
 
     def _collect(self, client: Any, tag: str, timeout_secs: float) -> list[str]:
         """On process 0: blocks until the values of all processes have arrived."""
@@ -146,12 +148,12 @@ class Processes:
                 return [values[process] for process in range(self.count)]
             waited_secs = now - began
             if waited_secs >= timeout_secs:
-                raise self._late(client, tag, timeout_secs, absent)
+                raise self._timed_out(client, tag, timeout_secs, absent)
             if waited_secs >= report_secs:
                 self._report(client, tag, waited_secs, absent)
                 report_secs = waited_secs + _REPORT_SECS
             wait_secs = min(timeout_secs, report_secs) - waited_secs
-            service.wait_for(client, f"{service.said_folder(tag)}{absent[-1]}", wait_secs)
+            service.wait_for(client, f"{service.values_folder(tag)}{absent[-1]}", wait_secs)
             # Values may arrive one by one; one listing for each would take quadratic time.
             time.sleep(now - listing)
 
@@ -166,7 +168,7 @@ class Processes:
             waited_secs = time.monotonic() - began
             if waited_secs < timeout_secs:
                 # Once process 0 has arrived, it logs which other processes are late.
-                if service.try_get(client, f"{service.said_folder(tag)}0") is None:
+                if service.try_get(client, f"{service.values_folder(tag)}0") is None:
                     self._report(client, tag, waited_secs, [0])
                 continue
             values = self._arrived(client, tag)
@@ -174,12 +176,12 @@ class Processes:
             if found is not None:
                 return found
             absent = [process for process in range(self.count) if process not in values]
-            raise self._late(client, tag, timeout_secs, absent or [0])
+            raise self._timed_out(client, tag, timeout_secs, absent or [0])
 
     def _arrived(self, client: Any, tag: str) -> dict[int, str]:
         """Process -> value, for the processes that have arrived."""
         return {
-            int(name): value for name, value in service.listing(client, service.said_folder(tag))
+            int(name): value for name, value in service.listing(client, service.values_folder(tag))
         }
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
@@ -189,21 +191,21 @@ class Processes:
             waited_secs,
             absent,
             tag,
-            _elsewhere(client, absent),
+            _calls_of_absent(client, absent),
         )
 
-    def _late(
+    def _timed_out(
         self, client: Any, tag: str, timeout_secs: float, absent: list[int]
     ) -> BarrierTimeout:
         return BarrierTimeout(
             f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} of "
             f"{self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)"
-            f"{_elsewhere(client, absent)}",
+            f"{_calls_of_absent(client, absent)}",
             absent=absent,
         )
 
     @contextlib.contextmanager
-    def _lost(self, tag: str) -> Generator[None]:
+    def _service_errors(self, tag: str) -> Generator[None]:
         """Raises BarrierTimeout for process 0 if the service, which runs there, does not answer."""
         try:
             yield
@@ -236,14 +238,14 @@ class Processes:
         if self.count == 1:
             return value
         client = _client()
-        with self._lost(tag):
+        with self._service_errors(tag):
             if self.index > 0:
-                return self._heard(client, tag, timeout_secs, call)
-            kept = _kept(id(client), self.count)
-            slow = kept.wait_for_room(client, timeout_secs)
+                return self._await_decision(client, tag, timeout_secs, call)
+            unread = _unread_answers(id(client), self.count)
+            slow = unread.wait_for_room(client, timeout_secs)
             if slow:
-                raise self._late(client, tag, timeout_secs, slow)
-            kept.put(client, tag, Said(call, value).dump())
+                raise self._timed_out(client, tag, timeout_secs, slow)
+            unread.put(client, tag, Message(call, value).dump())
             return value
 
     def run_on_first(
@@ -270,41 +272,41 @@ class Processes:
                 value = work()
             except Exception as error:
                 failure, kind, text = error, type(error).__name__, str(error)
-        said = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
+        answer = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
         if failure is not None:
             raise failure
-        value, kind, text = json.loads(said)
+        value, kind, text = json.loads(answer)
         if kind:
             raise failed(kind, text)
         return value
 
-    def _heard(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
+    def _await_decision(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
         """On the other processes: blocks until process 0 has decided."""
         opening = tag.partition("/")[0]
         began = time.monotonic()
-        found, told = None, False
-        with self._leaving(client, opening, tag):
+        found, announced = None, False
+        with self._reporting_failure(client, opening, tag):
             while found is None:
                 left_secs = max(0.0, began + timeout_secs - time.monotonic())
                 wait_secs = min(left_secs, _REPORT_SECS)
                 found = service.wait_for(client, service.answer_key(tag), wait_secs)
-                if found is None and told:
+                if found is None and announced:
                     found = service.try_get(client, service.answer_key(opening))
                 if found is None and wait_secs == left_secs:
-                    raise self._silent(client, tag, timeout_secs)
-                if found is None and not told:
+                    raise self._no_decision(client, tag, timeout_secs)
+                if found is None and not announced:
                     # If process 0 waits in another call of this round, this tells it of ours.
-                    client.key_value_set(self._key(opening), Said(call, "").dump())
-                    told = True
-        _read(id(client), self.index).note(client, tag)
-        if told:
+                    client.key_value_set(self._key(opening), Message(call, "").dump())
+                    announced = True
+        _read_reports(id(client), self.index).note(client, tag)
+        if announced:
             client.key_value_delete(self._key(opening))
-        return parse(found).taken(call)
+        return parse(found).value_for(call)
 
-    def _silent(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
+    def _no_decision(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
         return BarrierTimeout(
             f"process {self.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: "
-            f"all processes must make the same calls{_elsewhere(client, [0])}",
+            f"all processes must make the same calls{_calls_of_absent(client, [0])}",
             absent=[0],
         )
 
@@ -338,7 +340,7 @@ class Processes:
             mine = f"={tell(result)}" if error is None else f"!{type(error).__name__}: {error}"
 
             def judge(texts: list[str]) -> str:
-                failure = first_failure(texts)
+                failure = messages.first_failure(texts)
                 if not failure:
                     hear([text[1:] for text in texts])
                 return failure
@@ -360,23 +362,23 @@ class Processes:
         return result
 
 
-def _elsewhere(client: Any, absent: list[int]) -> str:
+def _calls_of_absent(client: Any, absent: list[int]) -> str:
     """In which calls the absent processes wait instead, as the end of a message."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        return meanwhile(service.listing(client, "ckpt/"), absent)
+        return messages.waiting_elsewhere(service.listing(client, "ckpt/"), absent)
     return ""
 
 
 @functools.lru_cache(1)
-def _kept(client_id: int, count: int) -> service.Kept:
+def _unread_answers(client_id: int, count: int) -> service.UnreadAnswers:
     """On process 0: the answers it has published at the service."""
-    return service.Kept(count)
+    return service.UnreadAnswers(count)
 
 
 @functools.lru_cache(1)
-def _read(client_id: int, index: int) -> service.Read:
+def _read_reports(client_id: int, index: int) -> service.ReadReports:
     """On the other processes: the answers that this one has read at the service."""
-    return service.Read(index)
+    return service.ReadReports(index)
 
 
 def this_run() -> Processes:

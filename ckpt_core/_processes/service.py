@@ -52,12 +52,12 @@ def answer_key(tag: str) -> str:
     return f"ckpt/{tag}.answer"
 
 
-def said_folder(tag: str) -> str:
+def values_folder(tag: str) -> str:
     """Folder of the processes' values for an agreement; each key ends in the process's index."""
     return f"ckpt/{tag}:/"
 
 
-class Kept:
+class UnreadAnswers:
     """On process 0: the answers that other processes have not read yet.
 
     Args:
@@ -119,12 +119,12 @@ class Kept:
             client.key_value_delete(answer_key(tag))
             if tag in self._refused:
                 self._refused.remove(tag)
-                client.key_value_delete(said_folder(tag))
+                client.key_value_delete(values_folder(tag))
         while len(self._left) > MOST_KEPT:
             self._left.popitem(last=False)
 
 
-class Read:
+class ReadReports:
     """On the other processes: the answers that this process has read, or will never read.
 
     Args:

@@ -54,9 +54,9 @@ class Branch:
         self._damaged = run.damaged
         self._local: LocalTier | None = None
         self._claimed = False
-        self._before: set[int] | None = None  # steps found when this writer claimed the directory
+        self._steps_at_claim: set[int] | None = None  # None: this writer has not claimed it yet
         self._restored: set[int] = set()
-        self._tried: set[int] = set()  # steps that this writer began to save persistently
+        self._attempted: set[int] = set()  # steps that this writer began to save persistently
         self._settled = False
         self._told_of_repeat = False
 
@@ -88,10 +88,10 @@ class Branch:
             self._local.claim()
         self._local.look()
 
-    def saw(self, steps: list[int]) -> list[int]:
+    def note_listed(self, steps: list[int]) -> list[int]:
         """Returns ``steps``; remembers the first list after the claim, to recognize strangers."""
-        if self._claimed and self._before is None:
-            self._before = set(steps)
+        if self._claimed and self._steps_at_claim is None:
+            self._steps_at_claim = set(steps)
         return steps
 
     def restored(self, step: int | None) -> None:
@@ -120,15 +120,15 @@ class Branch:
         if self._local is not None and not self._settled:
             self._local.claim()
         base = self._goes_on_from(step)
-        told = self._told(lambda: self._clear(step, overwrite, base), "make way for a step")
-        if "run" in told and self._local is not None:
-            self._local.begin_lineage(Run(*told["run"]), -1 if base is None else base)
-        self._damaged.difference_update(told["gone"])
+        result = self._on_first(lambda: self._clear(step, overwrite, base), "make way for a step")
+        if "run" in result and self._local is not None:
+            self._local.begin_lineage(Run(*result["run"]), -1 if base is None else base)
+        self._damaged.difference_update(result["gone"])
         self._settled = True
         if persists:
-            self._tried.add(step)
+            self._attempted.add(step)
 
-    def tell_of_repeat(self, step: int) -> None:
+    def log_repeat(self, step: int) -> None:
         """Logs, once per Checkpointer, that a step which it already saved is not saved again."""
         if not self._told_of_repeat:
             self._told_of_repeat = True
@@ -145,7 +145,7 @@ class Branch:
         Without ``overwrite`` it also moves away a step of the same number that the previous writer
         committed after ``make_room`` looked.
         """
-        return Guard(self._fence, None if overwrite else lambda: self._step_aside(step))
+        return Guard(self._fence, None if overwrite else lambda: self._move_same_step(step))
 
     def committed(self, step: int) -> None:
         """After a commit, on process 0: moves newer strangers away, then applies retention.
@@ -167,19 +167,23 @@ class Branch:
 
     def _clear(self, step: int, overwrite: bool, base: int | None) -> dict[str, Any]:
         self._claim()
-        if self._before is None:
-            self._before = set(self._steps.all())
+        if self._steps_at_claim is None:
+            self._steps_at_claim = set(self._steps.all())
         replaces = overwrite and self._steps.has(step)  # an overwrite moves no other step
-        way = set[int]() if replaces else self._strangers(step, base) | self._left(step, base)
-        if way or not self._settled:
+        moving = (
+            set[int]() if replaces else self._strangers(step, base) | self._left_behind(step, base)
+        )
+        if moving or not self._settled:
             self._fence.check()
-        elsewhere = self._local.foreign if self._local is not None and base is None else set[int]()
-        self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere, way)
-        self._move(way, base, _READER_SECS)
-        told: dict[str, Any] = {"gone": sorted(way)}
+        elsewhere = (
+            self._local.from_earlier_run if self._local is not None and base is None else set[int]()
+        )
+        self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere, moving)
+        self._move(moving, base, _READER_SECS)
+        result: dict[str, Any] = {"gone": sorted(moving)}
         if not self._settled:
-            told["run"] = self._next_run(base)
-        return told
+            result["run"] = self._next_run(base)
+        return result
 
     def _claim(self) -> None:
         self._fence.take()
@@ -187,20 +191,20 @@ class Branch:
 
     def _strangers(self, step: int, base: int | None) -> set[int]:
         """Steps that another run committed after this writer's claim; see the module docstring."""
-        known = (self._before or set()) | (self._tried - {step}) | self._damaged
+        known = (self._steps_at_claim or set()) | (self._attempted - {step}) | self._damaged
         newer = -1 if base is None or self._run.local else base
         found = {other for other in self._steps.numbers() if other > newer} - known
         return {other for other in found if self._steps.has(other)}
 
-    def _left(self, step: int, base: int | None) -> set[int]:
+    def _left_behind(self, step: int, base: int | None) -> set[int]:
         """Steps of a branch that training left when this writer restored an older step."""
-        before = self._before or set[int]()
+        at_claim = self._steps_at_claim or set[int]()
         found = self._damaged & {step}
         if base is not None and any(restored < step for restored in self._restored):
             # Damaged steps are moved too, where a move is possible; an object store could only
             # delete them, and they may become readable again.
             damaged = self._damaged if self._run.local else set[int]()
-            found |= {other for other in (before - self._damaged) | damaged if other > base}
+            found |= {other for other in (at_claim - self._damaged) | damaged if other > base}
         return {other for other in found if self._steps.has(other)}
 
     def _move(self, steps: set[int], base: int | None, wait_secs: float) -> None:
@@ -208,9 +212,9 @@ class Branch:
         moved: list[int] = []
         for step in sorted(steps, reverse=True):
             self._fence.check()
-            self._when_not_read(step, wait_secs)
-            if self._before is not None:
-                self._before.discard(step)
+            self._move_when_unread(step, wait_secs)
+            if self._steps_at_claim is not None:
+                self._steps_at_claim.discard(step)
             if step not in self._damaged:
                 moved.insert(0, step)
         if moved:
@@ -223,7 +227,7 @@ class Branch:
                 f"{self._directory}/{RETIRED}" if self._run.local else "the object store",
             )
 
-    def _when_not_read(self, step: int, wait_secs: float) -> None:
+    def _move_when_unread(self, step: int, wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         while True:
             try:
@@ -235,12 +239,12 @@ class Branch:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise CheckpointError(
-                        f"{self._steps.path(step)} has to make way, and is being read: try again when "
-                        "that has ended"
+                        f"{self._steps.path(step)} must be moved away before this save, but it is being "
+                        "read: try again when the read has ended"
                     ) from None
             time.sleep(_PAUSE_SECS)
 
-    def _step_aside(self, step: int) -> None:
+    def _move_same_step(self, step: int) -> None:
         """Between ownership check and commit: moves away a committed step of this number.
 
         File systems only; an object store cannot rename.
@@ -261,7 +265,7 @@ class Branch:
 
     # ------------------------------------------------------------------------------ deletions
 
-    def leave_newer(self, step: int) -> None:
+    def before_delete_newer(self, step: int) -> None:
         """Called before the steps newer than ``step`` are deleted: begins a new lineage.
 
         Hosts that are offline may hold those steps in local directories; there they no longer
@@ -273,7 +277,7 @@ class Branch:
             self._fence.check()
             return {"run": self._new_lineage()}
 
-        self._follow(self._told(leave, "leave newer steps"), step)
+        self._follow_lineage(self._on_first(leave, "leave newer steps"), step)
 
     def before_delete(self, step: int, newest: Callable[[], int | None]) -> None:
         """Called before ``step`` is deleted; if it is the newest, begins a new lineage.
@@ -290,7 +294,7 @@ class Branch:
                 self._fence.check()
             return {"run": self._new_lineage()} if newest() == step else {}
 
-        self._follow(self._told(leave, "leave a step"), step)
+        self._follow_lineage(self._on_first(leave, "leave a step"), step)
 
     def forget(self, deleted: list[int]) -> None:
         """Forgets deleted steps, so that their numbers can be saved again.
@@ -300,20 +304,20 @@ class Branch:
         for steps in (self._mine, self._damaged, self._restored):
             steps.difference_update(deleted)
         gone = [step for step in deleted if not self._steps.has(step)]
-        for steps in (self._tried, self._before or set[int]()):
+        for steps in (self._attempted, self._steps_at_claim or set[int]()):
             steps.difference_update(gone)
 
     def _new_lineage(self) -> Run:
         make = self._local is not None
         return next_run(self._backend, self._directory, goes_on=False, make=make)
 
-    def _follow(self, told: Mapping[str, Any], up_to: int) -> None:
-        if "run" in told and self._local is not None:
-            self._local.begin_lineage(Run(*told["run"]), up_to)
+    def _follow_lineage(self, result: Mapping[str, Any], up_to: int) -> None:
+        if "run" in result and self._local is not None:
+            self._local.begin_lineage(Run(*result["run"]), up_to)
 
     # -------------------------------------------------------------------------- one for all
 
-    def _told(self, work: Callable[[], dict[str, Any]], call: str) -> dict[str, Any]:
+    def _on_first(self, work: Callable[[], dict[str, Any]], call: str) -> dict[str, Any]:
         """The result of ``work``, which process 0 runs; if it fails, every process raises."""
 
         def failed(kind: str, text: str) -> Exception:

@@ -186,15 +186,15 @@ class Checkpointer(Reading):
         """
         self._refuse_if_read_only("save")
         raise_failures(self._parts.saves)
-        self._preemption.is_at(step := check_step(step))
+        self._preemption.note_step(step := check_step(step))
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
         overwrite = (
-            overwrite or step in self._parts.saving.unsure
+            overwrite or step in self._parts.saving.maybe_not_durable
         )  # a failed save of this step may have left it on disk
         begun = {running.step for running in self._parts.saves}
         if not overwrite and (step in self._parts.run.mine or step in begun):
-            self._parts.branch.tell_of_repeat(step)
+            self._parts.branch.log_repeat(step)
             return False
         self._parts.unread.check(chosen)
         if not force and not self._wants(step):
@@ -215,7 +215,7 @@ class Checkpointer(Reading):
     def _persists(self, step: int) -> bool:
         """Whether this save also goes to the persistent directory; all processes must call it."""
         # After a stop signal the host and its local disk may be gone before the next run starts.
-        last = self._preemption.wants(step) or self._preemption.known
+        last = self._preemption.wants(step) or self._preemption.will_stop
         return (
             self._persist is None
             or self._persist.wants(step, self._parts.saving.in_flight.running)
@@ -267,7 +267,7 @@ class Checkpointer(Reading):
         self._refuse_if_read_only("delete")
         step = check_step(step)
         settle_all(self._parts.saves)
-        self._parts.decision.all_do(f"delete step {step}")
+        self._parts.decision.agree_on_call(f"delete step {step}")
         in_local = self._local is not None and step in self._local.complete
         self._parts.branch.before_delete(step, self._parts.tiers.latest)
 
@@ -276,7 +276,7 @@ class Checkpointer(Reading):
                 self._parts.retention.delete(step)
 
         with self._forgetting([step]):
-            self._parts.decision.done_by_first(delete)
+            self._parts.decision.run_on_first(delete)
             if self._local is not None:
                 self._local.delete_where(lambda other: other == step)
 
@@ -289,12 +289,12 @@ class Checkpointer(Reading):
         self._refuse_if_read_only("rollback_to")
         step = check_step(step)
         settle_all(self._parts.saves)
-        self._parts.decision.all_do(f"roll back to step {step}")
-        steps = self._parts.decision.steps_of_first(self.all_steps)
-        self._parts.branch.leave_newer(step)
+        self._parts.decision.agree_on_call(f"roll back to step {step}")
+        steps = self._parts.decision.steps_on_first(self.all_steps)
+        self._parts.branch.before_delete_newer(step)
         newer = [other for other in steps if other > step]
         with self._forgetting(newer):
-            self._parts.decision.done_by_first(lambda: self._parts.retention.delete_newer(step))
+            self._parts.decision.run_on_first(lambda: self._parts.retention.delete_newer(step))
             if self._local is not None:
                 self._local.delete_where(lambda other: other > step)
         return newer

@@ -71,17 +71,17 @@ class SaveDecision:
         # all.
         self._asked += 1
         tag, call = f"{self._tag}/when/{self._asked}", "ask whether to save a step"
-        decided = functools.partial(
+        broadcast = functools.partial(
             self._processes.broadcast, tag, timeout_secs=self._timeout_secs, call=call
         )
         try:
             wanted = bool(self._policy(step, context))
         except Exception as error:
             with contextlib.suppress(CheckpointError):  # if this is process 0, tells the others
-                decided(f"{step} {type(error).__name__}: {error}")
+                broadcast(f"{step} {type(error).__name__}: {error}")
             raise
-        said = decided(f"{step} {wanted}")
-        asked, _, verdict = said.partition(" ")
+        answer = broadcast(f"{step} {wanted}")
+        asked, _, verdict = answer.partition(" ")
         if asked != str(step):
             raise CheckpointError(
                 f"process 0 asks whether to save step {asked}, and process {self._processes.index} "
@@ -91,15 +91,15 @@ class SaveDecision:
             raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
         return verdict == "True"
 
-    def steps_of_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
+    def steps_on_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
         """The steps that process 0 lists; with several processes, all must call it."""
         return self._on_first(list_steps, "go through the steps")
 
-    def step_of_first(self, step: int | None) -> int | None:
+    def step_on_first(self, step: int | None) -> int | None:
         """The value of ``step`` on process 0; all processes must call it."""
         return self._on_first(lambda: step, "wait for a new step")
 
-    def all_do(self, call: str) -> None:
+    def agree_on_call(self, call: str) -> None:
         """Blocks until every process has announced the same ``call``, such as "delete step 3".
 
         Raises:
@@ -109,7 +109,7 @@ class SaveDecision:
             timeout_secs = self._timeout_secs
             self._processes.gather_decide(next_tag(), "", lambda _: "", timeout_secs, call)
 
-    def done_by_first(self, work: Callable[[], None]) -> None:
+    def run_on_first(self, work: Callable[[], None]) -> None:
         """Runs ``work`` on process 0 while the others wait; if it fails, every process raises."""
         self._on_first(work, "remove or set aside steps")
 

@@ -40,7 +40,7 @@ class Fence:
             logger.warning(
                 "%s: taken over from %s, which is alive: its next save here will fail",
                 self._directory,
-                _who(before),
+                _owner_text(before),
             )
 
     def check(self) -> None:
@@ -52,7 +52,7 @@ class Fence:
         now = self._backend.read(self._directory, OWNER_FILE)
         if now is None or not now.startswith(self._token.encode()):
             raise CheckpointError(
-                f"{self._directory}: another Checkpointer ({_who(now)}) took this directory over, so this "
+                f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
                 "one may no longer save here: its step was not committed. Stop this run, or give each "
                 "run its own directory"
             )
@@ -80,7 +80,7 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
     return locks_work if owner == this_owner() else is_dead(owner, directory)
 
 
-def _who(content: bytes | None) -> str:
+def _owner_text(content: bytes | None) -> str:
     """Process, host and start time that an owner file names, for messages."""
     first = "" if content is None else content.decode(errors="replace").partition("\n")[0]
     return first.strip().partition(" ")[2] or "an unknown one"

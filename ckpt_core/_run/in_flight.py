@@ -39,7 +39,7 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
 
     Each error is raised once.
     """
-    with saves[0].telling:
+    with saves[0].raise_lock:
         failed = [save for save in saves if save.failure is not None]
         first = late or (failed.pop(0).failure if failed else None)
         if first is None:
@@ -68,7 +68,7 @@ class InFlight:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._now: tuple[PendingSave, int] | None = None
-        self.telling = threading.Lock()
+        self.raise_lock = threading.Lock()
 
     @property
     def running(self) -> bool:
@@ -123,13 +123,13 @@ class InFlight:
     def failure(self) -> BaseException | None:
         """The error of the ended save, if no caller has received it yet."""
         now = self._now
-        return None if now is None else now[0].untold
+        return None if now is None else now[0].unreported
 
     def raise_failure(self) -> None:
         """Raises the error of the ended save, if no caller has received it; clears it."""
         now = self._now
         if now is not None:
-            now[0].raise_untold(
+            now[0].raise_unreported(
                 f"while saving step {now[1]} to {self._directory} in the background"
             )
 

@@ -16,7 +16,7 @@ from ckpt_core._events import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_sync_point
 
-_AGAIN = [True]
+_SEEN_BEFORE = [True]
 """Stack, one entry per nested handler call: True if every listener so far had seen the signal."""
 
 
@@ -42,7 +42,7 @@ class StopSignal:
         self._native: dict[int, int] = {}
         self._pid = os.getpid()
         self._closed = False
-        self._deaf = False
+        self._warned_of_thread = False
         self.noticed_at: float | None = None
 
     def listen(self) -> None:
@@ -50,8 +50,8 @@ class StopSignal:
         if self._closed or self._previous:
             return
         if threading.current_thread() is not threading.main_thread():
-            if not self._deaf:
-                self._deaf = True
+            if not self._warned_of_thread:
+                self._warned_of_thread = True
                 logger.warning(
                     "%s will not be noticed: Python lets only the main thread listen, and this is "
                     "%r. Make the Checkpointer, or ask should_stop once, there",
@@ -69,11 +69,13 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         chain = self._chain(number)
-        listening = [listener for listener in chain if listener._hears()]
+        listening = [listener for listener in chain if listener._is_active()]
         # Only a signal that every listener has already seen ends the process: a listener left open
-        # by an earlier run must not end a run that began to listen later. _AGAIN carries this
+        # by an earlier run must not end a run that began to listen later. _SEEN_BEFORE carries this
         # through foreign handlers that lie between two of our listeners.
-        again = all([listener.noticed_at is not None for listener in listening]) and _AGAIN[-1]
+        seen_before = (
+            all([listener.noticed_at is not None for listener in listening]) and _SEEN_BEFORE[-1]
+        )
         for listener in listening:
             if listener.noticed_at is None:
                 listener.noticed_at = time.monotonic()
@@ -82,12 +84,14 @@ class StopSignal:
         if number in first._native:  # jax's preemption service, installed without Python
             _call_native(first._native[number], number)
         elif callable(previous):
-            _AGAIN.append(again)
+            _SEEN_BEFORE.append(seen_before)
             try:
                 previous(number, frame)
             finally:
-                _AGAIN.pop()
-        elif previous == signal.SIG_DFL and again and (listening or self._is_installed(number)):
+                _SEEN_BEFORE.pop()
+        elif (
+            previous == signal.SIG_DFL and seen_before and (listening or self._is_installed(number))
+        ):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif listening:
@@ -104,7 +108,7 @@ class StopSignal:
             chain.append(owner)
         return chain
 
-    def _hears(self) -> bool:
+    def _is_active(self) -> bool:
         # A forked child, such as a data worker, never saves: let the signal end it as usual.
         return not self._closed and os.getpid() == self._pid
 
@@ -174,7 +178,7 @@ class Preemption:
         if self._asked and self._alone:
             self._signal.listen()
 
-    def is_at(self, step: int) -> None:
+    def note_step(self, step: int) -> None:
         """Notes the step that the run has reached; all processes call it for each step."""
         self._step = step
 
@@ -197,7 +201,7 @@ class Preemption:
         return self._asked and self._agreed(step)
 
     @property
-    def known(self) -> bool:
+    def will_stop(self) -> bool:
         """Whether this process already knows that the run will stop; does not communicate."""
         return self._signal.noticed_at is not None if self._alone else self._agreed_at is not None
 

@@ -166,8 +166,8 @@ class Reading:
             self._parts.run.path,
             lambda step: self._restore(step, chosen, request),
             strict_latest,
-            lambda: self._parts.branch.saw(
-                self._parts.decision.steps_of_first(self._parts.tiers.all)
+            lambda: self._parts.branch.note_listed(
+                self._parts.decision.steps_on_first(self._parts.tiers.all)
             ),
             self._parts.run.damaged,
         )
@@ -247,7 +247,7 @@ class Reading:
         several processes, all must call it, and all get the answer of process 0.
         """
         seen = self._parts.run.steps.wait_for_newer(after, timeout_secs)
-        return self._parts.decision.step_of_first(seen)
+        return self._parts.decision.step_on_first(seen)
 
 
 def _call_methods(cls: type, name: str) -> None:

@@ -52,7 +52,7 @@ class Retention:
                 logger.info("%s is being read, and stays for now", self._steps.path(step))
             except (OSError, CheckpointError) as error:
                 logger.warning("could not delete %s: %s", self._steps.path(step), error)
-                self._tell("delete_failed", step, error)
+                self._send_event("delete_failed", step, error)
             else:
                 deleted.append(step)
         return deleted
@@ -73,7 +73,7 @@ class Retention:
                 "when that has ended"
             ) from None
         except (OSError, CheckpointError) as error:
-            self._tell("delete_failed", step, error)
+            self._send_event("delete_failed", step, error)
             raise
 
     def delete_newer(self, step: int) -> None:
@@ -118,7 +118,7 @@ class Retention:
         while self._steps.has(step):
             path = self._steps.path(step)
             self._backend.delete(path, RETIRED if moves else self._options.trash_directory)
-            self._tell("deleted", step)
+            self._send_event("deleted", step)
 
     def _remove(self, step: int) -> None:
         path = self._steps.path(step)
@@ -126,9 +126,9 @@ class Retention:
         self._unneeded_since.pop(step, None)
         self._known.pop(step, None)
         logger.info("deleted %s", path)
-        self._tell("deleted", step)
+        self._send_event("deleted", step)
 
-    def _tell(self, kind: Kind, step: int, error: Exception | None = None) -> None:
+    def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
         path = self._steps.path(step)
         event = Event(kind=kind, path=path, step=step, error=error)
         tell(event, self._options.on_event)

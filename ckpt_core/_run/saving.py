@@ -48,7 +48,7 @@ class Saving:
         self._local_staging = Staging(run.options.max_host_bytes)
         self.in_flight = InFlight(run.path)
         self.links = Links()
-        self.unsure: set[int] = set()
+        self.maybe_not_durable: set[int] = set()
         saves.append(self.in_flight)
 
     def set_local(self, local: LocalTier) -> None:
@@ -131,12 +131,12 @@ class Saving:
             write()
         except BaseException as error:
             if is_visible(error):
-                self.unsure.add(step)
+                self.maybe_not_durable.add(step)
             raise
         finally:
             self._staging.release()
         self._mine.add(step)
-        self.unsure.discard(step)
+        self.maybe_not_durable.discard(step)
         self._damaged.discard(step)
         if self._processes.index == 0:
             self._branch.committed(step)

@@ -51,7 +51,7 @@ class Index(Mapping[str, Extent]):
         self.files: set[str] = set()
         self._item = item
         self._entries: dict[bytes, str | bytes] = {}
-        self._made_out: dict[str, Extent] = {}
+        self._parsed: dict[str, Extent] = {}
 
     def add(self, prefix: bytes, entries: list[dict[str, Any]]) -> None:
         """Adds the entries of a leaf node, in the form of ``ts.ocdbt.dump``."""
@@ -60,18 +60,18 @@ class Index(Mapping[str, Extent]):
             self._entries[prefix + entry["key"]] = entry["inline_value"] if value is None else value
 
     def __getitem__(self, key: str) -> Extent:
-        found = self._made_out.get(key)
+        found = self._parsed.get(key)
         if found is None:
-            found = self._made_out[key] = self._make_out(key)
+            found = self._parsed[key] = self._parse(key)
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
         try:  # faster than Mapping.get; called for every chunk
-            return self._made_out.get(key) or self[key]
+            return self._parsed.get(key) or self[key]
         except KeyError:
             return default
 
-    def _make_out(self, key: str) -> Extent:
+    def _parse(self, key: str) -> Extent:
         entry = self._entries[key.encode(errors="surrogateescape")]
         if not isinstance(entry, str):
             return Extent("", 0, len(entry), bytes(entry))
@@ -162,7 +162,7 @@ def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
     return ranges
 
 
-def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
+def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
     """Whether any of the ranges has keys in ``[start, stop)``."""
     after = bisect.bisect_right(ranges, start, key=lambda entry: entry[0])
     if after and (ranges[after - 1][1] is None or ranges[after - 1][1] > start):  # pyright: ignore
@@ -170,7 +170,7 @@ def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
     return after < len(ranges) and (stop is None or ranges[after][0] < stop)
 
 
-def _few_at_once(level: list[Place]) -> Iterator[list[Place]]:
+def _batches(level: list[Place]) -> Iterator[list[Place]]:
     """Splits nodes into batches to read at once: TensorStore aborts if memory runs out."""
     nodes: list[Place] = []
     size_bytes = 0
@@ -202,7 +202,7 @@ def _collect(
     visited: set[str] = set()
     while level:
         below: list[Place] = []
-        for nodes in _few_at_once(level):
+        for nodes in _batches(level):
             for where, _, _ in nodes:
                 if where in visited:
                     raise ValueError("the index refers to itself")
@@ -228,7 +228,7 @@ def _children(
     """The children of an inner node that may have keys in ``ranges``."""
     starts = [prefix + entry["key"] for entry in entries]
     for entry, start, end in zip(entries, starts, [*starts[1:], stop], strict=True):
-        if _touches(ranges, start, end):
+        if _overlaps_any(ranges, start, end):
             yield entry["location"], prefix + entry["subtree_common_prefix"], end
 
 

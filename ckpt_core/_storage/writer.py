@@ -243,9 +243,9 @@ class ArrayWriter:
         large: list[ArrayToWrite] = []
         copied: list[list[Piece]] = []
         known: dict[Any, tuple[bytes, str | None]] = {}  # id(spec) hashes faster than the spec
-        ahead = self._going_ahead(arrays)
+        first_count = self._count_to_commit_first(arrays)
         for position, array in enumerate(arrays):
-            if position == ahead:
+            if position == first_count:
                 self.start()
                 self._begin()
             name, spec, chunk, pieces, size_bytes, codec, _ = array
@@ -282,7 +282,7 @@ class ArrayWriter:
                 checksums[key] = checksum_chunk(values)
         return checksums
 
-    def _going_ahead(self, arrays: Sequence[ArrayToWrite]) -> int | None:
+    def _count_to_commit_first(self, arrays: Sequence[ArrayToWrite]) -> int | None:
         """Number of arrays to commit first, while the others are queued; None for a single commit.
 
         If the first commit ends after the second one has begun, the second finds the manifest

@@ -30,7 +30,7 @@ _OF = " of "
 """Separator between the name of a wrapper and that of the function it transforms."""
 _DEEPEST = 32
 """Maximum depth of nested wrappers and arguments that are named."""
-Above = tuple[int, ...]
+Enclosing = tuple[int, ...]
 """ids of the enclosing functions and arguments, to detect cycles."""
 _INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
 """Attributes in which wrapper objects store the wrapped function."""
@@ -72,7 +72,7 @@ def wrapped_name(value: Any) -> str | None:
     return function_name(value) if isinstance(name, str) else None
 
 
-def what_to_do(value: Any) -> str:
+def advice_for(value: Any) -> str:
     """Advice for the message about a leaf that cannot be saved."""
     if function_name(value) is not None:
         return (
@@ -141,11 +141,11 @@ def _type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _named(value: Any, above: Above) -> Named | None:
-    if id(value) in above or len(above) == _DEEPEST:
+def _named(value: Any, enclosing: Enclosing) -> Named | None:
+    if id(value) in enclosing or len(enclosing) == _DEEPEST:
         return None
     if isinstance(value, functools.partial):
-        return _named_partial(value, above)
+        return _named_partial(value, enclosing)
     if not callable(value):
         return None
     owner = getattr(value, "__self__", None)
@@ -153,17 +153,17 @@ def _named(value: Any, above: Above) -> Named | None:
         return None
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    above = (*above, id(value))
+    enclosing = (*enclosing, id(value))
     if not isinstance(name, str):
-        return _named_wrapper(value, above)
+        return _named_wrapper(value, enclosing)
     name = f"{module if isinstance(module, str) else 'builtins'}:{name}"
     for function in () if isinstance(value, type) else _inner_functions(value, name):
-        inner = _named(function, above)
+        inner = _named(function, enclosing)
         if inner is not None:
             # Most wrappers copy the name of the function they transform; then it is not repeated.
-            told = inner[1] if same_function(inner[0], name) else _joined(inner)
-            if told:
-                return name, told
+            text = inner[1] if same_function(inner[0], name) else _joined(inner)
+            if text:
+                return name, text
     return name, ""
 
 
@@ -177,43 +177,43 @@ def _inner_functions(value: Any, name: str) -> Iterator[Any]:
                 yield held[variable].cell_contents
 
 
-def _named_partial(value: functools.partial[Any], above: Above) -> Named | None:
-    above = (*above, id(value))
-    function = _named(value.func, above)
-    told = _arguments(value.args, value.keywords, functools.partial(_argument, above=above))
-    return None if function is None or told is None else (f"{function[0]}({told})", function[1])
+def _named_partial(value: functools.partial[Any], enclosing: Enclosing) -> Named | None:
+    enclosing = (*enclosing, id(value))
+    function = _named(value.func, enclosing)
+    text = _arguments(value.args, value.keywords, functools.partial(_argument, enclosing=enclosing))
+    return None if function is None or text is None else (f"{function[0]}({text})", function[1])
 
 
-def _named_wrapper(value: Any, above: Above) -> Named | None:
+def _named_wrapper(value: Any, enclosing: Enclosing) -> Named | None:
     """The name of an object that wraps functions and has no attribute that could be state."""
     fields = getattr(value, "__dict__", None)
     if not isinstance(fields, dict) or not any(
-        _named(getattr(value, name, None), above) for name in _INNER
+        _named(getattr(value, name, None), enclosing) for name in _INNER
     ):
         return None
 
-    def told(field: Any) -> str | None:
+    def describe(field: Any) -> str | None:
         if field is None or isinstance(field, (bool, str)):
             return repr(field)
-        named = _named(field, above)
+        named = _named(field, enclosing)
         return None if named is None else _joined(named)
 
-    arguments = _arguments((), fields, told)
+    arguments = _arguments((), fields, describe)
     return None if arguments is None else (f"{_type_name(type(value))}({arguments})", "")
 
 
 def _arguments(
-    args: Iterable[Any], keywords: Mapping[str, Any], tell: Callable[[Any], str | None]
+    args: Iterable[Any], keywords: Mapping[str, Any], describe: Callable[[Any], str | None]
 ) -> str | None:
     """Arguments as in a call, keyword arguments sorted by name; None if one has no text."""
-    texts = [tell(value) for value in args]
-    named = [(name, tell(value)) for name, value in sorted(keywords.items())]
+    texts = [describe(value) for value in args]
+    named = [(name, describe(value)) for name, value in sorted(keywords.items())]
     if None in texts or any(text is None for _, text in named):
         return None
     return ", ".join([*map(str, texts), *(f"{name}={text}" for name, text in named)])
 
 
-def _argument(value: Any, above: Above) -> str | None:
+def _argument(value: Any, enclosing: Enclosing) -> str | None:
     """Text of an argument: the same for equal arguments; None for a value that may have state."""
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -226,33 +226,33 @@ def _argument(value: Any, above: Above) -> str | None:
         return f"Path({os.fspath(value)!r})"
     if isinstance(value, (np.ndarray, jax.Array)):
         return _array_name(value)
-    named = _named(value, above)
+    named = _named(value, enclosing)
     if named is not None:
         return _joined(named)
-    if id(value) in above or len(above) == _DEEPEST:
+    if id(value) in enclosing or len(enclosing) == _DEEPEST:
         return None
-    tell = functools.partial(_argument, above=(*above, id(value)))
+    describe = functools.partial(_argument, enclosing=(*enclosing, id(value)))
     if isinstance(value, slice):
-        return f"slice({_arguments((value.start, value.stop, value.step), {}, tell)})"
+        return f"slice({_arguments((value.start, value.stop, value.step), {}, describe)})"
     if isinstance(value, (tuple, list, dict, set, frozenset)):
-        return _container_name(value, tell)
+        return _container_name(value, describe)
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        told = _arguments((), fields, tell)
-        return None if told is None else f"{_type_name(cls)}({told})"
+        text = _arguments((), fields, describe)
+        return None if text is None else f"{_type_name(cls)}({text})"
     return _sentinel_name(value)
 
 
-def _container_name(value: Any, tell: Callable[[Any], str | None]) -> str | None:
+def _container_name(value: Any, describe: Callable[[Any], str | None]) -> str | None:
     """Text of a builtin container or an instance of a subclass; None if a part has no text."""
     parts: list[Any] = list(value.items()) if isinstance(value, dict) else list(value)
-    texts = [tell(part) for part in parts]
+    texts = [describe(part) for part in parts]
     if None in texts:
         return None
     ordered = isinstance(value, (tuple, list))
-    told = ", ".join(map(str, texts) if ordered else sorted(map(str, texts)))
-    marks = {tuple: f"({told})", list: f"[{told}]", dict: f"{{{told}}}"}
-    return marks.get(type(value), f"{_type_name(type(value))}({told})")
+    text = ", ".join(map(str, texts) if ordered else sorted(map(str, texts)))
+    marks = {tuple: f"({text})", list: f"[{text}]", dict: f"{{{text}}}"}
+    return marks.get(type(value), f"{_type_name(type(value))}({text})")
 
 
 def _array_name(array: Any) -> str | None:

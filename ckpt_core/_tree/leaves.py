@@ -31,7 +31,7 @@ import numpy as np
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.code import function_name, what_to_do
+from ckpt_core._tree.code import advice_for, function_name
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 """Kinds of leaves that are loaded as arrays."""
@@ -259,7 +259,7 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
         return LeafSpec("random_state")
     if cls is random.Random:
         return LeafSpec("py_random")
-    raise _unsupported(leaf, path, what_to_do(leaf))
+    raise _unsupported(leaf, path, advice_for(leaf))
 
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:

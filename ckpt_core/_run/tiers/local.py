@@ -89,7 +89,9 @@ class LocalTier:
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
         self._lineage = run.lineage
-        self._marked = True  # False: the lineage file must be written before the next save
+        self._lineage_is_written = (
+            True  # False: the lineage file must be written before the next save
+        )
         if not read_only:
             with contextlib.suppress(OSError):  # a save there raises the same error
                 self._backend.clean(self.directory)
@@ -101,7 +103,7 @@ class LocalTier:
         return set(self._complete)
 
     @property
-    def foreign(self) -> set[int]:
+    def from_earlier_run(self) -> set[int]:
         """The complete steps that an earlier process of this run saved, not this object."""
         return set(self._complete) - self._mine
 
@@ -113,7 +115,7 @@ class LocalTier:
         """
         try:
             if not self._backend.exists(f"{self.directory}/{LINEAGE_FILE}"):
-                self._mark()  # no step was saved there yet
+                self._write_lineage()  # no step was saved there yet
             self._fence.take()
         except OSError as error:
             if raised_by_a_handler(error) is not None:
@@ -179,9 +181,9 @@ class LocalTier:
             # The directory is new or was emptied; no other writer has claimed it. Claim it again.
             self._fence.close()
             self._fence = Fence(self.directory, self._backend)
-            self._marked = False
-        if not self._marked:
-            self._mark()
+            self._lineage_is_written = False
+        if not self._lineage_is_written:
+            self._write_lineage()
         job = SaveJob(
             path,
             True,
@@ -236,7 +238,7 @@ class LocalTier:
         try:
             self._discard_unowned()
         except OSError as error:
-            logger.warning("could not tidy up beside %s: %s", self.directory, error)
+            logger.warning("could not delete leftovers next to %s: %s", self.directory, error)
 
     def _discard_unowned(self) -> None:
         folder, _, mine = self.directory.rpartition("/")
@@ -291,21 +293,23 @@ class LocalTier:
         left = [step for step in sorted(self._complete) if step > up_to]
         if left:
             logger.warning(
-                "%s: training does not go on from %s: removed", self.directory, str(left)[1:-1]
+                "%s: deleted steps %s: training does not continue from them",
+                self.directory,
+                str(left)[1:-1],
             )
         self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
         for step in self._steps.all():
             if step not in self._complete:
                 self._discard(step)
-        self._lineage, self._marked = run.lineage, False
-        self._mark()
+        self._lineage, self._lineage_is_written = run.lineage, False
+        self._write_lineage()
 
-    def _mark(self) -> None:
+    def _write_lineage(self) -> None:
         """Writes the lineage file."""
-        self._marked = False
+        self._lineage_is_written = False
         try:
             self._backend.put(self.directory, LINEAGE_FILE, self._lineage.encode())
-            self._marked = True
+            self._lineage_is_written = True
         except OSError as error:  # the next save tries again; until then restores skip it
             if raised_by_a_handler(error) is not None:
                 raise

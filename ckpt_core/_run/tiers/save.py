@@ -125,10 +125,10 @@ class LocalSave:
             self._tidy()
         except BaseException as error:
             if not self._all_wrote:
-                self._tell(error)
+                self._send_failure(error)
             raise
 
-    def _tell(self, error: BaseException) -> None:
+    def _send_failure(self, error: BaseException) -> None:
         """Reports an error in agreement 2, where the other processes wait for this one."""
 
         def failed() -> None:

@@ -13,7 +13,7 @@ class NotTogether(CheckpointError):
     """Another process makes a different call or failed, so it will not reach the next agreement."""
 
 
-class Said(NamedTuple):
+class Message(NamedTuple):
     """A value of one process, or the answer of process 0.
 
     Attributes:
@@ -29,7 +29,7 @@ class Said(NamedTuple):
         text = self.text.encode(errors="backslashreplace").decode()
         return f"={self.call}\n{text}"
 
-    def taken(self, call: str) -> str:
+    def value_for(self, call: str) -> str:
         """The text, for a process that makes the same call.
 
         Raises:
@@ -63,22 +63,22 @@ class Failure(NamedTuple):
         absent = list(error.absent) if isinstance(error, BarrierTimeout) else None
         return Failure("", f"process {index} gave up: {type(error).__name__}: {error}", absent)
 
-    def taken(self, call: str) -> str:
+    def value_for(self, call: str) -> str:
         """Raises the failure in the process that received it."""
         if self.absent is not None:
             raise BarrierTimeout(self.text, absent=self.absent)
         raise NotTogether(self.text)
 
 
-def parse(text: str) -> Said | Failure:
+def parse(text: str) -> Message | Failure:
     """The message that ``dump`` wrote."""
     head, _, rest = text[1:].partition("\n")
     if text.startswith("="):
-        return Said(head, rest)
+        return Message(head, rest)
     return Failure(head, *json.loads(rest))
 
 
-def judged(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Said | Failure:
+def answer_to(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Message | Failure:
     """On process 0: the answer to the messages of all processes; a failure if the calls differ."""
     everyone = [parse(text) for text in texts]
     for one in everyone:
@@ -88,7 +88,7 @@ def judged(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Said | Fa
     other = next((index for index, call in enumerate(calls) if call != calls[0]), None)
     if other is not None:
         return Failure("", _differing([calls[0], calls[other]], f"in process {other}"))
-    return Said(calls[0], judge([one.text for one in everyone]))
+    return Message(calls[0], judge([one.text for one in everyone]))
 
 
 def _differing(calls: Sequence[str], where: str) -> str:
@@ -105,7 +105,7 @@ def first_failure(texts: Sequence[str]) -> str:
     return json.dumps(failed[0]) if failed else ""
 
 
-def meanwhile(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
+def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
     """In which calls the absent processes wait, as the end of a message; empty if in none.
 
     Args:
