@@ -177,6 +177,6 @@ def refuse_blosc(header: bytes, chunk_bytes: int, name: str) -> None:
     claimed = int.from_bytes(header[4:8], "little")
     if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk's header claims {claimed} bytes, but a chunk has {chunk_bytes}",
+            f"array {name!r}: a chunk claims to be {claimed} bytes, but must be {chunk_bytes}",
             leaf=name,
         )
