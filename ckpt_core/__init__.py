@@ -1,4 +1,4 @@
-"""Checkpoints for the JAX stack: model, optimizer, random state and data in one atomic directory.
+"""Checkpoints for the JAX stack: model, optimizer, random state and data, saved atomically.
 
 ::
 
@@ -10,7 +10,7 @@
             ...
             checkpointer.save(step, model=model, optimizer=optimizer, data=batches)
 
-Names are imported when they are first used (PEP 562): ``import ckpt_core`` loads no jax.
+Names are imported at first use (PEP 562), so ``import ckpt_core`` does not import jax.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ckpt_core import _fork as _fork  # remembers which process this is, before any fork
+from ckpt_core import _fork as _fork  # records the process id before any fork
 from ckpt_core._background import (
-    pending as pending,  # what it does at exit comes after what users register
+    pending as pending,  # early, so that its exit handler runs after those of users
 )
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ _MODULES = {
 __all__ = sorted([*_HOME_OF, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistake
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:

@@ -1,4 +1,4 @@
-"""Every exception that ckpt raises on its own account.
+"""All exceptions of ckpt.
 
 ::
 
@@ -7,14 +7,14 @@
     ├── CheckpointExists      (FileExistsError)     something is there already
     ├── CheckpointCorrupt     (ValueError)          bytes differ from what was saved: .file, .leaf
     ├── StructureMismatch     (ValueError)          saved and wanted trees differ: .mismatches
-    ├── UnsupportedLeaf       (TypeError)           a value that cannot be saved, or be a target: .leaf, .type_name
+    ├── UnsupportedLeaf       (TypeError)           cannot be saved or restored: .leaf, .type_name
     ├── BarrierTimeout        (TimeoutError)        processes that did not arrive: .absent
-    ├── GraceExceeded         (TimeoutError)        a save did not end before the process must
+    ├── GraceExceeded         (TimeoutError)        a save did not end within the grace period
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
     └── ForkedProcess         (RuntimeError)        called in a forked child
 
-Each class is also the builtin that a caller would expect, so ``except FileNotFoundError`` works.
-Errors of the system (disk full, permission denied, read-only file system) keep their own type,
+Each class also inherits from the builtin in parentheses, so ``except FileNotFoundError`` works.
+Errors of the system (disk full, permission denied, read-only file system) are raised unchanged, as
 ``OSError``.
 """
 
@@ -27,19 +27,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 VISIBLE = "visible, durability unknown"
-"""What the error of a save says that came after the rename which made the checkpoint visible."""
+"""Contained in the error of a save that failed after the rename made the checkpoint visible."""
 
 
 def is_visible(error: BaseException) -> bool:
-    """Whether a save that failed with this error can be seen all the same.
+    """Whether a save that failed with this error has nevertheless made the checkpoint visible.
 
-    Of the text, because that is what the other processes of a save hear.
+    Checks the text, because other processes of the save receive only the text of the error.
     """
     return any(VISIBLE in text for text in (str(error), *getattr(error, "__notes__", ())))
 
 
 class CheckpointError(Exception):
-    """The root: whatever ckpt refuses or finds wrong."""
+    """Base class of all errors of ckpt."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
@@ -47,15 +47,15 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 
 class CheckpointExists(CheckpointError, FileExistsError):
-    """Something is there already, and ``overwrite=True`` was not given."""
+    """Something exists already at the path, and ``overwrite=True`` was not given."""
 
 
 class CheckpointCorrupt(CheckpointError, ValueError):
     """The bytes on disk are not the bytes that were saved.
 
     Attributes:
-        file: the damaged or missing file, relative to the checkpoint, where known.
-        leaf: the leaf that cannot be trusted, where known.
+        file: the damaged or missing file, relative to the checkpoint; None if unknown.
+        leaf: the damaged leaf; None if unknown.
     """
 
     def __init__(self, message: str, *, file: str | None = None, leaf: str | None = None) -> None:
@@ -66,18 +66,18 @@ class CheckpointCorrupt(CheckpointError, ValueError):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One difference between what was saved and what is wanted.
+    """One difference between checkpoint and target.
 
     Attributes:
-        path: the leaf, written with ``/``.
+        path: path of the leaf, as text with ``/``.
         kind: ``missing`` (wanted, not saved), ``unexpected`` (saved, not wanted), ``shape``,
-            ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (of another
-            name, or on one side only), ``rename`` (an entry of ``rename=`` that fits nothing), or
-            ``kind`` (an array where a string was saved, say).
-        saved: what the checkpoint holds, or None.
-        wanted: what the target asks for, or None.
-        nearest: the most similar name on the other side, or None.
-        item: the item that the leaf belongs to, or None.
+            ``dtype``, ``sharding`` (the mesh does not divide the shape), ``function`` (another
+            name, or on one side only), ``rename`` (an entry of ``rename=`` that matches nothing),
+            or ``kind`` (for example an array where a string was saved).
+        saved: description of the saved leaf, or None.
+        wanted: description of the target's leaf, or None.
+        nearest: the most similar path on the other side, or None.
+        item: name of the item that has the leaf, or None.
     """
 
     path: str
@@ -96,9 +96,7 @@ class Mismatch:
             case "unexpected":
                 return f"{where}: saved {self.saved}, not in the target{hint}"
             case "rename":
-                return (
-                    f"{where}: nothing saved begins so, which rename= makes {self.wanted!r}{hint}"
-                )
+                return f"{where}: no saved path begins with this; rename= maps it to {self.wanted!r}{hint}"
             case "function" if self.wanted is None:
                 return f"{where}: is the function {self.saved}"
             case _:
@@ -107,7 +105,7 @@ class Mismatch:
 
 
 class StructureMismatch(CheckpointError, ValueError):
-    """What was saved and what is wanted do not fit; every difference is in ``mismatches``."""
+    """Checkpoint and target do not match; ``mismatches`` has every difference."""
 
     def __init__(
         self, mismatches: Iterable[Mismatch], *, where: str = "", advice: str = ""
@@ -134,11 +132,11 @@ def _rebuild_mismatch(mismatches: tuple[Mismatch, ...], message: str) -> Structu
 
 
 class UnsupportedLeaf(CheckpointError, TypeError):
-    """A value that no checkpoint can hold, or a target that cannot be one.
+    """A value that cannot be saved, or that cannot be the target of a restore.
 
     Attributes:
-        leaf: its path, written with ``/``.
-        type_name: the type that was found.
+        leaf: path of the leaf, as text with ``/``.
+        type_name: name of its type.
     """
 
     def __init__(
@@ -150,7 +148,7 @@ class UnsupportedLeaf(CheckpointError, TypeError):
 
 
 class BarrierTimeout(CheckpointError, TimeoutError):
-    """Other processes did not arrive in time; ``absent`` holds their indices."""
+    """Processes did not arrive within ``Options.timeout_secs``; ``absent`` has their indices."""
 
     def __init__(self, message: str, *, absent: Iterable[int] = ()) -> None:
         super().__init__(message)
@@ -158,14 +156,14 @@ class BarrierTimeout(CheckpointError, TimeoutError):
 
 
 class GraceExceeded(CheckpointError, TimeoutError):
-    """The run was told to stop, and its last save is not done within the grace period."""
+    """The run was told to stop, and its last save did not end within ``Options.grace_secs``."""
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):
-    """Something is saved under the name of an item whose restored value nobody took.
+    """An item is saved although its restored value was ignored.
 
-    The value could not be set in place and was never read out of ``Restored``; or the restored step
-    holds the item, and the restore left it out.
+    Either the value could not be set in place and was never read from ``Restored``, or the restored
+    step has the item and the restore left it out.
 
     Attributes:
         item: the item that was restored and ignored.
@@ -177,13 +175,14 @@ class RestoredValueIgnored(CheckpointError, RuntimeError):
 
 
 class ForkedProcess(CheckpointError, RuntimeError):
-    """The process is a forked child: neither JAX nor TensorStore survive a fork."""
+    """Called in a forked child, where JAX and TensorStore do not work."""
 
 
 def drop_locals(error: BaseException) -> None:
-    """Empties the frames that an error and its causes came through: they may hold a whole state.
+    """Clears the locals of the frames in the tracebacks of an error and its causes.
 
-    Lines and text of the traceback stay. Frames that still run keep what they hold.
+    The locals may keep a whole training state alive. The traceback's text stays. Frames that are
+    still running are not cleared.
     """
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
@@ -199,15 +198,16 @@ def drop_locals(error: BaseException) -> None:
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _LIBRARIES = ("crc32c", "jax", "jaxlib", "ml_dtypes", "numpy", "tensorstore")
-"""Of which functions fail on what was read."""
+"""Libraries whose functions raise on damaged data: errors from them are no signal handler's."""
 
 
 def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
-    """Of an error and its causes the one that a signal handler raised; None where there is none.
+    """The exception, among an error and its causes, that a signal handler raised; None if none did.
 
-    Python calls a handler from whatever line the main thread is at, and what it raises looks as if that line
-    had failed: a ValueError while a file is parsed is no damage of that file, though. A handler is code
-    that neither we nor the libraries below us have, and in which the traceback ends.
+    Python runs a handler between any two lines of the main thread, and its exception looks as if
+    that line had raised it. For example, a handler's ValueError while a file is parsed must not be
+    reported as damage of that file. The traceback of such an exception ends in code that belongs
+    neither to ckpt nor to its libraries nor to the standard library.
     """
     while error is not None:
         trace = error.__traceback__
@@ -220,16 +220,16 @@ def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
 
 
 def passed_a_handler(error: BaseException) -> bool:
-    """Whether an error came out of a signal handler that is installed now.
+    """Whether an error's traceback contains a currently installed signal handler.
 
-    For where a user's own functions are called, whose errors ``raised_by_a_handler`` takes for those of
-    a handler. Only the main thread runs handlers.
+    Used around calls of the user's functions, because ``raised_by_a_handler`` cannot distinguish
+    their errors from those of a handler. Only the main thread runs handlers.
     """
     codes = set[object]()
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler):
-            function = getattr(handler, "func", handler)  # of functools.partial
+            function = getattr(handler, "func", handler)  # unwraps functools.partial
             function = getattr(function, "__func__", function)
             if not hasattr(function, "__code__"):
                 function = type(function).__call__

@@ -1,4 +1,4 @@
-"""What happens to checkpoints, told to the user's callback and to jax.monitoring."""
+"""Events of saves, restores and deletions, for the user's listener and jax.monitoring."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened to one checkpoint.
+    """One event of one checkpoint.
 
     Attributes:
-        kind: ``save_started``, ``snapshot_taken`` (the caller may go on: ``secs`` is how long it was
+        kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it
             blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``restored``,
-            ``restore_failed``, ``progress`` (of a save or restore under way), ``deleted``, ``delete_failed``.
-        path: of the checkpoint.
-        step: its number in a Checkpointer's directory, else None.
-        bytes: of arrays that this process wrote or read; of a progress event, so far.
-        total_bytes: of a progress event, in the end.
-        secs: since the save or restore was called.
-        error: what failed, for the events that say so.
+            ``restore_failed``, ``progress`` (of a running save or restore), ``deleted``,
+            ``delete_failed``.
+        path: path or URL of the checkpoint.
+        step: step number in a Checkpointer's directory, else None.
+        bytes: array bytes that this process wrote or read; in a progress event, so far.
+        total_bytes: in a progress event, the final value of ``bytes``; else 0.
+        secs: seconds since the save or restore was called.
+        error: the error, in the ``*_failed`` events.
     """
 
     kind: Kind
@@ -56,31 +57,33 @@ Listener = Callable[[Event], None]
 
 
 def tell(event: Event, listener: Listener | None) -> None:
-    """Tells jax.monitoring and the listener, which may fail without harm to the checkpoint.
+    """Sends an event to jax.monitoring and to the listener; their errors are only logged.
 
-    The names are ``/ckpt/<kind>`` with the seconds, and ``/ckpt/<kind>/bytes`` as a scalar.
+    jax.monitoring gets the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``, and no
+    progress events.
     """
     if event.kind != "progress":
-        _tell_one(_record, event, "a listener of jax.monitoring")
+        _call_listener(_record, event, "a listener of jax.monitoring")
     if listener is not None:
-        _tell_one(listener, event, "Options(on_event=)")
+        _call_listener(listener, event, "Options(on_event=)")
 
 
 def each(*listeners: Listener) -> Listener:
-    """A listener that tells all of these, in order; what one raises is logged."""
+    """A listener that calls all of these, in order; an error of one is logged."""
 
     def listen(event: Event) -> None:
         for listener in listeners:
-            _tell_one(listener, event, "a listener of events.each()")
+            _call_listener(listener, event, "a listener of events.each()")
 
     return listen
 
 
-def _tell_one(listener: Listener, event: Event, name: str) -> None:
+def _call_listener(listener: Listener, event: Event, name: str) -> None:
     try:
         listener(event)
     except Exception as error:
-        # whoever only watches must not cost a checkpoint; what a signal handler raises meanwhile is not theirs
+        # A listener's error must not fail a save. A signal handler's exception is not the
+        # listener's.
         if passed_a_handler(error):
             raise
         logger.exception("%s raised at %s of %s", name, event.kind, event.path)
@@ -94,14 +97,17 @@ def _record(event: Event) -> None:
 
 
 PROGRESS_SECS = 0.1
-"""How often, at most, somebody is told of progress."""
+"""Minimum interval between two progress events."""
 
 
 class Progress:
-    """Counts the bytes of one save or restore, and tells of them now and then.
+    """Counts the bytes of one save or restore, and sends progress events.
 
     Args:
-        total_bytes: what it will come to.
+        path: path of the checkpoint.
+        step: step number, or None.
+        total_bytes: final number of bytes.
+        listener: called at most every ``PROGRESS_SECS``; None for no events.
     """
 
     def __init__(
@@ -112,15 +118,15 @@ class Progress:
         self._step = step
         self._total_bytes = total_bytes
         self._listener = listener
-        self._began = self._told = time.monotonic()
+        self._began = self._last_sent = time.monotonic()
 
     def reached(self, done_bytes: int) -> None:
-        """So many bytes are done by now."""
+        """Sets the number of bytes done so far; may call the listener."""
         self.done_bytes = done_bytes
         now = time.monotonic()
-        if self._listener is None or now - self._told < PROGRESS_SECS:
+        if self._listener is None or now - self._last_sent < PROGRESS_SECS:
             return
-        self._told = now
+        self._last_sent = now
         event = Event(
             kind="progress",
             path=self._path,

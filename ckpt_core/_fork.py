@@ -1,4 +1,4 @@
-"""Whether this process may use TensorStore: not in a forked child, where its first use aborts."""
+"""Detects forked children, in which the first use of TensorStore would abort the process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from ckpt_core._errors import ForkedProcess
 
 HOME_PID = os.getpid()
-"""The process that imported ckpt; any other id means a forked child."""
+"""Id of the process that imported ckpt; in a forked child, os.getpid() differs."""
 
 
 def forked() -> ForkedProcess:
-    """The error for any use in a child that ``os.fork`` made after ckpt was imported."""
+    """The error to raise in a child that was forked after ckpt was imported."""
     return ForkedProcess(
         f"process {os.getpid()} was forked from {HOME_PID}, which had imported ckpt_core; "
         "TensorStore and JAX do not survive a fork. Save and load in the parent, or start "

@@ -1,7 +1,4 @@
-"""jax, imported when something of it is first used: who only looks at a checkpoint waits for none.
-
-Importing jax takes a second, on a busy machine many; a record is read without it.
-"""
+"""jax, imported at first use: its import takes a second or more; ``inspect`` does not need it."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule:
-    """Stands for a module, and is as quick as one once something of it was used.
+    """Proxy of a module that imports it at first use; from then on as fast as the module.
 
     Args:
-        name: of the module.
-        submodules: that are to be imported with it.
+        name: name of the module.
+        submodules: submodules to import with it.
     """
 
     def __init__(self, name: str, *submodules: str) -> None:
@@ -24,9 +21,9 @@ class LazyModule:
         names = self.__dict__.get("_lazy_names")
         if names is not None:
             if name.startswith("__"):
-                raise AttributeError(name)  # of inspections, which must not import anything
+                raise AttributeError(name)  # introspection must not trigger the import
             module, *_ = map(importlib.import_module, names)
-            # from now on this is the module: one dictionary, looked up without passing here again
+            # Share the module's __dict__, so that later lookups do not reach __getattr__.
             self.__dict__ = module.__dict__
             self.__class__ = _Imported  # pyright: ignore[reportAttributeAccessIssue]
         try:
@@ -36,7 +33,7 @@ class LazyModule:
 
 
 class _Imported:
-    """A module that is there: its attributes are in the dictionary that both share."""
+    """Class of the proxy after the import; its ``__dict__`` is that of the module."""
 
 
 if TYPE_CHECKING:

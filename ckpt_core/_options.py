@@ -1,4 +1,4 @@
-"""Settings of a save or load, in one frozen dataclass."""
+"""``Options``: settings of saves, loads and Checkpointers, in one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -14,58 +14,59 @@ GIB = 1024 * MIB
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to save and load; every default is the safe choice.
+    """Settings of saves, loads and Checkpointers; every default is the safe choice.
 
     Attributes:
-        durable: fsync every file and directory before a save is acknowledged. Without it a
-            power cut may lose an acknowledged step (a killed process still cannot).
-        checksums: verify every byte that is loaded. They are always recorded.
+        durable: fsync every file and directory before a save is reported as done. Without it, a
+            power failure (but not a killed process) may lose a step that was reported as done.
+        checksums: verify every byte that is loaded. Checksums are always written.
         compression: None, or a codec for all arrays: ``"zstd"`` (level 1), ``"zstd:<level>"``,
-            ``"blosc"`` (lz4, level 5), ``"blosc:<compressor>:<level>"``. Or a mapping from patterns
-            of paths, as in ``load(only=)``, to codecs or None: the first that matches counts, the
-            rest is not compressed, and a pattern that matches no leaf is a ValueError of the save.
-            Float weights shrink by a tenth or two at a quarter of the speed.
-        link_unchanged: a Checkpointer on a local file system, in a run of one process, writes no
-            array again that is as it was in its last step (the same object with the same
-            checksums, or any of 1 MiB and more, not compressed, with the same bytes): it shares
-            that step's data files by hard links. Each step stays whole
-            by itself, whichever others are deleted, and damage is detected as ever; but a bad
-            sector in a shared file damages all the steps that share it. On, because most of such
-            state (frozen weights, embeddings) can be had elsewhere, and steps that each took the
-            full time and room would be fewer. Off for those who keep several steps against
-            failing disks. Files under 1 MiB are never shared.
-        max_host_bytes: upper bound of the host memory that a save or load takes beyond the
-            arrays themselves; a single larger chunk goes alone.
-        timeout_secs: how long to wait for other processes at each agreement.
-        target_data_file_bytes: size at which a data file is closed and the next one begun; several
-            files are written at once.
-        chunk_bytes: largest piece in which a shard is stored; pieces are written, verified and
+            ``"blosc"`` (lz4, level 5), ``"blosc:<compressor>:<level>"``. Or a mapping from path
+            patterns, as in ``load(only=)``, to codecs or None: the first matching pattern is used,
+            other arrays are not compressed, and a pattern that matches no leaf raises ValueError in
+            the save. Float weights shrink by 10 to 20 % at a quarter of the speed.
+        link_unchanged: do not write arrays that are unchanged since the last step, but hard-link
+            the data files of that step. Only in a Checkpointer on a local file system with one
+            process, for arrays that are the same object with the same checksums, or have at least 1
+            MiB, uncompressed, and the same bytes. Every step stays complete if others are deleted,
+            and damage is still detected, but a bad sector in a shared file damages all steps that
+            share it. On by default, because such state (frozen weights, embeddings) can mostly be
+            obtained elsewhere, and full copies cost time and space. Turn it off if you keep several
+            steps as protection against failing disks. Files under 1 MiB are never shared.
+        max_host_bytes: maximum host memory of a save or load in addition to the arrays themselves;
+            a single larger chunk is processed alone.
+        timeout_secs: maximum wait for other processes at each agreement.
+        target_data_file_bytes: size at which a data file is closed and the next one begins; several
+            files are written in parallel.
+        chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and
             read in parallel.
         on_pending: what a save does while the previous asynchronous one is still running:
             ``"wait"`` for it, or ``"fail"`` with CheckpointError.
         on_event: called with an ``Event`` at each start and end of a save or restore and at each
             deletion, in the thread where it happens; see ``ckpt_core.events``.
-        delete_grace_secs: how long a step stays that no policy keeps any more: for readers where
-            file locks do not reach (object stores, some network file systems).
-        trash_directory: name of a directory beside the steps into which they are moved instead of
-            being deleted, such as ``"todelete"``.
+        delete_grace_secs: how long a step stays after no policy keeps it any more; protects readers
+            where file locks do not work (object stores, some network file systems).
+        trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which
+            steps are moved instead of being deleted.
         stop_signals: names of the signals that tell a run to stop.
-        grace_secs: how long after such a signal the process lives: what a save at the end may take.
-        snapshot: where an asynchronous save of arrays on an accelerator copies them before it
-            returns. ``"host"``: to the host, and waits for it. ``"device"`` and ``"pinned_host"``:
-            to free memory of the device, or to page-locked memory of the host, without waiting:
-            the copy is enqueued before the next step, and out of memory would be that step's error.
-        broadcast: where several processes hold the same part of an array, one of them reads and
-            verifies it, and the others receive it over what connects their devices; all must load
-            the same. It spares storage that all share; what every host has in its page cache or
-            on a disk of its own is faster read by each. Only for loads that block.
-        persist_policy: with ``local_directory=``, which of the saved steps the persistent directory
-            takes too: a policy of ``ckpt.when``; None for all.
+        grace_secs: time from such a signal until the process is killed; limits the wait for saves.
+        snapshot: where an asynchronous save copies arrays of an accelerator before it returns.
+            ``"host"``: to the host; blocks until they are there. ``"device"`` and
+            ``"pinned_host"``: to free memory of the device, or to page-locked memory of the host,
+            without blocking: the copy is enqueued before the next step, so an out-of-memory error
+            appears in that step.
+        broadcast: if several processes hold the same region of an array, one of them reads and
+            verifies it and sends it to the others over the interconnect of the devices; all
+            processes must load the same. Reduces reads from shared storage; if each host has the
+            data in its page cache or on its own disk, reading it on each is faster. Blocking loads
+            only.
+        persist_policy: with ``local_directory=``, which saved steps also go to the persistent
+            directory: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
-        atomic_restore: read and verify everything before anything is changed, which takes memory
-            for the old state and the new one. Else objects that can be set in parts (those of NNX
-            and Keras) are set as arrays come, and are unusable where damage is met midway.
+        atomic_restore: read and verify everything before changing anything; needs memory for the
+            old and the new state. Otherwise objects that can be set in parts (those of NNX and
+            Keras) are set while arrays are read, and are unusable if damage is found midway.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -119,7 +120,7 @@ class Options:
         _check_names(self)
         compression = self.compression
         if isinstance(compression, Mapping):
-            # a copy: what the caller does to the mapping later changes no save
+            # A copy: the caller may change the mapping later.
             object.__setattr__(self, "compression", compression := dict(compression))
         codecs = compression.values() if isinstance(compression, dict) else (compression,)
         for codec in codecs:
@@ -148,10 +149,10 @@ _BLOSC_NAMES = ("lz4", "lz4hc", "blosclz", "snappy", "zlib", "zstd")
 
 
 def codec_parts(codec: str) -> tuple[str, str, int]:
-    """Name, compressor and level of a codec such as ``zstd:3`` or ``blosc:lz4:5``.
+    """Name, compressor and level of a codec: ``blosc:lz4:5`` gives ``("blosc", "lz4", 5)``.
 
     Raises:
-        ValueError: there is no such codec.
+        ValueError: the codec is unknown.
     """
     name, *rest = codec.split(":") if isinstance(codec, str) else ("",)
     if name == "zstd" and len(rest) <= 1 and _is_level(level := "".join(rest) or "1", 22):
@@ -171,14 +172,14 @@ def _is_level(text: str, most: int) -> bool:
 
 
 DEFAULTS = Options()
-"""What counts where the caller passes no options."""
+"""The options of a call without ``options=``."""
 
 
 def checked_options(options: Options | None) -> Options:
-    """The options; the defaults for None.
+    """The options, or the defaults for None.
 
     Raises:
-        TypeError: something else was passed.
+        TypeError: ``options`` is something else.
     """
     if options is None:
         return DEFAULTS
@@ -197,4 +198,4 @@ METRICS_ARE_NUMBERS = (
     'an object that is to be an item of this name is passed as items={"metrics": ...}, to save and restore '
     "it alike"
 )
-"""What to write instead of an object as ``metrics=``, for messages."""
+"""Advice in messages about an object passed as ``metrics=``."""

@@ -1,4 +1,4 @@
-"""What saves, loads and inspections give back."""
+"""Results of loads, restores, ``inspect`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What a load or restore did, leaf by leaf (paths are ``item/path`` where there are items).
+    """What a restore did with each leaf; paths are ``item/path``, as in ``state/w``.
 
     Attributes:
-        loaded: leaves that came from the checkpoint.
-        missing: leaves that the checkpoint lacks; the target's value was kept.
-        unexpected: saved leaves that the target lacks.
+        loaded: leaves read from the checkpoint.
+        missing: leaves that the checkpoint does not have; the target's value was kept.
+        unexpected: saved leaves that the target does not have.
         cast: leaves whose dtype was converted.
-        resharded: leaves that now lie on another sharding than the saved one.
+        resharded: leaves that now have another sharding than the saved one.
     """
 
     loaded: tuple[str, ...] = ()
@@ -27,17 +27,25 @@ class RestoreReport:
 
 
 class Restored(Mapping[str, Any]):
-    """The restored items by name; always true, whatever it holds.
+    """The restored values, by item name; always true, even if empty.
 
-    Models, optimizers, iterators and other live objects were set in place and appear here as
-    themselves. Immutable values (pytrees, Optax states) are only here: read them, or training goes
-    on with the old ones.
+    Models, optimizers, iterators and other live objects were set in place, and are here as
+    themselves. Immutable values (pytrees, Optax states) are returned only here: read them, or
+    training continues with the old ones. Items are also attributes: ``restored.state``.
 
     Attributes:
-        step: of the Checkpointer's directory; None outside one.
-        path: of the checkpoint.
-        metadata: what the user saved with it.
+        step: step number; None outside of a Checkpointer's directory.
+        path: path or URL of the checkpoint.
+        metadata: the user's metadata of the checkpoint.
         report: what was loaded, kept and converted.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> ckpt.save(path, {"w": np.ones(2)})
+        >>> restored = ckpt.restore(path, {"w": np.zeros(2)})
+        >>> restored["state"]["w"].tolist(), restored.report.loaded
+        ([1.0, 1.0], ('state/w',))
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class Restored(Mapping[str, Any]):
         return len(self._values)
 
     def __contains__(self, item: object) -> bool:
-        return item in self._values  # to ask for a name takes no value
+        return item in self._values  # does not count as reading the value
 
     def __bool__(self) -> bool:
         return True
@@ -88,18 +96,18 @@ class Restored(Mapping[str, Any]):
 
     @property
     def read_items(self) -> Set[str]:
-        """The items whose values were taken out of this object so far; grows as they are."""
+        """The items whose values were read from this object so far; a live set."""
         return self._read
 
     @property
     def saved_items(self) -> Set[str]:
-        """The items that the checkpoint holds, restored or not."""
+        """The items in the checkpoint, restored or not."""
         return self._saved_items
 
 
 @dataclass(frozen=True)
 class LeafInfo:
-    """One leaf of a checkpoint, as ``inspect`` tells it."""
+    """One leaf of a checkpoint: path, type, sharding (JSON, or None) and uncompressed bytes."""
 
     path: str
     kind: str
@@ -119,26 +127,27 @@ class ItemInfo:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all arrays, uncompressed."""
+        """Uncompressed bytes of all leaves."""
         return sum(leaf.bytes for leaf in self.leaves)
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint without its arrays.
+    """A checkpoint without its arrays; the result of ``inspect``.
 
     Attributes:
-        path: absolute.
+        path: absolute path or URL.
         items: by name.
-        metadata: the user's own.
-        metrics: of the step.
-        versions: of the libraries that wrote it.
-        topology: of the run that wrote it.
-        format_version: of ckpt's record; None for directories that Orbax wrote.
-        created_unix_secs: when it was committed.
-        durations: ``snapshot_secs`` that the caller was blocked, ``write_secs`` from then on.
-        run_metadata: of the directory of steps that it lies in.
-        files: sizes of all files that the record lists.
+        metadata: the user's metadata.
+        metrics: metrics of the step.
+        versions: versions of the libraries that wrote it.
+        topology: process count, device count and platform of the run that wrote it.
+        format_version: version of ckpt's record; None for directories that Orbax wrote.
+        created_unix_secs: time of the commit, in Unix seconds; None if unknown.
+        durations: ``snapshot_secs``, for which the caller was blocked, and ``write_secs`` after
+            that.
+        run_metadata: metadata of the run, if the checkpoint is a step in its directory.
+        files: relative path -> size in bytes, for all files in the record.
     """
 
     path: str
@@ -156,7 +165,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a checkpoint: where, and what."""
+    """One defect of a checkpoint: the file, what is wrong, and the leaf if known."""
 
     file: str
     what: str
@@ -168,12 +177,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Whether every byte of a checkpoint is as it was saved.
+    """The result of ``verify``: whether every byte of a checkpoint is as it was saved.
 
     Attributes:
-        ok: no problem was found, and there were checksums to check against.
-        problems: every difference.
-        checked_bytes: how much was read.
+        ok: True if checksums exist and no problem was found.
+        problems: all defects.
+        checked_bytes: total size of the checked files.
     """
 
     ok: bool

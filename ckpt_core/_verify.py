@@ -1,4 +1,4 @@
-"""A checkpoint described without its arrays, and checked byte by byte."""
+"""``inspect`` and ``verify``: describe a checkpoint without its arrays, and check all its bytes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
 
 _MOST_REST_BYTES = 1024 * MIB
-"""Of a file longer than twice this, most is arrays: what a save shares with an older one as well."""
+"""Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
 
 
 def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
-    """What a checkpoint holds: items, leaves, metadata; no array is read.
+    """Items, leaves and metadata of a checkpoint; reads no array. Any process may call it alone.
 
     Raises:
-        CheckpointNotFound: there is none.
+        CheckpointNotFound: there is no checkpoint at ``path``.
         CheckpointCorrupt: its metadata is damaged.
 
     Example:
@@ -45,7 +45,7 @@ def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
 
 
 def describe_opened(opened: Checkpoint) -> CheckpointInfo:
-    """``inspect`` of a checkpoint that is open already."""
+    """``inspect`` for a checkpoint that is already open."""
     info = CheckpointInfo(
         path=opened.path,
         items={name: _item_info(opened, item) for name, item in opened.items.items()},
@@ -74,7 +74,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
 
 
 def _created_by_orbax(opened: Checkpoint) -> float | None:
-    """When Orbax committed it, by its own word or else by the file system's."""
+    """Time of Orbax's commit, from its metadata, else the directory's modification time."""
     data = opened.backend.read(opened.path, STEP_METADATA)
     described = parse_json(data, STEP_METADATA) if data else None
     for name in ("commit_timestamp_nsecs", "init_timestamp_nsecs"):
@@ -84,13 +84,13 @@ def _created_by_orbax(opened: Checkpoint) -> float | None:
     try:
         return os.stat(opened.path).st_mtime
     except OSError:
-        return None  # a store keeps no dates of directories
+        return None  # in an object store, directories have no time
 
 
 def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
     if saved.form != "tree":
         return ItemInfo(saved.name, saved.form, ())
-    item = saved  # what ckpt wrote is described without TensorStore
+    item = saved  # our own record has all specs, so TensorStore is not needed
     if isinstance(saved, OrbaxItem):
         item = with_specs(opened, saved, new_context())
     leaves = tuple(
@@ -101,10 +101,13 @@ def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
 
 
 def verify(path: str | os.PathLike[str]) -> VerifyReport:
-    """Whether every byte of a checkpoint is as it was saved; reads all of it.
+    """Checks whether every byte of a checkpoint is as it was saved; reads all of it and blocks.
 
-    Every file is held against the record, and every chunk against its checksums. A directory that
-    Orbax wrote has none: the report then says so and is not ok.
+    Compares every file with the record, and every chunk with its checksums. Any process may call it
+    alone. A directory that Orbax wrote has no checksums: the report says so and is not ok.
+
+    Raises:
+        CheckpointNotFound: there is no checkpoint at ``path``.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -129,7 +132,7 @@ def _verified(opened: NativeCheckpoint) -> VerifyReport:
     for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:
         problems.append(Problem(name, "was not there when the checkpoint was saved"))
     for name in opened.record.files.keys() - present.keys():
-        # a directory that two links lead to is listed once
+        # If two links lead to one directory, files() lists it only once.
         size = opened.backend.size(opened.path, name)
         if size is not None:
             present[name] = size
@@ -148,7 +151,7 @@ def _verified(opened: NativeCheckpoint) -> VerifyReport:
 
 
 def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ranges]:
-    """What block checksums cover, for the data files that are digested only elsewhere."""
+    """Data file -> ranges that block checksums cover; its digest is of the other bytes."""
     found: dict[str, Ranges] = {}
     partly = {name for name, entry in opened.record.files.items() if entry.data}
     for item in opened.items.values():
@@ -191,7 +194,7 @@ def _check_file(
 
 
 def _check_leaves(opened: Checkpoint, item: SavedItem) -> list[Problem]:
-    """Reads every array leaf on its own, so that each damaged one is named."""
+    """Reads all arrays; if that fails, reads each one alone, to report up to 100 damaged leaves."""
     positions = [p for p, spec in enumerate(item.specs) if spec.kind not in TEXT_KINDS]
     wants = [Want(p, [whole(item.specs[p].stored_shape)]) for p in positions]
     try:

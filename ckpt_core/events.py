@@ -1,7 +1,7 @@
 """Ready-made listeners for ``Options(on_event=)``: TensorBoard, a progress bar, or several at once.
 
-A listener is any function of an ``Event``. It is called where the event happens, which for
-asynchronous saves is a thread of their own; what it raises is logged and does no harm.
+A listener is any function of an ``Event``. It is called in the thread where the event happens, for
+asynchronous saves a background thread; its errors are logged and do not affect the checkpoint.
 
 Example:
     >>> import ckpt_core as ckpt, numpy as np
@@ -26,14 +26,15 @@ from ckpt_core._events import each as each
 
 
 class TensorBoard:
-    """Writes seconds, bytes and speed of saves and restores as scalars; needs ``tensorboard``.
+    """Writes duration, bytes and speed of saves and restores as scalars; needs ``tensorboard``.
 
     The scalars are ``ckpt/save/blocked_secs``, ``ckpt/save/total_secs``, ``ckpt/save/bytes``,
-    ``ckpt/save/gb_per_sec``, ``ckpt/save/failures``, the same without ``blocked_secs`` for
-    ``ckpt/restore``, and ``ckpt/deleted``; the step is that of the checkpoint, or a running number.
+    ``ckpt/save/gb_per_sec``, ``ckpt/save/failures``, ``ckpt/restore/total_secs``,
+    ``ckpt/restore/bytes``, ``ckpt/restore/gb_per_sec`` and ``ckpt/deleted``. Their step is that of
+    the checkpoint, or a running number outside of a Checkpointer.
 
     Args:
-        directory: of the event file.
+        directory: directory for the event file.
 
     Example:
         >>> import ckpt_core as ckpt, numpy as np
@@ -69,16 +70,16 @@ class TensorBoard:
             self._writer.add_event(entry)
 
     def flush(self) -> None:
-        """Returns when everything so far is in the file."""
+        """Blocks until all scalars so far are written to the file."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left and closes the file."""
+        """Writes the remaining scalars and closes the file."""
         self._writer.close()
 
 
 def _scalars(event: Event) -> dict[str, float]:
-    """What is drawn of an event."""
+    """Tag -> value of the scalars for an event."""
     if event.kind == "snapshot_taken":
         return {"ckpt/save/blocked_secs": event.secs}
     if event.kind in ("committed", "restored"):
@@ -96,8 +97,8 @@ class ProgressBar:
     """Shows long saves and restores on a terminal, and nothing elsewhere; needs ``rich``.
 
     Args:
-        console: a ``rich.console.Console``; standard error without one.
-        min_secs: shorter ones are not shown.
+        console: a ``rich.console.Console``; by default one on standard error.
+        min_secs: saves and restores shorter than this are not shown.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -130,7 +131,7 @@ class ProgressBar:
     def __call__(self, event: Event) -> None:
         if not self._shown:
             return
-        # a save and a restore of one path run in different threads
+        # The thread is part of the key: a save and a restore of one path may run at the same time.
         key = (event.path, threading.get_ident())
         with self._lock:
             if event.kind == "progress":

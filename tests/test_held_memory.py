@@ -78,7 +78,7 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(
     tree, references = state()
     wait = save(tmp_path / "a", tree)
     del tree
-    (pending,) = pending_module._all
+    (pending,) = pending_module._unfinished
     assert pending.wait(LONG_SECS)
     assert_gone(references)
     with pytest.raises(OSError, match="the disk is full") as caught:
@@ -87,7 +87,7 @@ def test_a_failure_that_nobody_asked_about_holds_no_arrays(
     assert "_commit" in frames  # where it happened is still told
     with pytest.raises(OSError, match="the disk is full"):
         wait()  # and told again to whoever asks again
-    assert not [one for one in pending_module._all if one.untold]
+    assert not [one for one in pending_module._unfinished if one.unreported]
 
 
 @pytest.mark.parametrize("save", SAVES)
@@ -109,7 +109,7 @@ def test_failures_do_not_add_up(full_disk: None, tmp_path: Path) -> None:
             ckpt.save_async(tmp_path / str(number), tree, options=QUICK).result()
         del tree
     assert_gone(every)
-    assert len(pending_module._all) <= 1
+    assert len(pending_module._unfinished) <= 1
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -119,7 +119,7 @@ def test_what_was_loaded_belongs_to_the_caller(failing: bool, tmp_path: Path) ->
     if failing:
         with pytest.raises(ckpt.StructureMismatch):
             pending.result()
-        assert not [one for one in pending_module._all if one.untold]
+        assert not [one for one in pending_module._unfinished if one.unreported]
         return
     loaded = pending.result()
     references = [weakref.ref(leaf) for leaf in loaded.values()]

@@ -219,7 +219,7 @@ def _sweep(call: Callable[..., None], directory: Path, count: int) -> None:
         shutil.rmtree(run.directory)  # thousands of them would fill the disk
     # a wait makes more calls or fewer, as the other thread is slow or fast
     assert interruptions >= 3
-    assert not [one for one in pending_module._all if str(directory) in one.path]
+    assert not [one for one in pending_module._unfinished if str(directory) in one.path]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -228,7 +228,7 @@ def test_a_signal_at_many_moments(call: Callable[..., None], tmp_path: Path) -> 
         run = Run(tmp_path / str(number))
         _interrupted(call, run, by_signal(0.0005 + 0.0015 * number))
         run.check()
-    assert not pending_module._all
+    assert not pending_module._unfinished
 
 
 # ---- functions ----------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_beginning_in_the_background_at_every_moment(tmp_path: Path) -> None:
             pending = ckpt.save_async(path, state_of(5), options=QUICK)
         if pending is not None:
             pending.result()
-        for running in list(pending_module._all):
+        for running in list(pending_module._unfinished):
             assert running.wait(LONG_SECS)
         assert pending is None or path.exists()
         assert not path.exists() or is_state_of(5, ckpt.load(path))

@@ -84,7 +84,7 @@ def test_a_first_part_that_takes_longer_than_the_queueing(tmp_path, monkeypatch)
     ours = writer(tmp_path / "item")
     many = arrays()
     expected = {array.name: array.pieces[0][1].copy() for array in many}
-    monkeypatch.setattr(ArrayWriter, "_going_ahead", lambda self, arrays: len(arrays) - 1)
+    monkeypatch.setattr(ArrayWriter, "_count_to_commit_first", lambda self, arrays: len(arrays) - 1)
     ours.put(many)
     ours.finish()
     index = read_index(Location(str(tmp_path / "item"), True), new_context())

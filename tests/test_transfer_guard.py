@@ -153,11 +153,11 @@ def test_a_jax_without_the_quick_way_is_slower_and_says_so_once(
     change: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     ckpt.save(tmp_path / "a", tree)
-    monkeypatch.setattr(placing, "_quick_way", placing._QuickWay())
+    monkeypatch.setattr(placing, "_fast_path", placing._FastPath())
     with caplog.at_level(logging.WARNING, "ckpt_core"):
         with monkeypatch.context() as patch:  # jax itself needs it for what comes after
             change(patch)
-            placing._quick_way.get()
+            placing._fast_path.get()
         with jax.transfer_guard("disallow"):
             loaded = ckpt.load(tmp_path / "a")
             restored = ckpt.restore(tmp_path / "a", state=tree)["state"]

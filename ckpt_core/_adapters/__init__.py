@@ -1,8 +1,8 @@
-"""Objects of frameworks and of the user: found by type, taken apart to pytrees, set again.
+"""Adapters convert live objects, of frameworks or of the user, to pytrees and back.
 
-Adapters are found by the entry-point group ``ckpt_core.adapters``; an entry is named after the
-root package of the objects that it takes. The type of an object alone picks the adapter, so the
-core imports no framework: an object exists only if its framework is imported already.
+Adapters are found through the entry-point group ``ckpt_core.adapters``; an entry is named after the
+root package of the objects that it accepts. Only the type of an object selects its adapter, so the
+core imports no framework: if the object exists, its framework is already imported.
 """
 
 from __future__ import annotations
@@ -22,42 +22,48 @@ GROUP = "ckpt_core.adapters"
 
 
 class Adapter(Protocol):
-    """Two verbs that turn a framework's objects into pytrees and back.
+    """Converts the objects of a framework to pytrees and back.
 
-    What else an adapter may do is in ``ckpt_core._adapters.verbs``, a Protocol for each verb. Flags that it may
-    have, as attributes:
+    Optional methods are in ``ckpt_core._adapters.verbs``, with a Protocol for each. Optional
+    attributes:
 
-    * ``per_process = True``: each process has a state of its own (a data pipeline). With it go
-      ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
+    * ``per_process = True``: each process has its own state (a data pipeline). Such an adapter also
+      has ``to_text(state) -> str`` and ``from_text(obj, text) -> state``, for the file
       ``process_{i}-of-{n}.json`` that other tools read.
-    * ``shares = True``: ``get_state(obj, seen)`` gets a dict that is empty at the beginning of each
-      tree, for what several objects in one container share, by id: what is in it was stored
-      already, and is left out.
-    * ``written_anew = True``, of the adapter or of a user's own object: its state is made for each
-      save and needs no restoring (the description of a model), so that a run which goes on may save
-      it without having restored it.
-    * ``reads_renames``, of a user's own object: the keys of ``rename=`` that it takes care of itself.
+    * ``shares = True``: ``get_state(obj, seen)`` is called with a dict, empty at the start of each
+      tree. The adapter adds the ids of parts that it has stored, and omits parts that are already
+      in it, which another object of the tree shares.
+    * ``written_anew = True``, on the adapter or on a user's object: its state is generated for each
+      save and need not be restored (the description of a model), so a resumed run may save it
+      without having restored it.
+    * ``reads_renames``, on a user's object: the keys of ``rename=`` that it handles itself.
     * ``arrays_are_writable = True``: jax arrays may share host memory that the user can write to,
-      so that an asynchronous save copies them.
-    * ``accepts_any_structure = True``: the object takes whatever structure was saved.
+      so an asynchronous save copies them.
+    * ``accepts_any_structure = True``: the object accepts a state of any structure.
+
+    Example:
+        >>> class CounterAdapter:
+        ...     def accepts(self, cls): return cls.__name__ == "Counter"
+        ...     def get_state(self, obj): return {"count": obj.count}
+        ...     def set_state(self, obj, state): obj.count = state["count"]
     """
 
     def accepts(self, cls: type, /) -> bool:
-        """Whether objects of this class are the adapter's."""
+        """Whether the adapter handles objects of this class."""
         ...
 
     def get_state(self, obj: Any, /) -> Any:
-        """The state as a pytree of arrays and plain values, as of now."""
+        """The current state as a pytree of arrays and plain values; must not change the object."""
         ...
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets a state of the structure that ``get_state`` gives, in place."""
+        """Sets the object in place from a state with the structure of ``get_state``."""
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A user's own object that takes part in checkpoints, without registration.
+    """A user's object that can be saved and restored without registration, by its two methods.
 
     Example:
         >>> class Counter:
@@ -71,12 +77,12 @@ class Stateful(Protocol):
         ...
 
     def set_state(self, state: Any, /) -> None:
-        """Takes a state that ``get_state`` gave before."""
+        """Sets the object from a state that ``get_state`` returned before."""
         ...
 
 
 class _StatefulAdapter:
-    """Objects with get_state and set_state; they judge for themselves what they take."""
+    """Adapter of objects with get_state and set_state, which validate the state themselves."""
 
     accepts_any_structure = True
 
@@ -92,7 +98,7 @@ class _StatefulAdapter:
 
 _STATEFUL = _StatefulAdapter()
 _LEAVES = (np.random.Generator, np.random.RandomState)
-"""Leaves that happen to have the methods of a Stateful object."""
+"""Types of leaves that also have get_state and set_state, and are not Stateful objects."""
 
 
 @functools.cache
@@ -117,12 +123,12 @@ def _for_class(cls: type) -> Any:
 
 
 def adapter_for(obj: Any) -> Adapter | None:
-    """The adapter that takes an object, or None for pytrees and leaves."""
+    """The adapter of an object; None for pytrees and leaves."""
     return None if isinstance(obj, type) else _for_class(type(obj))
 
 
 def notice(objects: Iterable[Any]) -> None:
-    """Tells adapters of objects that training begins with, before it has changed them."""
+    """Calls ``notice`` for objects with which training begins because nothing was restored."""
     for obj in objects:
         adapter = adapter_for(obj)
         if isinstance(adapter, verbs.Notices):
@@ -130,29 +136,29 @@ def notice(objects: Iterable[Any]) -> None:
 
 
 def is_per_process(adapter: Any) -> bool:
-    """Whether each process has a state of its own."""
+    """Whether each process has its own state."""
     return bool(getattr(adapter, "per_process", False))
 
 
 def accepts_any_structure(adapter: Any) -> bool:
-    """Whether the object takes whatever structure was saved."""
+    """Whether the object accepts a state of any structure."""
     return bool(getattr(adapter, "accepts_any_structure", False))
 
 
 def is_written_anew(obj: Any) -> bool:
-    """Whether an item is made for each save, so that no restore has to take it over."""
+    """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
     owner = obj if adapter is _STATEFUL else adapter
     return bool(getattr(owner, "written_anew", False))
 
 
 def has_writable_arrays(adapter: Any) -> bool:
-    """Whether jax arrays in the object's state may change under a save that does not copy them."""
+    """Whether the user can write to the memory of the state's jax arrays: a save copies them."""
     return bool(getattr(adapter, "arrays_are_writable", False))
 
 
 def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | None:
-    """Sets leaves of a live object by their paths; None where it can be set as a whole only."""
+    """The function that sets leaves of an object by path; None if it can only be set as a whole."""
     adapter = adapter_for(obj)
     if not isinstance(adapter, verbs.SetsLeaves):
         return None
@@ -160,19 +166,22 @@ def setter_of_parts(obj: Any) -> Callable[[Mapping[Path, Any]], list[Any]] | Non
 
 
 def is_filter(adapter: Any, only: Any) -> bool:
-    """Whether ``only=`` is a filter of the adapter's framework, rather than one of ours."""
+    """Whether ``only=`` is a filter of the adapter's framework, and not a pattern or function."""
     return isinstance(adapter, verbs.Filters) and bool(adapter.is_filter(only))
 
 
 def is_held_by_reference(obj: Any) -> bool:
-    """Whether leaves of ``get_state`` stay as they are when the object is set, so that none is copied
-    to set them back: they are replaced, not written to."""
+    """Whether setting the object replaces its leaves and never writes to them.
+
+    Then the leaves of ``get_state`` can be set back after a failed restore without copying them
+    before.
+    """
     adapter = adapter_for(obj)
     return isinstance(adapter, verbs.SetsLeaves) and not isinstance(adapter, verbs.Wants)
 
 
 def copies_of(objects: Sequence[Any]) -> list[Any]:
-    """A copy of each of an adapter's objects, None for what cannot be copied."""
+    """A copy of each object (all of one adapter); None for those that cannot be copied."""
     adapter = adapter_for(objects[0])
     if not isinstance(adapter, verbs.Copies):
         return [None] * len(objects)
@@ -187,17 +196,19 @@ def expander(
     live: list[tuple[Any, bool]] | None = None,
     stored: bool = False,
 ) -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
-    """For ``_tree.flatten``, a new one for each tree: live objects as their states.
+    """The ``expand=`` function for ``_tree.flatten``, which replaces live objects by their states.
 
-    The function gives the state of an adapted object, and how to set a new one.
+    Make a new one for each tree: it remembers shared parts. It returns the state of an object and
+    the function that sets a new state.
 
     Args:
-        target: of an item; it may ask for what it wants of what was saved.
-        saved: describes what was saved.
-        stand_in: gives the copy of a live object that is taken in its place.
-        live: gets the objects that are met, each with whether a tree may hold it twice: it may where
-            objects share what they hold, or are one array each, as tied weights are.
-        stored: mark what Orbax's trees hold one key deeper (``get_stored``), for the names of arrays.
+        target: target of the item; its adapter may request a state from what was saved (``Wants``).
+        saved: returns the description of the saved tree.
+        stand_in: returns the copy to use in place of a live object.
+        live: list to which each object is added, with True if it may occur twice in a tree: if its
+            adapter has ``shares``, or if its state is a single array, such as a tied weight.
+        stored: wrap values that Orbax's trees have one key deeper (``get_stored``), for array
+            names.
     """
     seen: dict[int, Any] = {}
 
@@ -234,7 +245,7 @@ def expander(
 
 
 def as_states() -> Callable[[Any], tuple[Any, Callable[[Any], Any]] | None]:
-    """As ``expander``, for a tree in which live objects become their states, and stay that."""
+    """Like ``expander``, but unflattening leaves the states in place and sets no object."""
     expand = expander()
 
     def state_of(obj: Any) -> tuple[Any, Callable[[Any], Any]] | None:

@@ -1,7 +1,7 @@
-"""What an adapter may do beyond ``get_state`` and ``set_state``, each for itself.
+"""Optional methods of adapters beyond ``get_state`` and ``set_state``: one Protocol each.
 
-``isinstance(adapter, verbs.Copies)`` says whether it does. Flags, which are plain attributes, are listed at
-``Adapter``.
+``isinstance(adapter, verbs.Copies)`` tells whether an adapter has the method. Optional attributes
+are listed at ``Adapter``.
 """
 
 from __future__ import annotations
@@ -14,118 +14,125 @@ from ckpt_core._tree import Below, Path
 
 @runtime_checkable
 class ChecksState(Protocol):
-    """Judges, before anything is changed, whether the state of a process fits its object."""
+    """Checks, before anything is changed, whether a saved per-process state fits its object."""
 
     def check_state(self, obj: Any, state: Any, /) -> None:
-        """Raises StructureMismatch where it does not."""
+        """Raises StructureMismatch if it does not fit."""
         ...
 
 
 @runtime_checkable
 class HasPosition(Protocol):
-    """Has a state that is cheap to take, for a restore that fails to go back to."""
+    """Has a state that is cheap to get, to which a failed restore sets the object back."""
 
     def get_position(self, obj: Any, /) -> Any:
-        """What ``set_state`` takes to go back to where the object stands now."""
+        """The current position, in a form that ``set_state`` accepts."""
         ...
 
 
 @runtime_checkable
 class Notices(Protocol):
-    """Wants to know with which objects training begins."""
+    """Is told with which objects training begins."""
 
     def notice(self, obj: Any, /) -> None:
-        """A restore found nothing to restore into this object: training begins with it as it is."""
+        """Called if a restore found no step: training begins with this object as it is."""
         ...
 
 
 @runtime_checkable
 class Filters(Protocol):
-    """Has filters of its framework's for ``only=``."""
+    """Supports filters of its framework for ``only=``."""
 
     def is_filter(self, only: Any, /) -> bool:
-        """Whether this is one of them, rather than a pattern or function of ours."""
+        """Whether ``only`` is such a filter, and not a path pattern or function."""
         ...
 
 
 @runtime_checkable
 class Selects(Protocol):
-    """Selects leaves by a class, or by a filter of its framework's."""
+    """Selects leaves by a class or a filter of its framework."""
 
     def select(self, obj: Any, only: Any, /) -> Callable[[Path, object], bool]:
-        """The function of (path, leaf) that ``only=`` stands for."""
+        """The predicate of (path, leaf) for ``only=``."""
         ...
 
 
 @runtime_checkable
 class Aligns(Protocol):
-    """Matches names itself, for frameworks that number them."""
+    """Matches saved paths to wanted ones itself, for frameworks that number their names."""
 
     def align(
         self, obj: Any, saved: Mapping[str, Any], /, *, ordered: bool
     ) -> tuple[Mapping[str, str], Set[str]]:
-        """Saved paths with the ones that ``get_state(obj)`` has for the same thing; and paths of either side
-        that are neither restored nor missed.
+        """The mapping saved path -> path in ``get_state(obj)``, and the paths to ignore.
+
+        Ignored paths, of either side, are neither restored nor reported as missing or unexpected.
 
         Args:
-            saved: path -> leaf (``shape``, ``dtype``) of what was saved.
-            ordered: whether in the order of the saved tree.
+            obj: the object.
+            saved: path -> saved leaf (with ``shape`` and ``dtype``).
+            ordered: whether ``saved`` is in the order of the saved tree.
         """
         ...
 
 
 @runtime_checkable
 class Renames(Protocol):
-    """Reads ``rename=`` its own way: names stand in several places of its paths, or are divided by other signs."""
+    """Interprets ``rename=`` itself, if names occur inside its paths or have other separators."""
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str], /) -> Mapping[str, str]:
-        """The saved paths that ``rename`` changes, with the new ones."""
+        """Saved path -> new path, for the saved paths that ``rename`` changes."""
         ...
 
 
 @runtime_checkable
 class Wants(Protocol):
-    """Makes its state as it goes, so that what is saved decides what is wanted."""
+    """Creates its state lazily, so that the saved tree determines what to restore."""
 
     def wanted(self, obj: Any, saved: Any, /) -> Any:
-        """The state to ask for in place of ``get_state`` when the object is the target of an item.
+        """The state to restore, instead of ``get_state``, if the object is the target of an item.
 
         Args:
-            saved: the saved tree, each leaf described by ``kind``, ``shape`` and ``dtype``; such a leaf in
-                what is returned asks for it as it was saved.
+            obj: the object.
+            saved: the saved tree; each leaf is a description with ``kind``, ``shape`` and
+                ``dtype``. Return such a description as a leaf to request that leaf as it was saved.
         """
         ...
 
 
 @runtime_checkable
 class SetsLeaves(Protocol):
-    """Can be set in parts, so that the old state and the new one are never both in memory."""
+    """Can be set in parts, so that old and new state are never in memory together."""
 
     def set_leaves(self, obj: Any, leaves: Mapping[Path, Any], /) -> list[Any]:
-        """Sets some leaves of ``get_state(obj)``, by path; gives the arrays that the object holds in their place.
+        """Sets some leaves of ``get_state(obj)``, by path; returns the arrays that it now holds.
 
-        These are deleted if the restore fails. At the end ``set_state`` gets all of it as ever.
+        If the restore fails later, these arrays are deleted. At the end, ``set_state`` is called
+        with the whole state.
         """
         ...
 
 
 @runtime_checkable
 class Copies(Protocol):
-    """Can copy its objects, so that ``load(path, like=obj)`` leaves the original as it is."""
+    """Can copy its objects, so that ``load(path, like=obj)`` does not change the original."""
 
     def copy(self, objects: Sequence[Any], /) -> Sequence[Any]:
-        """A copy of each, None for one that cannot be copied; the copies share what the originals share."""
+        """A copy of each object, or None for one that cannot be copied.
+
+        Parts that the originals share are shared by the copies too.
+        """
         ...
 
 
 @runtime_checkable
 class StoresBelow(Protocol):
-    """Knows which of its values Orbax's own trees hold one key deeper."""
+    """Knows which of its values Orbax's own trees have one key deeper."""
 
     def get_stored(self, obj: Any, below: type[Below], seen: dict[int, Any], /) -> Any:
-        """As ``get_state(obj, seen)``, with ``below(key, value)`` in place of each such value.
+        """Like ``get_state(obj, seen)``, with each such value wrapped as ``below(key, value)``.
 
-        Paths stay those of ``get_state``; Orbax reads what is saved into its own targets, and its
-        checkpoints are read into ours.
+        Paths stay those of ``get_state``. Stored array names get the key, so that Orbax can restore
+        our checkpoints into its targets, and we can restore its checkpoints.
         """
         ...

@@ -1,1 +1,1 @@
-"""Work in threads of its own, and the end of the interpreter."""
+"""Background saves and loads, worker threads, and waiting for them at interpreter exit."""

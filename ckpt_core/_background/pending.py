@@ -1,4 +1,4 @@
-"""Work in threads of its own, and the end of the interpreter, which waits for what is being saved."""
+"""Background saves and loads, each in its own thread; interpreter exit waits for running saves."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME_PID, forked
 
 _HEAD_START_SECS = 0.1
-"""How long a thread waits for its starter to go on; an interrupt may have kept it from saying so."""
+"""Maximum wait of a new thread for its starter to continue; an interrupt may prevent the flag."""
 
 
 class Pending:
-    """Work in a thread of its own; whether it is done says the thread itself.
+    """Work in a thread of its own; the thread itself sets the flag that it is done.
 
-    The thread is no daemon, and the end of the interpreter waits for it. A failure is told once, to
-    whoever asks first, and then nobody here holds what it holds.
+    The thread is not a daemon, so interpreter exit waits for it. An error is raised once, to the
+    first caller that asks; afterwards this object holds no reference to it.
 
     Args:
         path: for messages.
         work: called once, in the thread.
-        name: of the thread; begins with ``ckpt-``.
+        name: name of the thread; begins with ``ckpt-``.
     """
 
     def __init__(self, path: str, work: Callable[[], Any], name: str) -> None:
@@ -39,18 +39,18 @@ class Pending:
         self._work: Callable[[], Any] | None = work
         self._value: Any = None
         self._error: BaseException | None = None
-        self._told = self._failed = False
-        self._claim = threading.Lock()  # whoever takes it does the work, or sees that nobody will
+        self._reported = self._failed = False
+        self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
         self._caller_left, self._ended = Flag(), Flag()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
     def start(self) -> None:
-        """Begins the work; where the interpreter ends and starts no more threads, does it here.
+        """Starts the thread; at interpreter exit, when no thread can start, runs the work here.
 
-        Whatever this raises (``RuntimeError`` where the system has no more threads, or what a signal
-        handler raised), the caller asks ``abandon`` whether the work goes on.
+        If it raises (``RuntimeError`` if the system has no more threads, or the exception of a
+        signal handler), the work may still have started: the caller must ask ``abandon``.
         """
         _remember(self)
         if _last_call_over():
@@ -58,7 +58,7 @@ class Pending:
             _report_failures()
             return
         try:
-            # one call of the interpreter's own; Thread.start waits, in Python, for the thread to be there
+            # A single C call, which an interrupt cannot split; Thread.start waits in Python code.
             self._launched = True
             _thread.start_new_thread(self._launch, ())
         except RuntimeError:
@@ -68,22 +68,20 @@ class Pending:
         self._caller_left.set()
 
     def abandon(self) -> bool:
-        """Keeps work that has not begun from ever beginning; whether it never will."""
+        """Cancels the work unless it has begun; True if it will never run."""
         if self._claim.acquire(blocking=False):
-            self._abandoned = self._told = self._failed = True
-            self._error = CheckpointError(f"{self.path}: was never begun")
+            self._abandoned = self._reported = self._failed = True
+            self._error = CheckpointError(f"{self.path}: was never started")
             self._work = None
-            _all.discard(self)
+            _unfinished.discard(self)
             self._ended.set()
         return self._abandoned
 
     def _launch(self) -> None:
-        """In a thread that no signal handler interrupts: starts the one that does the work."""
+        """Starts the work's thread; runs in a helper thread, which no signal handler interrupts."""
         try:
             self._thread.start()
-        except (
-            RuntimeError
-        ):  # the interpreter ends, or these are all threads: then this one does it
+        except RuntimeError:  # interpreter exit, or no more threads: run the work in this one
             self._run_here()
 
     def _run_here(self) -> None:
@@ -91,7 +89,7 @@ class Pending:
             self._do()
 
     def _run(self) -> None:
-        # the caller gets the interpreter back at once: otherwise it waits for a switch of threads
+        # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
         self._caller_left.wait(_HEAD_START_SECS)
         self._run_here()
 
@@ -106,19 +104,21 @@ class Pending:
         finally:
             self._work = None
             if self._error is None or isinstance(self, PendingLoad):
-                _all.discard(self)  # nothing is left to be told at exit
+                _unfinished.discard(self)  # nothing to report at exit
             self._ended.set()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the work has ended, successfully or not."""
         return self._ended.is_set
 
     def wait(self, timeout_secs: float | None = None) -> bool:
-        """Whether it ended in time; raises nothing of its own.
+        """Blocks until the work has ended or the timeout; whether it has ended.
+
+        Does not raise the error of the work.
 
         Raises:
-            CheckpointError: called by the work itself, such as by a listener, which would wait for ever.
-            ForkedProcess: in a forked child, which does not have the thread.
+            CheckpointError: called in the thread of the work, such as by a listener: a deadlock.
+            ForkedProcess: called in a forked child, where the thread does not exist.
         """
         if os.getpid() != HOME_PID and not self.done():
             raise forked()
@@ -130,59 +130,63 @@ class Pending:
         return self._ended.wait(timeout_secs)
 
     def is_this_thread(self) -> bool:
-        """Whether it is the work that asks."""
+        """Whether the current thread is the one that runs the work."""
         return threading.get_ident() == self._ident and not self.done()
 
     @property
-    def untold(self) -> BaseException | None:
-        """The failure, if it has ended with one that nobody has been told of."""
-        return None if self._told or not self.done() else self._error
+    def unreported(self) -> BaseException | None:
+        """The error of the work, if it has ended with one that no caller has received."""
+        return None if self._reported or not self.done() else self._error
 
-    def raise_untold(self, note: str) -> None:
-        """Raises the failure, if nobody has been told of it; nothing here holds it from then on.
+    def raise_unreported(self, note: str) -> None:
+        """Raises the error of the work, if no caller has received it; drops the reference to it.
 
         Args:
-            note: added to it.
+            note: note to add to the error.
         """
-        error = self.untold
+        error = self.unreported
         if error is None:
             return
-        if note not in getattr(error, "__notes__", ()):  # not again after an interrupt
+        if note not in getattr(error, "__notes__", ()):  # an interrupted call has added it already
             error.add_note(note)
         try:
-            # no call from here on, after which a signal handler could raise something else instead
-            self._error, self._told = None, True
+            # No function call between these two lines: a signal handler could raise there, and the
+            # error would be marked as told without being raised.
+            self._error, self._reported = None, True
             raise error
         finally:
-            del error  # it knows this frame, which must not know it
+            del error  # its traceback refers to this frame: break the reference cycle
 
     def take_error(self) -> BaseException | None:
-        """The failure, if nobody has been told of it; it is told now."""
-        error, self._error = self.untold, None
-        self._told = True
+        """Returns the error, if no caller has received it, and marks it as received."""
+        error, self._error = self.unreported, None
+        self._reported = True
         return error
 
     def result(self, timeout_secs: float | None = None) -> Any:
-        """What the work gave; blocks until it ended.
+        """Blocks until the work has ended; returns its result.
 
         Raises:
-            TimeoutError: it did not end in time; it goes on.
-            Exception: whatever the work raised, with its own type.
+            TimeoutError: the work did not end in time; it continues.
+            Exception: the error of the work, with its own type.
         """
         if not self.wait(timeout_secs):
             raise TimeoutError(f"{self.path}: not done after {timeout_secs:g} s; it goes on")
         error = self._error
         if error is None:
             return self._value
-        for_the_next = _again(error)
+        for_the_next = _copied(error)
         try:
-            self._error, self._told = for_the_next, True  # as above
+            self._error, self._reported = (
+                for_the_next,
+                True,
+            )  # no call before `raise`, see raise_untold
             raise error
         finally:
             del error
 
     def __init_subclass__(cls) -> None:
-        # Python's own messages name a method after the class that users know
+        # Python's TypeErrors show the qualified name: give each subclass methods with its own name.
         for name in ("result", "done", "wait"):
             method: Any = getattr(cls, name)
             own: Any = types.FunctionType(
@@ -194,7 +198,7 @@ class Pending:
             setattr(cls, name, own)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # whoever awaits has it already
+        import asyncio  # already imported by code that awaits
 
         return asyncio.to_thread(self.result).__await__()
 
@@ -206,26 +210,35 @@ class Pending:
 
 
 class PendingSave(Pending):
-    """A save in the background: ``.result()`` returns when it is durable.
+    """A background save: ``.result()``, or ``await``, returns when the checkpoint is durable.
 
-    The end of the interpreter waits for it. A failure that nobody asked about is printed then, and
-    ends the process with code 1. ``await`` gives the result too.
+    Interpreter exit waits for it. If it failed and no caller has received the error, exit prints
+    the error and ends the process with code 1.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np, tempfile
+        >>> pending = ckpt.save_async(tempfile.mkdtemp() + "/checkpoint", {"w": np.zeros(3)})
+        >>> pending.result()  # raises the error of the save, if it failed
+        >>> pending.done()
+        True
     """
 
 
 class PendingLoad(Pending):
-    """A load in the background: ``.result()`` gives what ``load`` would have; so does ``await``.
+    """A background load: ``.result()``, or ``await``, returns what ``load`` would return.
 
-    At the end of the interpreter nobody can ask any more: the load then ends with what it is
-    reading, and says nothing.
+    At interpreter exit its result is no longer needed: it stops after its current read, silently.
     """
 
 
-def _again(error: BaseException) -> BaseException:
-    """The same failure for whoever asks again, without what held the first one since it was raised."""
+def _copied(error: BaseException) -> BaseException:
+    """A copy of the error for the next caller of ``result``.
+
+    Raising the original adds the caller's frames to its traceback, which keep their locals alive.
+    """
     try:
         again = copy.copy(error)
-    except Exception:  # a class whose constructor wants more than it keeps
+    except Exception:  # its class cannot be copied, such as with extra constructor arguments
         return error
     if type(again) is not type(error):
         return error
@@ -235,22 +248,22 @@ def _again(error: BaseException) -> BaseException:
 
 # ---- the end of the interpreter -----------------------------------------------------------------
 
-_all: set[Pending] = set()
-"""What runs, and failures that nobody was told of."""
+_unfinished: set[Pending] = set()
+"""Running work, and saves with an error that no caller has received."""
 _at_exit: list[str] = []
-"""Which of the two calls at exit are registered, and whether the last one is over."""
+"""``early``: the exit handler of _remember is registered; ``over``: _finish_last has returned."""
 
 
 def _remember(pending: Pending) -> None:
     if "early" not in _at_exit:
-        # besides the call that was registered first and comes last: this one comes before jax, which
-        # was imported meanwhile, puts its devices away
+        # Exit handlers run in reverse order of registration. _finish_last is registered when this
+        # module is imported; this one later, so that it runs before jax releases its devices.
         _at_exit.append("early")
         atexit.register(_finish)
-    for other in list(_all):
-        if other._told:  # pyright: ignore[reportPrivateUsage]
-            _all.discard(other)
-    _all.add(pending)
+    for other in list(_unfinished):
+        if other._reported:  # pyright: ignore[reportPrivateUsage]
+            _unfinished.discard(other)
+    _unfinished.add(pending)
 
 
 def _last_call_over() -> bool:
@@ -262,7 +275,7 @@ def _main_has_ended() -> bool:
 
 
 def nobody_is_left() -> bool:
-    """Whether the interpreter ends and no thread but ours goes on, so that no load is wanted any more."""
+    """Whether the interpreter exits and only ckpt's threads remain: no load is needed any more."""
     if not _main_has_ended():
         return False
     return all(
@@ -272,15 +285,15 @@ def nobody_is_left() -> bool:
 
 
 def _finish() -> None:
-    """Returns when nothing is being saved or loaded any more.
+    """Exit handler: blocks until no save or load is running.
 
-    A first interrupt (Ctrl-C, a handler that calls ``sys.exit``) is told what it would cost; a second
-    one gives up what is still being saved.
+    The first interrupt (Ctrl-C, or a signal handler that calls ``sys.exit``) prints which saves are
+    still running; the second one abandons them and exits with code 1.
     """
     if os.getpid() != HOME_PID:
-        return  # a forked child: what is being saved is its parent's
+        return  # in a forked child: the saves belong to its parent
     interrupted = False
-    while running := [one for one in list(_all) if _is_running(one)]:
+    while running := [one for one in list(_unfinished) if _is_running(one)]:
         try:
             running[0].wait()
         except BaseException:
@@ -296,7 +309,7 @@ def _finish() -> None:
 
 
 def _is_running(pending: Pending) -> bool:
-    # one that was never started never ends
+    # Work whose thread was never launched would never end.
     return pending._launched and not pending.done()  # pyright: ignore[reportPrivateUsage]
 
 
@@ -310,8 +323,8 @@ def _finish_last() -> None:
 def _report_failures() -> None:
     failed = [
         (pending.path, error)
-        for pending in list(_all)
-        if isinstance(pending, PendingSave) and (error := pending.untold) is not None
+        for pending in list(_unfinished)
+        if isinstance(pending, PendingSave) and (error := pending.unreported) is not None
     ]
     if not failed:
         return
@@ -328,7 +341,7 @@ def _give_up(paths: list[str]) -> None:
 
 
 def _exit_with_failure() -> None:
-    """Ends the process with code 1, which an exit handler cannot set in any other way."""
+    """Ends the process with code 1; an exit handler can set the code only with os._exit."""
     import logging
 
     sys.stdout.flush()

@@ -1,11 +1,11 @@
-"""Waits that no signal handler can break, and work spread over a few threads.
+"""Waits that stay correct when a signal handler raises, and a small pool of worker threads.
 
-Python runs signal handlers in the main thread, between any two steps of the code there. What a
-handler raises (KeyboardInterrupt, ``sys.exit`` on SIGTERM) comes out of whatever the main thread was
-doing, and where that is a method of ``threading`` or ``concurrent.futures``, which are written in
-Python, their locks may stay locked for ever; up to CPython 3.12 an interrupted ``Thread.join`` even says
-of a running thread that it has ended. Hence what the main thread calls here are locks, queues and
-starts of threads of the interpreter's own, each of which happens or does not.
+Python runs signal handlers in the main thread, between any two bytecodes. An exception from a
+handler (KeyboardInterrupt, ``sys.exit`` on SIGTERM) is raised in whatever the main thread was
+executing. Inside ``threading`` or ``concurrent.futures``, which are written in Python, it can leave
+a lock locked forever; up to CPython 3.12, an interrupted ``Thread.join`` even marks a running
+thread as ended. Therefore the main thread uses only primitives implemented in C here (locks,
+SimpleQueue, start_new_thread): each call either happens completely or not at all.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOOK_SECS = 1.0
-"""How often a wait looks at the flag itself: its lock may have been lost by an interrupted wait."""
+"""Interval at which a wait rereads the flag: an interrupted wait may have kept its lock."""
 
 
 class Flag:
-    """Something that happens once; whoever waits for it may be interrupted, and wait again."""
+    """A one-shot event; a wait may be interrupted by a signal handler and repeated."""
 
     __slots__ = ("_lock", "is_set")
 
@@ -36,12 +36,12 @@ class Flag:
         self._lock.acquire()
 
     def set(self) -> None:
-        """It has happened; called once."""
+        """Sets the flag; called once."""
         self.is_set = True
         self._lock.release()
 
     def wait(self, timeout_secs: float | None = None) -> bool:
-        """Whether it happened in time."""
+        """Blocks until the flag is set or the timeout; whether it is set."""
         until = None if timeout_secs is None else time.monotonic() + timeout_secs
         while not self.is_set:
             left_secs = _LOOK_SECS if until is None else min(_LOOK_SECS, until - time.monotonic())
@@ -53,7 +53,7 @@ class Flag:
 
 
 class Job:
-    """One call that a thread makes for another; see ``Workers.submit``."""
+    """One function call that a worker thread makes; see ``Workers.submit``."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = work
@@ -62,7 +62,7 @@ class Job:
         self._ended = Flag()
 
     def run(self) -> None:
-        """Makes the call."""
+        """Calls the function and stores its result or error."""
         try:
             if self._work is not None:
                 self._value = self._work()
@@ -72,7 +72,7 @@ class Job:
         self._ended.set()
 
     def result(self) -> Any:
-        """What the call gave, or raises what it raised; blocks until then."""
+        """Blocks until the call has ended; returns its result or raises its error."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -80,14 +80,14 @@ class Job:
 
 
 class Workers:
-    """A few threads that do jobs, while the ``with`` block runs; the block's end waits for them.
+    """A thread pool for the duration of a ``with`` block, whose end waits for the threads.
 
-    Where the interpreter ends and starts no more threads, jobs are done where they are handed in: a
-    save that is pending at exit, or that is begun by a handler of ``atexit``, needs them too.
+    At interpreter exit, when no thread can start, ``submit`` runs each job itself: a save that is
+    pending at exit, or that an ``atexit`` handler begins, needs this pool too.
 
     Args:
-        count: of threads; they start with the first job.
-        name: of the threads; begins with ``ckpt-``.
+        count: number of threads; they start with the first job.
+        name: name of the threads; begins with ``ckpt-``.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -98,13 +98,14 @@ class Workers:
         self._began = self._inline = False
 
     def submit(self, work: Callable[[], Any]) -> Job:
-        """The job that does the work."""
+        """Queues a call of ``work``; returns its job."""
         job = Job(work)
         if not self._began:
             owner: weakref.ref[Workers] = weakref.ref(self)
             try:
                 _thread.start_new_thread(_launch, (owner, self._jobs, self._ends, self._name))
-                # after it: if an interrupt comes between, there is no job yet that __exit__ could wait for
+                # Set after the start: after an interrupt in between, no job is queued yet, and
+                # __exit__ need not wait.
                 self._began = True
             except RuntimeError as error:
                 if "new thread" not in str(error):
@@ -132,7 +133,7 @@ class Workers:
             end.wait()
 
     def _drop_jobs(self) -> None:
-        """Nobody waits for those that have not begun."""
+        """Removes the queued jobs: after an error in the block, no caller waits for them."""
         while True:
             try:
                 self._jobs.get_nowait()
@@ -146,7 +147,7 @@ def _launch(
     ends: list[Flag],
     name: str,
 ) -> None:
-    """In a thread that no signal handler interrupts: starts the others."""
+    """Runs in a helper thread, which signal handlers cannot interrupt: starts the workers."""
     left = list(ends)
     try:
         while left:
@@ -154,7 +155,7 @@ def _launch(
                 target=_work, args=(owner, jobs, left[-1]), name=f"{name}-{len(left)}", daemon=True
             ).start()
             left.pop()
-    except RuntimeError:  # no more threads: this one does what those would have
+    except RuntimeError:  # no more threads: this one also works as one of them
         for end in left[1:]:
             end.set()
         _work(owner, jobs, left[0])
@@ -164,7 +165,7 @@ def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], end:
     try:
         while (
             owner() is not None
-        ):  # else it was interrupted before it could say that this is the end
+        ):  # None: the pool was garbage-collected without __exit__, after an interrupt
             try:
                 job = jobs.get(timeout=_LOOK_SECS)
             except queue.Empty:
@@ -178,7 +179,7 @@ def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], end:
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:
-    """What the function gives for each thing, in order, worked out in several threads."""
+    """The results of ``function`` for each of ``things``, in order, computed in several threads."""
     with Workers(threads, name) as workers:
         jobs = [workers.submit(lambda thing=thing: function(thing)) for thing in things]
         return [job.result() for job in jobs]

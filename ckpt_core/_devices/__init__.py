@@ -1,1 +1,1 @@
-"""Arrays on devices: to host memory and back, and where they lie."""
+"""Device arrays: transfers to and from host memory, shardings, and device collectives."""

@@ -1,6 +1,7 @@
-"""Bytes from some processes to others over what connects their devices.
+"""Sends bytes between processes over the interconnect of their devices.
 
-The only module that runs device collectives: on the caller's thread, in the same order on all.
+The only module that runs device collectives. They run on the caller's thread, and all processes
+must run them in the same order.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def room(size_bytes: int) -> Bytes:
-    """Zeros for so many bytes, or a little more: few sizes, as each is compiled for."""
+    """A zeroed buffer of at least ``size_bytes``, rounded up: ``join`` compiles once per size."""
     lanes = max(_SMALLEST_LANES, -(-size_bytes // _LANE.itemsize))
     step = max(1, (1 << (lanes - 1).bit_length()) // (2 * _STEPS_AN_OCTAVE))
     return np.zeros(-(-lanes // step) * step * _LANE.itemsize, np.uint8)
 
 
 def join(filled: Bytes, holders: tuple[int, ...]) -> Bytes:
-    """What all ``holders`` together have filled in; all of them must call it, and none else.
+    """The union of the buffers of all ``holders``; exactly these processes must call it; blocks.
 
-    Every byte is filled in by one of them at most, and zero with the others, so that adding them up
-    as integers gives each bit as it was. One device of each process takes part.
+    At most one process has set each byte, and it is zero in the others, so the sum of the buffers
+    as integers is exact, bit by bit. One device of each process takes part.
 
     Args:
-        filled: from ``room``, of the same size in all; not to be changed any more.
-        holders: indices of the processes, in order.
+        filled: buffer from ``room``, of the same size on all holders; must not be changed
+            afterwards.
+        holders: process indices, ascending.
 
     Returns:
-        Memory that must not be written to.
+        A read-only array.
 
     Raises:
-        CheckpointError: the runtime could not; when it gives up waiting is its own affair.
+        CheckpointError: the collective failed. The time limit is jax's, not ``timeout_secs``.
     """
     add, mesh = _adder(holders)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("process"))
     mine = jax.device_put(filled.view(_LANE)[None], _first_device(jax.process_index()))
     shape = (len(holders), mine.shape[1])
     everyone = jax.make_array_from_single_device_arrays(shape, sharding, [mine])
-    # a mesh that the caller has set has nothing to do with this one
+    # Override the mesh that the caller may have set.
     try:
         with jax.set_mesh(mesh):
             joined = add(everyone)
@@ -74,6 +76,6 @@ def _adder(holders: tuple[int, ...]) -> tuple[Callable[[Any], Any], jax.sharding
 
 @functools.lru_cache(4096)
 def _first_device(process: int) -> Any:
-    """The same device of a process for all."""
+    """The device of a process with the smallest id: all processes choose the same one."""
     mine = (device for device in jax.devices() if device.process_index == process)
     return min(mine, key=lambda device: device.id)

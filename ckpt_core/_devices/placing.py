@@ -1,7 +1,7 @@
-"""Host memory to device memory: arrays, keys and weak scalars, put where they belong.
+"""Host memory to device memory: places arrays, PRNG keys and weakly typed scalars on shardings.
 
-All transfers are explicit, as those of ``jax.device_put`` are: under ``jax.transfer_guard("disallow")``
-they pass, under ``"disallow_explicit"`` they do not.
+All transfers are explicit, as with ``jax.device_put``: ``jax.transfer_guard("disallow")`` permits
+them, ``"disallow_explicit"`` does not.
 """
 
 from __future__ import annotations
@@ -21,66 +21,70 @@ from ckpt_core._tree.leaves import KEY_WORDS
 Parts = dict[Region, np.ndarray[Any, Any]]
 
 
-class _Quick(NamedTuple):
-    """What ``jax.device_put`` ends in, which is not public, and what tells jax that it is explicit."""
+class _FastPut(NamedTuple):
+    """Private jax functions: the core of ``jax.device_put``, and the explicit-transfer scope."""
 
     put: Callable[..., Any]
     explicit: Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class _QuickWay:
-    """The quick way as long as jax has it; where it lacks or changed it, ``jax.device_put`` stands in."""
+class _FastPath:
+    """Finds jax's private placing functions; without them, callers use ``jax.device_put``."""
 
     def __init__(self) -> None:
-        self._found: _Quick | None = None
+        self._found: _FastPut | None = None
         self._looked = False
 
-    def get(self) -> _Quick | None:
+    def get(self) -> _FastPut | None:
         if not self._looked:
             try:
                 from jax._src.config import explicit_device_put_scope
                 from jax._src.interpreters.pxla import batched_device_put
 
-                self._found = _Quick(batched_device_put, explicit_device_put_scope)
+                self._found = _FastPut(batched_device_put, explicit_device_put_scope)
             except ImportError as error:
-                self._say(error)
+                self._warn(error)
             self._looked = True
         return self._found
 
-    def give_up(self, error: Exception) -> None:
-        """It is there and does not take what it took."""
+    def disable(self, error: Exception) -> None:
+        """Disables the private functions: their signature has changed."""
         if self._found is not None:
             self._found = None
-            self._say(error)
+            self._warn(error)
 
-    def _say(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         logging.getLogger("ckpt_core").warning(
-            "jax %s has changed what ckpt places small arrays with (%s: %s): they take the way of "
-            "jax.device_put, which is slower",
+            "jax %s has changed the private functions with which ckpt places arrays (%s: %s): ckpt uses "
+            "jax.device_put instead, which is slower",
             jax.__version__,
             type(error).__name__,
             error,
         )
 
 
-_quick_way = _QuickWay()
+_fast_path = _FastPath()
 
 
 def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
-    """A jax array of these host parts on ``sharding``, or uncommitted on the default device.
+    """A jax array with ``sharding``, or uncommitted on the default device, from host arrays.
 
-    There are no parts where none of the devices is of this process: ``dtype`` counts then. On CPU
-    the array may take over the memory of a part: it must not be used again.
+    Args:
+        shape: global shape of the array.
+        sharding: sharding of the array; None for uncommitted.
+        parts: region -> values, for every region on this process's devices; empty if it has none.
+            On CPU the array may take over their memory: do not use them afterwards.
+        dtype: dtype of the array, required if ``parts`` is empty.
     """
     if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         (part,) = parts.values()
         return _put(part, sharding)
     if not parts:
-        # the callback would be asked for what is replicated over the devices of others
+        # make_array_from_callback would ask for regions that only other processes hold.
         return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=dtype)
-    quick = _quick_way.get()
-    if quick is not None:
-        with quick.explicit():
+    fast = _fast_path.get()
+    if fast is not None:
+        with fast.explicit():
             return jax.make_array_from_callback(
                 shape, sharding, lambda index: parts[to_region(index, shape)], dtype=dtype
             )
@@ -97,35 +101,35 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
 
 
 def _put(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """One host array on one device: what ``jax.device_put`` ends in, at a tenth of its cost.
+    """One host array on one device, at a tenth of the cost of ``jax.device_put``.
 
-    An array of a tree of thousands costs 80 us in device_put, nearly all of it Python.
+    ``jax.device_put`` takes about 80 us per array, nearly all of it Python code.
     """
     target = _on(_default_device()) if sharding is None else sharding
-    made = _put_quickly(_shaped(part.shape, part.dtype), target, part, sharding is not None)
+    made = _put_fast(_shaped(part.shape, part.dtype), target, part, sharding is not None)
     return jax.device_put(part, sharding) if made is None else made
 
 
-def _put_quickly(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
-    """The same host array on every device of this process; None where the quick way is closed."""
-    quick = _quick_way.get()
-    if quick is None:
+def _put_fast(aval: Any, sharding: Any, part: np.ndarray[Any, Any], committed: bool) -> Any:
+    """The same host array on every device of this process; None without the private functions."""
+    fast = _fast_path.get()
+    if fast is None:
         return None
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     devices: list[Any] = list(
         sharding.device_set if single else sharding.addressable_devices_indices_map(part.shape)
     )
     try:
-        with quick.explicit():
-            return quick.put(aval, sharding, [part] * len(devices), devices, committed=committed)
-    except (TypeError, AttributeError) as error:  # not what a transfer raises: another signature
-        _quick_way.give_up(error)
+        with fast.explicit():
+            return fast.put(aval, sharding, [part] * len(devices), devices, committed=committed)
+    except (TypeError, AttributeError) as error:  # not from a transfer: the signature has changed
+        _fast_path.disable(error)
         return None
 
 
 @functools.lru_cache(1024)
 def _shaped(shape: Shape, dtype: np.dtype[Any]) -> Any:
-    """What jax calls an array of this shape: many are alike."""
+    """jax's abstract value of an array; cached, since many arrays have the same shape."""
     return jax.core.ShapedArray(shape, dtype)
 
 
@@ -143,15 +147,20 @@ def _default_device() -> Any:
 
 
 def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
-    """A typed PRNG key array from its key data; ``parts`` are keyed by regions of the keys.
+    """A typed PRNG key array from its key data.
 
-    There are none where no device of ``sharding`` is of this process.
+    Args:
+        shape: shape of the key array, without the words of a key.
+        impl: PRNG implementation.
+        sharding: sharding of the key array; None for uncommitted.
+        parts: region of the key array -> key data; empty if this process holds no part of it.
     """
     words = KEY_WORDS[impl]
     data_shape = (*shape, words)
     data_sharding = sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
-        # jax reports P(None,) for a scalar key on an explicit mesh, which it then does not accept
+        # For a scalar key on an explicit mesh, jax reports the spec P(None,) but rejects it as
+        # input.
         spec = [*sharding.spec[: len(shape)], *[None] * (len(shape) - len(sharding.spec)), None]
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec[:-1]))
         data_sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
@@ -165,13 +174,13 @@ def place_key(shape: Shape, impl: str, sharding: Any, parts: Parts) -> Any:
 
 
 def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
-    """A weakly typed scalar; None where jax gives no way to one of this dtype on that sharding.
+    """A weakly typed scalar; None if jax cannot create one of this dtype on that sharding.
 
-    Weakness decides what ``scalar * array`` is computed in, so losing it would change results.
+    A weak type determines the dtype of ``scalar * array``, so losing it would change results.
     """
     target = _on(_default_device()) if sharding is None else sharding
     aval = jax.core.ShapedArray((), part.dtype, weak_type=True)
-    made = _put_quickly(aval, target, part, sharding is not None)
+    made = _put_fast(aval, target, part, sharding is not None)
     if made is not None:
         return made
     if sharding is not None and not sharding.is_fully_addressable:

@@ -1,4 +1,4 @@
-"""Who holds which region of an array, and shardings as JSON and back."""
+"""Which process holds which region of an array; shardings to and from JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckpt_core._lazy import jax
 
 @dataclass(frozen=True, slots=True)
 class LocalShards:
-    """How an array is cut into shards, and which of them one process holds.
+    """The shards of an array, and those that this process holds.
 
     Attributes:
-        cuts: regions with the borders of all shards: few, however many shards there are.
-        mine: every distinct region of this process, with the processes that hold it, and a device
-            of this process that does.
-        most_holders: by how many processes a region is held, at most.
+        cuts: a few regions that together have the boundaries of all shards, per dimension.
+        mine: for each distinct region on this process: the region, the indices of all processes
+            that hold it, and one device of this process that does (None if the array is local).
+        most_holders: maximum number of processes that hold one region.
     """
 
     cuts: tuple[Region, ...]
@@ -29,18 +29,18 @@ class LocalShards:
 
 
 def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> LocalShards:
-    """What this process holds of an array of that shape.
+    """The shards of an array that this process holds.
 
     Args:
-        sharding: of the array.
-        committed: whether the array is bound to the devices of the sharding.
-        shape: of the array.
+        sharding: sharding of the array.
+        committed: whether the array is committed to its devices.
+        shape: global shape of the array.
         process: index of this process.
     """
     single = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     if sharding.is_fully_addressable and (single or sharding.is_fully_replicated):
         region = whole(shape)
-        # every process has one of its own, as it has of a numpy array: the first one writes
+        # Uncommitted: each process has its own array, as with a numpy array; process 0 writes it.
         writer = 0 if single and not committed else process
         return LocalShards((region,), ((region, (writer,), None),), 1)
     return _held(sharding, shape, process)
@@ -48,7 +48,7 @@ def local_shards(sharding: Any, committed: bool, shape: Shape, process: int) -> 
 
 @functools.lru_cache(4096)
 def _held(sharding: Any, shape: Shape, process: int) -> LocalShards:
-    """Looks at every device once; a tree has few shardings and shapes."""
+    """``local_shards`` of a distributed array; cached, since it loops over all devices."""
     holders: dict[Region, set[int]] = {}
     mine: dict[Region, Any] = {}
     for device, index in sharding.devices_indices_map(shape).items():
@@ -67,7 +67,7 @@ def _held(sharding: Any, shape: Shape, process: int) -> LocalShards:
 
 
 def describe_sharding(sharding: Any) -> dict[str, Any] | None:
-    """The sharding as Orbax writes it, or None for a sort that Orbax does not know."""
+    """The sharding as JSON in Orbax's form; None for types that Orbax does not support."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         mesh: Any = sharding.mesh
         described: dict[str, Any] = {
@@ -105,11 +105,12 @@ def _nested_ids(devices: Any) -> Any:
 def rebuild_sharding(
     described: dict[str, Any] | None, mesh: jax.sharding.Mesh | None = None
 ) -> Any:
-    """The sharding on the devices of this process, or None where they do not allow it.
+    """The sharding from its JSON; None if the current devices do not allow it.
 
     Args:
-        described: what ``describe_sharding`` gave.
-        mesh: use this mesh instead of the saved one; axes that it lacks are not sharded over.
+        described: JSON of ``describe_sharding``.
+        mesh: mesh to use instead of the saved one; dimensions sharded only over axes that it lacks
+            become replicated.
     """
     try:
         if described is None:
@@ -141,8 +142,8 @@ def rebuild_sharding(
                 saved, jax.sharding.PartitionSpec(*spec), memory_kind=kind
             )
         )
-    except Exception:  # jax has errors of its own for what fits no mesh
-        return None  # a description that this jax does not understand is as good as none
+    except Exception:  # includes jax's own errors for a sharding that does not fit the mesh
+        return None
 
 
 def _refit(part: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -176,7 +177,7 @@ def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
 
 
 def local_regions(sharding: Any, shape: Shape) -> list[Region]:
-    """The distinct regions of an array of ``shape`` that this process's devices hold."""
+    """The distinct regions of an array that the devices of this process hold."""
     if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return [whole(shape)]
     regions = (
@@ -187,10 +188,10 @@ def local_regions(sharding: Any, shape: Shape) -> list[Region]:
 
 
 def concrete(sharding: Any) -> Any:
-    """A sharding over real devices: an abstract mesh is replaced by the mesh in use.
+    """The sharding with real devices: replaces an abstract mesh by the one of ``jax.set_mesh``.
 
     Raises:
-        ValueError: the mesh is abstract, and none is in use.
+        ValueError: the mesh is abstract, and no mesh with its axes is set.
     """
     if isinstance(sharding, jax.sharding.NamedSharding) and not isinstance(
         sharding.mesh, jax.sharding.Mesh
@@ -206,14 +207,14 @@ def concrete(sharding: Any) -> Any:
 
 
 def wanted_sharding(leaf: Any) -> Any:
-    """Where a target leaf lies: None for uncommitted and for leaves that do not say."""
+    """The sharding of a target leaf; None if it is uncommitted or has none."""
     if isinstance(leaf, jax.Array):
         return leaf.sharding if getattr(leaf, "committed", True) else None
     return concrete(getattr(leaf, "sharding", None))
 
 
 def topology() -> dict[str, Any]:
-    """Processes, devices and platform of this run."""
+    """Process count, device count and platform of this run."""
     return {
         "process_count": jax.process_count(),
         "device_count": jax.device_count(),

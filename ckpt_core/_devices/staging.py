@@ -1,4 +1,4 @@
-"""Memory for copies of host arrays, used again by the next save."""
+"""Buffers for copies of host arrays, reused by the next save."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Copy = Callable[[Array], Array]
-"""Copies host memory that the caller could change."""
+"""A function that copies a host array which the caller may change later."""
 
 
 class Staging:
-    """Copies arrays for one save after the other: memory that is warm takes a copy much faster.
+    """Copies arrays into buffers that successive saves reuse.
 
-    Fresh memory costs a page fault for every 4 KiB, several times what the copying itself takes.
+    New memory costs a page fault per 4 KiB, which takes several times as long as the copy itself.
 
     Args:
-        limit_bytes: how much is kept from one save to the next.
+        limit_bytes: maximum memory to keep between saves.
 
     Attributes:
-        lent: the copies since the last ``release``.
+        lent: the buffers in use since the last ``release``.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -38,7 +38,7 @@ class Staging:
         return buffer
 
     def release(self) -> None:
-        """Takes the copies back, of which nobody may read any more, and lets go what was not used."""
+        """Makes the lent buffers reusable, after their last read, and frees those not lent."""
         self._free = {}
         kept_bytes = 0
         for buffer in self.lent:

@@ -1,4 +1,4 @@
-"""Device memory to host memory: copies that no later step of the caller changes."""
+"""Device memory to host memory: snapshots that later steps of the caller cannot change."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
 def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
-    """Starts copying arrays to the host, all at once; nothing to do on CPU.
+    """Starts the transfers of all arrays to the host; does not wait. No effect on CPU.
 
-    There ``np.asarray`` is a view of the array's own memory: it keeps the buffer, so a later step
-    that donates the array leaves it alone and takes new memory instead.
+    On CPU, ``np.asarray`` is a view of the array's buffer and keeps a reference to it. A later step
+    that donates the array then gets a new buffer.
     """
     if jax.default_backend() == "cpu":
         return
@@ -32,25 +32,29 @@ def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
 
 
 def fetching() -> contextlib.AbstractContextManager[object]:
-    """Inside of it arrays come to the host as ``jax.device_get`` brings them: explicitly.
+    """Context in which transfers to the host are explicit, as with ``jax.device_get``.
 
-    ``jax.transfer_guard("disallow")`` lets that pass, ``"disallow_explicit"`` does not.
+    ``jax.transfer_guard("disallow")`` permits them, ``"disallow_explicit"`` does not.
     """
     try:
         from jax._src.config import explicit_device_get_scope
-    except ImportError:  # not public; a guard that is left aside is better than no save
+    except ImportError:  # private in jax; ignoring a guard is better than a failed save
         return jax.transfer_guard_device_to_host("allow")
     return explicit_device_get_scope()
 
 
 def stage(parts: Sequence[list[Any]], where: str) -> None:
-    """Replaces arrays by copies in other memory of their device; returns while these are being made.
+    """Replaces arrays by copies in other memory of their device; does not wait for the copies.
 
-    A copy is enqueued before whatever the caller runs next, so a step may donate the original.
+    The copies are enqueued on the device before the caller's next step, which may donate the
+    original.
 
     Args:
-        parts: lists of arrays that each lie on one device; changed in place.
-        where: ``device``, or a kind of memory that the device can address, such as ``pinned_host``.
+        parts: lists of single-device arrays; changed in place.
+        where: ``device``, or a memory kind that the device can address, such as ``pinned_host``.
+
+    Raises:
+        CheckpointError: the device has no such memory.
     """
     for values in parts:
         for position, value in enumerate(values):
@@ -69,13 +73,13 @@ def _copied(value: Any, where: str) -> Any:
         )
     target = jax.sharding.SingleDeviceSharding(device, memory_kind=where)
     if value.sharding.memory_kind == where:
-        # it lies there already: device_put would give the very same buffer
+        # Already in that memory: device_put would return the same buffer.
         return jax.numpy.copy(value)
     return jax.device_put(value, target)
 
 
 def held_data(array: Any, held: LocalShards) -> list[Any]:
-    """The data of ``held.mine``, on their devices."""
+    """The single-device arrays of the regions in ``held.mine``."""
     if held.mine and held.mine[0][2] is None:
         return [array if len(array.sharding.device_set) == 1 else array.addressable_data(0)]
     by_device = {shard.device: shard for shard in array.addressable_shards}
@@ -83,7 +87,7 @@ def held_data(array: Any, held: LocalShards) -> list[Any]:
 
 
 def free_bytes() -> int | None:
-    """Free memory of the default device, or None where it does not tell."""
+    """Free memory of the first local device in bytes; None if the platform does not report it."""
     stats = jax.local_devices()[0].memory_stats()
     if not stats or "bytes_limit" not in stats:
         return None

@@ -1,8 +1,8 @@
-"""Directories of checkpoints: temporary names, commit, listing, deleting.
+"""Directories of checkpoints: temporary names, commit, listing, deletion.
 
-One interface, ``Backend``, with two ways to commit: a file system renames a finished directory
-(``posix``), an object store puts the record last (``object_store``). Nothing else in ckpt renames or
-deletes.
+One interface, ``Backend``, with two ways to commit: in a file system, renaming a finished directory
+(``posix``); in an object store, writing the record last (``object_store``). No other package of
+ckpt renames or deletes.
 """
 
 from ckpt_core._directory.backend import Attempt as Attempt

@@ -1,4 +1,4 @@
-"""What both backends, file systems and object stores, can do."""
+"""The interface of both backends, file systems and object stores."""
 
 from __future__ import annotations
 
@@ -10,110 +10,127 @@ from ckpt_core._directory.locks import Claim
 
 
 class Attempt(Protocol):
-    """One try at writing one checkpoint; invisible until ``commit``."""
+    """One attempt to write one checkpoint; readers see nothing before ``commit``."""
 
     @property
     def path(self) -> str:
-        """Where the files of this try are written."""
+        """Directory or URL to which the files of this attempt are written."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a small file."""
+        """Writes a small file; ``name`` is relative to ``path``."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A file that was written in this try (by any process)."""
+        """The content of a file of this attempt, written by any process."""
         ...
 
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file written so far.
 
         Args:
-            below: only in this folder.
-            told: sizes that the writers of some files told; taken from here where the storage
-                gives a size only together with the data.
+            below: only files in this folder.
+            told: sizes of some files, as reported by their writers; used if the storage could give
+                a size only by reading the data.
         """
         ...
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        """Writes the record, last of all, and makes everything durable; nothing is visible yet."""
+        """Writes the record as the last file and makes all files durable; readers see nothing yet.
+
+        Files of other processes must be written before.
+        """
         ...
 
     def commit(self) -> None:
-        """Makes the checkpoint visible, after ``make_durable``.
+        """Makes the checkpoint visible to readers, after ``make_durable``.
 
-        From the moment when it is, nothing is deleted but what it replaced, and that when all of it is
-        durable. An error that comes later says ``VISIBLE``; ``is_visible`` knows it.
+        The checkpoint that it replaced is deleted only when the new one is durable. If an error
+        comes after the new one became visible, it is not undone: the message contains ``VISIBLE``,
+        and ``is_visible`` recognizes it.
         """
         ...
 
     def abort(self) -> None:
-        """Removes whatever was written, unless it is visible already; never raises."""
+        """Deletes the files of this attempt, unless it is already visible; never raises."""
         ...
 
 
 class Backend(Protocol):
-    """Checkpoints in directories of one kind of storage. Paths are absolute, or URLs."""
+    """Operations on checkpoints in one kind of storage; paths are absolute paths or URLs."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> Attempt:
-        """Starts a try at writing the checkpoint at ``path``.
+        """Starts an attempt to write the checkpoint at ``path``; one process calls it.
+
+        Args:
+            path: of the checkpoint.
+            overwrite: replace an existing checkpoint at the commit.
+            durable: fsync all files and directories.
+            token: identifies the attempt.
 
         Raises:
-            CheckpointExists: something is there, and it may not or cannot be replaced.
+            CheckpointExists: something is at ``path`` and must not or cannot be replaced.
         """
         ...
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> Attempt:
-        """The try that another process began, for the files of this process."""
+        """The attempt that another process began, in which this process writes its files."""
         ...
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        """A file of a checkpoint, or None where there is none; links are followed.
+        """The content of a file of a checkpoint, or None if there is none; follows links.
 
         Args:
-            limit_bytes: that it can have; by its name (``most_bytes``) where it is not given.
+            path: of the checkpoint.
+            name: of the file, relative to ``path``.
+            limit_bytes: maximum size; by default the limit for this file name (``most_bytes``).
 
         Raises:
-            CheckpointCorrupt: it is longer, no regular file, or a link that leads nowhere.
+            CheckpointCorrupt: the file is larger, is not a regular file, or is a dangling link.
         """
         ...
 
     def put(self, path: str, name: str, data: bytes) -> None:
-        """Writes a small file beside the checkpoints in one step, replacing an older one."""
+        """Atomically writes or replaces a small file next to the checkpoints."""
         ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
-        """Puts a file and holds it until the claim is closed or the process ends."""
+        """Writes a file and keeps it locked until the claim is closed or the process ends.
+
+        An object store has no locks and only writes the file.
+        """
         ...
 
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs.
 
         Args:
-            head: how its record begins.
+            path: of the checkpoint.
+            head: first bytes of its record, as the caller has read them.
 
         Raises:
-            FileNotFoundError: it was deleted, or replaced by another one, just now.
+            FileNotFoundError: the checkpoint was deleted or replaced since the caller read the
+                record.
         """
         ...
 
     def files(self, path: str) -> dict[str, int]:
-        """Relative path and size of every file of a checkpoint; -1 for what is no regular file.
+        """Relative path and size of every file of a checkpoint; -1 for anything but a regular file.
 
-        Links are followed, into each directory once.
+        Follows links, but enters each directory once.
         """
         ...
 
     def size(self, path: str, name: str) -> int | None:
-        """Size of one file, as in ``files``; None where there is none."""
+        """Size of one file, as in ``files``; None if there is none."""
         ...
 
     def children(self, path: str) -> list[str]:
-        """Names of what may be checkpoints or items below ``path``; none where it is missing."""
+        """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything."""
+        """Whether there is anything at ``path``."""
         ...
 
     def is_checkpoint(self, path: str) -> bool:
@@ -121,20 +138,22 @@ class Backend(Protocol):
         ...
 
     def replaced(self, path: str) -> str | None:
-        """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
+        """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
         ...
 
     def delete(self, path: str, trash: str | None = None) -> None:
-        """Removes a checkpoint: first from sight, then its data.
+        """Deletes a checkpoint: first hides it from readers, then deletes its data.
 
         Args:
-            trash: move it there instead: a directory beside the checkpoint, made if missing.
+            path: of the checkpoint.
+            trash: name of a directory next to the checkpoint, created if missing: move it there
+                instead of deleting it.
 
         Raises:
-            BlockingIOError: it is being read.
+            BlockingIOError: a reader holds the checkpoint.
         """
         ...
 
     def clean(self, path: str) -> list[str]:
-        """Removes below ``path`` what dead writers left behind; gives the names."""
+        """Deletes what dead writers left in the directory ``path``; returns the names."""
         ...

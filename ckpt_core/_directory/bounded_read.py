@@ -1,4 +1,4 @@
-"""Reading files that may be anything: longer than they can be, pipes, devices, links to nowhere."""
+"""Safe reads of untrusted paths: files that are too large, pipes, devices, dangling links."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import stat
 from ckpt_core._errors import CheckpointCorrupt
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""A pipe would never answer: it is opened without waiting, and then refused."""
+"""O_NONBLOCK: opening a pipe would block until it has a writer; ``refuse_special`` then raises."""
 _LEAST_BYTES = 4095
 _LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
-    """The bytes of a regular file, or of the one that a link leads to; None where there is none.
+    """The bytes of a regular file, following links; None if there is no file.
 
     Args:
-        directory: a checkpoint, or where checkpoints lie.
-        name: of the file in it, for messages too.
-        most_bytes: that it can have.
+        directory: a checkpoint, or a directory of checkpoints.
+        name: of the file, relative to ``directory``; also for messages.
+        most_bytes: maximum size; a larger file is not read.
 
     Raises:
-        CheckpointCorrupt: it is longer than it can be, of which nothing is read; it is no regular
-            file; or it is a link that leads nowhere.
+        CheckpointCorrupt: the file is larger than ``most_bytes``, is not a regular file, or is a
+            dangling link.
     """
     path = os.path.join(directory, name)
     try:
@@ -37,7 +37,7 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _corrupt(path, name, "is a link that leads in a circle") from error
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device that is not there
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without driver
             _refuse_special(os.stat(path).st_mode, path, name)
         raise
     try:
@@ -63,7 +63,7 @@ def _refuse_special(mode: int, path: str, name: str) -> None:
 
 
 def _read(descriptor: int, path: str, name: str, size_bytes: int, most_bytes: int) -> bytes:
-    """Until the end, which in the file systems of the kernel is not where the size says."""
+    """Reads to the end of file; in /proc and /sys, sizes are not the real ones."""
     parts: list[bytes] = []
     done = 0
     try:
@@ -79,7 +79,7 @@ def _read(descriptor: int, path: str, name: str, size_bytes: int, most_bytes: in
 
 
 def size_of(path: str) -> int | None:
-    """The length of a regular file, links followed; -1 of what is none, None where nothing is."""
+    """Size of a regular file, following links; -1 for anything else, None if nothing is there."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -92,10 +92,9 @@ def size_of(path: str) -> int | None:
 
 
 def file_sizes(path: str) -> dict[str, int]:
-    """``size_of`` of all files below a directory, by their paths relative to it.
+    """``size_of`` of all files below a directory, by relative path.
 
-    Links to directories are followed; a directory that is met again is not entered a second time,
-    so this ends wherever they lead.
+    Follows links to directories, but enters each directory once, so that cycles of links end.
     """
     found: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()

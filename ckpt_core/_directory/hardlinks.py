@@ -1,4 +1,4 @@
-"""Files that two checkpoints share: hard links, and only to what is known to be unchanged."""
+"""Hard links between checkpoints, made only to files that are known to be unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class FileIdentity(NamedTuple):
-    """What tells whether a file is still the very one that was written."""
+    """Identifies an unchanged file: device, inode, size and modification time."""
 
     device: int
     inode: int
@@ -20,22 +20,22 @@ class FileIdentity(NamedTuple):
 
 
 def identify(directory: str, names: Iterable[str]) -> dict[str, FileIdentity]:
-    """The identity of files, by their paths relative to ``directory``."""
+    """The identity of each file, by its path relative to ``directory``."""
     return {name: _identity(os.path.join(directory, name)) for name in names}
 
 
 def link_files(
     source: str, target: str, names: Mapping[str, str], known: Mapping[str, FileIdentity]
 ) -> None:
-    """Links files of one directory into another; all of them or none.
+    """Hard-links files of one directory into another: all of them or, on an error, none.
 
     Args:
         source, target: directories.
-        names: name in ``target`` by name in ``source``, both relative.
-        known: identity by name in ``source``.
+        names: relative path in ``source`` -> relative path in ``target``.
+        known: relative path in ``source`` -> identity that the file must have.
 
     Raises:
-        OSError: the file system has no links, a file is gone or another one (ESTALE), ...
+        OSError: the file system has no hard links, a file is missing or has changed (ESTALE), ...
     """
     try:
         for folder in sorted({os.path.dirname(name) for name in names.values()}):
@@ -43,7 +43,8 @@ def link_files(
         for name, new in names.items():
             linked = os.path.join(target, new)
             os.link(os.path.join(source, name), linked, follow_symlinks=False)
-            # looked at after linking: what is compared is what was linked, whatever the name is now
+            # Check after linking: this checks the linked file, even if the source name was
+            # replaced.
             if _identity(linked) != known.get(name):
                 raise OSError(errno.ESTALE, "not the file that was written any more", name)
     except OSError:

@@ -1,8 +1,9 @@
-"""Names: of checkpoints, as callers give them, and the hidden ones beside them, made and read here.
+"""Paths of checkpoints as callers give them, and the hidden names next to them.
 
-A hidden name is ``<kind><label>.<owner>.<digest><random>``: the label is the beginning of the name that it belongs to,
-for people; the digest is of the whole name, for comparing. A name may continue another one with a dot
-and may be as long as the file system allows, so neither a label nor a prefix says whose it is.
+A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
+is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
+comparison: names may be long and may contain dots, so a label or prefix does not identify the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import NamedTuple
 from ckpt_core._directory.owner import this_owner
 
 TEMPORARY = ".ckpt-tmp."
-"""What is being written, or being removed: nobody reads it."""
+"""A checkpoint that is being written or deleted; readers ignore it."""
 REPLACED = ".ckpt-old."
-"""The old checkpoint, while it is replaced in two renames: it counts as long as its name is vacant."""
+"""An old checkpoint between the two renames of a replacement; valid until the second one."""
 KEPT = ".ckpt-kept."
-"""The old checkpoint, replaced by one of which it is not known whether it is durable."""
+"""An old checkpoint that was replaced, kept because the new one may not be durable."""
 
 _KINDS = (TEMPORARY, REPLACED, KEPT)
-_LABEL_BYTES = 64  # some file systems take 143 bytes in all, and the rest needs about 70
+_LABEL_BYTES = 64  # some file systems limit names to 143 bytes; the other parts need about 70
 _DIGEST_DIGITS = 16
 _RANDOM_BYTES = 4
 _OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
@@ -35,9 +36,14 @@ _REMOTE = ("memory://", "s3://", "gs://")
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL without a slash at its end, and whether it is local.
+    """Absolute path or URL, without a trailing slash, and whether it is local.
 
-    Relative paths and ``~`` are resolved now, so a later ``chdir`` changes nothing.
+    Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
+
+    Raises:
+        TypeError: ``path`` is not a str or an os.PathLike object.
+        ValueError: the path is empty, has a backslash, or is a URL with another scheme than
+            ``memory``, ``s3`` or ``gs``.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -63,14 +69,14 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
 
 
 class Hidden(NamedTuple):
-    """A hidden name, taken apart.
+    """The parts of a hidden name.
 
     Attributes:
-        entry: the name itself.
-        kind: how it begins.
-        label: how the name begins that it belongs to.
-        digest: of that name; empty where an earlier version wrote it.
-        owner: of the process that made it; empty where that is not known.
+        entry: the whole hidden name.
+        kind: its prefix: ``TEMPORARY``, ``REPLACED`` or ``KEPT``.
+        label: the beginning of the checkpoint's name.
+        digest: digest of the checkpoint's name; empty if an earlier version wrote it.
+        owner: the process that made it, see ``owner.this_owner``; empty if unknown.
     """
 
     entry: str
@@ -80,7 +86,7 @@ class Hidden(NamedTuple):
     owner: str
 
     def is_of(self, name: str) -> bool:
-        """Whether it belongs to a checkpoint of this name."""
+        """Whether it belongs to the checkpoint of this name."""
         if self.digest:
             return self.digest == digest(name)
         if self.kind == TEMPORARY:
@@ -89,18 +95,18 @@ class Hidden(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """The name of the checkpoint; None where it was too long to stand in this one."""
+        """The name of the checkpoint; None if the label contains only its beginning."""
         return self.label if self.is_of(self.label) else None
 
 
 def make(kind: str, parent: str, name: str) -> str:
-    """A path in ``parent`` that nobody else has, and that says whose it is and of which name."""
+    """A new unique path in ``parent`` for checkpoint ``name``, owned by this process."""
     unique = digest(name) + secrets.token_hex(_RANDOM_BYTES)
     return os.path.join(parent, f"{kind}{shortened(name, _LABEL_BYTES)}.{this_owner()}.{unique}")
 
 
 def parse(entry: str) -> Hidden | None:
-    """A hidden name taken apart, from its end: what it belongs to may hold any dots."""
+    """The parts of a hidden name, or None; parses from the end, since labels may contain dots."""
     kind = next((kind for kind in _KINDS if entry.startswith(kind)), None)
     if kind is None:
         return None
@@ -115,7 +121,7 @@ def parse(entry: str) -> Hidden | None:
 
 
 def find(parent: str) -> list[Hidden]:
-    """All hidden names in a directory; none where it is missing."""
+    """All hidden names in a directory; empty if the directory is missing."""
     try:
         entries = os.listdir(parent)
     except (FileNotFoundError, NotADirectoryError):
@@ -124,17 +130,17 @@ def find(parent: str) -> list[Hidden]:
 
 
 def shortened(name: str, most_bytes: int) -> str:
-    """The beginning of a name, cut between two characters so that it takes at most so many bytes."""
+    """The longest beginning of a name with at most ``most_bytes``, cut between two characters."""
     data = os.fsencode(name)
     if len(data) <= most_bytes:
         return name
     end = most_bytes
-    # bytes that continue a character of UTF-8; in names that are no UTF-8 there may be more of them
+    # Skip continuation bytes of UTF-8, at most 3: a name that is not UTF-8 may have more.
     while end > most_bytes - 3 and data[end] & 0xC0 == 0x80:
         end -= 1
     return os.fsdecode(data[:end])
 
 
 def digest(name: str) -> str:
-    """What says of a hidden name which name it belongs to."""
+    """The digest in a hidden name that identifies the checkpoint it belongs to."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()[:_DIGEST_DIGITS]

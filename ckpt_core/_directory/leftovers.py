@@ -1,7 +1,7 @@
-"""What tries and replacements that were cut short leave beside a checkpoint: which counts, which may go.
+"""Leftovers of interrupted saves and replacements: which are valid and which may be deleted.
 
-An old checkpoint that was replaced goes only when the new one is there and durable: whoever removes
-what ``removable`` gives syncs the directory before.
+A replaced checkpoint may be deleted only when the new one is durable: callers must fsync the
+directory before they delete what ``removable`` returns.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SIGNS = (
     "orbax.checkpoint",
     "commit_success.txt",
 )
-"""By one of these names in it a directory is known as a checkpoint."""
+"""File names that mark a directory as a checkpoint; one of them is enough."""
 
 
 def is_vacant(path: str) -> bool:
-    """Whether there is nothing, or an empty directory, over which a checkpoint can be renamed."""
+    """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there."""
     if os.path.islink(path):
         return False
     try:
@@ -38,12 +38,12 @@ def is_vacant(path: str) -> bool:
 
 
 def has_sign(path: str) -> bool:
-    """Whether a directory is a checkpoint, by the names in it."""
+    """Whether a directory contains one of ``SIGNS``, and so is a checkpoint."""
     return any(os.path.exists(os.path.join(path, sign)) for sign in SIGNS)
 
 
 def replaced(path: str) -> str | None:
-    """Where the old checkpoint stands, if a replacement of ``path`` was cut short."""
+    """Path of the old checkpoint, if a replacement of ``path`` was interrupted; else None."""
     if not is_vacant(path):
         return None
     parent, name = os.path.split(path)
@@ -52,11 +52,11 @@ def replaced(path: str) -> str | None:
         for hidden in hidden_names.find(parent)
         if hidden.kind == hidden_names.REPLACED and hidden.is_of(name)
     ]
-    return max(found, key=_standing, default=None)
+    return max(found, key=_validity, default=None)
 
 
-def _standing(path: str) -> tuple[bool, int]:
-    """Orders old checkpoints of one name: those that are one, and then the one renamed last."""
+def _validity(path: str) -> tuple[bool, int]:
+    """Sort key for old checkpoints of one name: real checkpoints win, then the latest rename."""
     try:
         return has_sign(path), os.lstat(path).st_ctime_ns
     except OSError:
@@ -64,7 +64,7 @@ def _standing(path: str) -> tuple[bool, int]:
 
 
 def vacant_names(parent: str) -> set[str]:
-    """Names in a directory of which only the old checkpoint stands there, under its hidden name."""
+    """Names of checkpoints that exist only under the hidden name of an interrupted replacement."""
     return {
         hidden.name
         for hidden in hidden_names.find(parent)
@@ -75,46 +75,47 @@ def vacant_names(parent: str) -> set[str]:
 
 
 def bring_back(parent: str) -> None:
-    """Gives the old checkpoints of replacements that were cut short their names again."""
+    """Renames the old checkpoints of interrupted replacements back to their names."""
     for hidden in hidden_names.find(parent):
         if hidden.kind != hidden_names.REPLACED or hidden.name is None or lives(hidden.owner):
             continue
         path = os.path.join(parent, hidden.name)
         aside = replaced(path)
         if aside is not None:
-            with contextlib.suppress(OSError):  # it is read under that name too
+            with contextlib.suppress(OSError):  # readers find it under the hidden name too
                 os.rename(aside, path)
 
 
 def removable(parent: str) -> list[str]:
-    """Hidden names of what dead writers left, and of old checkpoints that were replaced."""
+    """Hidden names to delete: unfinished saves of dead writers, and replaced checkpoints."""
     found = hidden_names.find(parent)
     beside = (
         {} if all(hidden.kind == hidden_names.TEMPORARY for hidden in found) else _digests(parent)
     )
-    return [hidden.entry for hidden in found if _may_go(hidden, parent, beside)]
+    return [hidden.entry for hidden in found if _is_removable(hidden, parent, beside)]
 
 
 def _digests(parent: str) -> dict[str, str]:
     return {hidden_names.digest(entry): entry for entry in os.listdir(parent)}
 
 
-def _may_go(hidden: hidden_names.Hidden, parent: str, beside: dict[str, str]) -> bool:
+def _is_removable(hidden: hidden_names.Hidden, parent: str, beside: dict[str, str]) -> bool:
     if hidden.kind == hidden_names.TEMPORARY:
         return is_dead(hidden.owner, os.path.join(parent, hidden.entry))
     name = beside.get(hidden.digest) if hidden.digest else hidden.label
     return name is not None and has_sign(os.path.join(parent, name))
 
 
-def of_name(parent: str, name: str) -> list[hidden_names.Hidden]:
-    """What belongs to one checkpoint."""
+def belonging_to(parent: str, name: str) -> list[hidden_names.Hidden]:
+    """The hidden names that belong to one checkpoint."""
     return [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
 
 
 def discard(paths: Iterable[str]) -> None:
-    """Removes what has hidden names; never raises.
+    """Deletes directories with hidden names; never raises.
 
-    What may be taken for a checkpoint gets another name first: half of it is none.
+    A ``REPLACED`` or ``KEPT`` one is first renamed to a ``TEMPORARY`` name: if the deletion is
+    interrupted, readers must not take the rest for a checkpoint.
     """
     for path in paths:
         parent, entry = os.path.split(path)
@@ -124,6 +125,6 @@ def discard(paths: Iterable[str]) -> None:
             try:
                 os.rename(path, gone)
             except OSError:
-                continue  # it stays, as a whole
+                continue  # leave it undamaged
             path = gone
         remove(path)

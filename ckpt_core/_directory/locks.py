@@ -1,10 +1,10 @@
-"""Locks of files between readers, writers and whoever deletes (flock(2)).
+"""File locks (flock(2)) between readers, writers and deleters of checkpoints.
 
-The system drops them when the process ends, however it ends, so none can be left over. Where a file
-system has no locks, asking for one changes nothing.
+The kernel releases a lock when its process ends in any way, so no stale lock remains. On a file
+system without locks, locking succeeds and has no effect.
 
-A lock belongs to the open file, which a forked child would share: a worker that lives on would hold
-it for as long. So a child closes what was open when it was forked.
+A lock belongs to the open file description, which a forked child shares: a data worker that
+outlives its parent would keep the lock. Therefore a forked child closes all lock files.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import weakref
 from collections.abc import Generator
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-"""EBADF: NFS, where an exclusive lock takes a file that is open for writing, and it may not be."""
+"""EBADF: NFS grants exclusive locks only on files open for writing, which may not be permitted."""
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""To open a pipe waits for whoever is at its other end, for ever."""
+"""O_NONBLOCK: opening a pipe would block until its other end is opened."""
 _READER_TRIES = 100
 _READER_PAUSE_SECS = 0.02
 
 
 class LockFile:
-    """A file that is open to be locked; a forked child does not have it.
+    """An open file for flock; a forked child closes it.
 
     Attributes:
-        descriptor: of the open file; None when it was closed.
+        descriptor: file descriptor; None after ``close``.
     """
 
     def __init__(self, path: str, flags: int, mode: int = 0o666) -> None:
@@ -40,7 +40,7 @@ class LockFile:
             open_files.add(self)
 
     def lock(self, kind: int) -> bool:
-        """Whether the lock was had at once; True too where the file system has none."""
+        """Tries to lock without blocking; True on success, or if the file system has no locks."""
         assert self.descriptor is not None
         try:
             fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ class LockFile:
         return True
 
     def close(self) -> None:
-        """Closes it, and lets its lock go."""
+        """Closes the file, which releases its lock."""
         with _forking:
             open_files.discard(self)
             descriptor, self.descriptor = self.descriptor, None
@@ -66,16 +66,16 @@ class LockFile:
         self.close()
 
     def __del__(self) -> None:
-        # the interpreter takes modules apart before the last objects; the system lets go then
-        # and one whose making was interrupted has no descriptor
+        # At interpreter exit, ``os`` may be torn down already: the kernel then releases the lock.
+        # If __init__ was interrupted, there is no descriptor.
         if callable(getattr(os, "close", None)) and getattr(self, "descriptor", None) is not None:
             self.close()
 
 
 open_files: weakref.WeakSet[LockFile] = weakref.WeakSet()
-"""All that are open, which is what a child has to close: of the process, as its descriptors are."""
+"""All open lock files of this process, which a forked child has to close."""
 _forking = threading.RLock()
-"""Held while a descriptor is opened or closed, and while a child is forked: it knows them all."""
+"""Held while a descriptor is opened or closed and during a fork, so ``open_files`` is complete."""
 
 
 def _close_in_child() -> None:
@@ -90,7 +90,7 @@ os.register_at_fork(
 
 
 def _open_to_lock(path: str) -> LockFile:
-    """Open for an exclusive lock: for writing where that is allowed, as NFS wants it."""
+    """Opens a file for an exclusive lock: for writing if permitted, because NFS requires that."""
     try:
         return LockFile(path, os.O_RDWR)
     except PermissionError:
@@ -102,7 +102,10 @@ def _open_to_lock(path: str) -> LockFile:
 
 
 def is_locked(path: str) -> bool:
-    """Whether somebody holds a lock on the file, as far as locks reach; False where there is none."""
+    """Whether any process holds a lock on the file; False if the file or the file system has none.
+
+    Locks held on other hosts may be invisible.
+    """
     try:
         file = _open_to_lock(path)
     except OSError:
@@ -113,18 +116,18 @@ def is_locked(path: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: str, head: bytes) -> Generator[None]:
-    """Holds a file for reading while the block runs.
+    """Holds a shared lock on a file during the block, so that ``deleting`` raises.
 
     Raises:
-        FileNotFoundError: it was deleted, or no longer begins with ``head``.
+        FileNotFoundError: the file was deleted, or no longer begins with ``head``.
     """
     try:
         file = LockFile(path, os.O_RDONLY)
-    except PermissionError:  # what may not be read is told by whoever reads it
+    except PermissionError:  # unreadable: let the read itself raise
         yield
         return
     with file:
-        # whoever deletes holds the file for the moment of a rename
+        # A deleter holds its exclusive lock only during a rename: retry for up to 2 s.
         for _ in range(_READER_TRIES):
             if file.lock(fcntl.LOCK_SH):
                 break
@@ -139,10 +142,10 @@ def reading(path: str, head: bytes) -> Generator[None]:
 
 @contextlib.contextmanager
 def deleting(path: str) -> Generator[None]:
-    """Keeps readers of a file away while the block runs; a missing file has none.
+    """Holds an exclusive lock on a file during the block; does nothing if it cannot be opened.
 
     Raises:
-        BlockingIOError: it is being read.
+        BlockingIOError: a reader holds the file.
     """
     try:
         file = _open_to_lock(path)
@@ -156,10 +159,10 @@ def deleting(path: str) -> Generator[None]:
 
 
 class Claim:
-    """A locked file that says who writes to a directory; let go by ``close``, or with the process.
+    """A locked file that names the writer of a directory; held until ``close`` or process exit.
 
     Attributes:
-        contested: whether another living writer of this machine had it.
+        contested: whether another live writer held the lock before.
     """
 
     def __init__(self, file: LockFile | None, contested: bool) -> None:
@@ -167,6 +170,6 @@ class Claim:
         self.contested = contested
 
     def close(self) -> None:
-        """Lets it go; the file stays."""
+        """Releases the lock; the file stays."""
         if self._file is not None:
             self._file.close()

@@ -1,8 +1,8 @@
-"""Checkpoints in an object store: nothing can be renamed, so the record is put last.
+"""Checkpoints in an object store, which cannot rename: the commit is the write of the record.
 
-Until ``ckpt.json`` is there, a checkpoint does not exist. It is put on condition that none is
-there yet; where the answer to that put was lost and the retry is refused, the record found is
-compared with our own.
+A checkpoint exists only when ``ckpt.json`` does. That key is written with a conditional put, which
+fails if it exists. If the reply to the put was lost, the client's retry fails although the first
+put succeeded; therefore a failed put is followed by a comparison with the stored record.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ckpt_core._format.limits import most_bytes
 
 RECORD = "ckpt.json"
 ATTEMPT = "ckpt.attempt"
-"""Written first: says that what is there without a record is a try of ours, and may be cleared.
+"""Key written first: marks keys without a record as an unfinished attempt, which may be deleted.
 
-It holds the token of the try, and who began it.
+Its value is the token of the attempt and the process that began it.
 """
 _FOREIGN_SIGNS = ("commit_success.txt", "_CHECKPOINT_METADATA", "_METADATA")
 
@@ -39,7 +39,7 @@ class ObjectStoreBackend:
     """Checkpoints as prefixes; see ``Backend``.
 
     Args:
-        open_keys: gives the keys and values below a URL.
+        open_keys: opens the key-value view of the objects below a URL.
     """
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
@@ -60,7 +60,7 @@ class ObjectStoreBackend:
                 f"{path} holds something else ({', '.join(present[:3])}): choose another path"
             )
         if present:
-            keys.delete_all()  # what a try that never committed left behind
+            keys.delete_all()  # an attempt that never committed
         keys.put(ATTEMPT, f"{token} {introduction()}".encode())
         return StoreAttempt(path, keys, token)
 
@@ -68,7 +68,8 @@ class ObjectStoreBackend:
         return StoreAttempt(path, self._open(path))
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
-        # an object has all the bytes that its size says, so this costs what its owner paid for
+        # Unlike a sparse file, an object really stores all its bytes, so a huge one is unlikely:
+        # read it, then check its size.
         data = self._open(path).get(name)
         most = most_bytes(name) if limit_bytes is None else limit_bytes
         if data is not None and len(data) > most:
@@ -86,7 +87,7 @@ class ObjectStoreBackend:
         return Claim(None, False)
 
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # a store has no locks: Options.delete_grace_secs
+        return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 
     def files(self, path: str) -> dict[str, int]:
         return _sizes(self._open(path))
@@ -116,11 +117,11 @@ class ObjectStoreBackend:
                 "leave Options(trash_directory=) out there"
             )
         keys = self._open(path)
-        keys.delete_all(RECORD)  # without its record it no longer exists
+        keys.delete_all(RECORD)  # first, because without a record the checkpoint does not exist
         keys.delete_all()
 
     def clean(self, path: str) -> list[str]:
-        return []  # a try has no name of its own here: the next one at the same path clears it
+        return []  # attempts have no hidden names here; the next one at the same path deletes them
 
     def replaced(self, path: str) -> str | None:
         return None
@@ -134,10 +135,12 @@ def _sizes(keys: Keys, prefix: str = "", told: Mapping[str, int] | None = None) 
 
 
 class StoreAttempt:
-    """One try; see ``Attempt``.
+    """One attempt; see ``Attempt``.
 
     Args:
-        token: of the try that this process began; None in one that it joined.
+        path: URL of the checkpoint.
+        keys: the objects below it.
+        token: token of the attempt if this process began it; None if it joined it.
     """
 
     def __init__(self, path: str, keys: Keys, token: str | None = None) -> None:
@@ -163,12 +166,13 @@ class StoreAttempt:
         return _sizes(self._keys, f"{below}/" if below else "", told or {})
 
     def make_durable(self, record_name: str, record: bytes) -> None:
-        # what was put is durable, and the record is what makes the checkpoint visible
+        # Objects are durable when put returns; the record makes the checkpoint visible, in
+        # commit().
         self._record = record_name, record
 
     def commit(self) -> None:
         record_name, record = self._record
-        token, who = self._standing()
+        token, who = self._current_attempt()
         if token != self._token:
             raise CheckpointError(
                 f"{self._path}: another try ({who}, token {token or 'none'}) has begun to write here since, "
@@ -182,10 +186,10 @@ class StoreAttempt:
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
-            if self._standing()[0] == self._token and self._keys.get(RECORD) is None:
+            if self._current_attempt()[0] == self._token and self._keys.get(RECORD) is None:
                 self._keys.delete_all()
 
-    def _standing(self) -> tuple[str, str]:
-        """Token of the try whose files lie here, and who began it."""
+    def _current_attempt(self) -> tuple[str, str]:
+        """Token of the attempt whose files are at the path, and the process that began it."""
         token, _, who = (self._keys.get(ATTEMPT) or b"").decode(errors="replace").partition(" ")
         return token, who or "an unknown one"

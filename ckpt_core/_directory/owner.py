@@ -1,7 +1,8 @@
-"""Who a hidden directory or a claim belongs to, and whether that process still lives.
+"""Which process owns a hidden directory or a claim, and whether that process is alive.
 
-The owner stands in the directory's name, or in the file that makes the claim: a digest of host, boot
-and process namespace, the process id and its start time.
+The owner is written into the directory's name or the claim's file as ``<host>-<pid>-<start>``,
+where host is a digest of host name, boot and process namespace, and start is the start time in
+clock ticks.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import time
 from ckpt_core._directory.syscalls import unless_absent
 
 FOREIGN_AGE_SECS = 3600.0
-"""What belongs to an unknown process is taken for left behind when nothing changed in it for so long."""
+"""Age of the last change after which files of a process on another host count as left over."""
 _OWNER = re.compile(r"([0-9a-f]+)-([0-9]{1,9})-([0-9]*)")
 
 
 @functools.cache
 def this_owner() -> str:
-    """The name part that says: this process."""
+    """The owner string of this process."""
     return f"{_host()}-{os.getpid()}-{_start_time(os.getpid()) or ''}"
 
 
@@ -30,7 +31,7 @@ os.register_at_fork(after_in_child=this_owner.cache_clear)
 
 
 def introduction() -> str:
-    """This process in words, and the time."""
+    """Process id, host and current time, for messages."""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return f"process {os.getpid()} on {socket.gethostname()}, since {now}"
 
@@ -52,13 +53,13 @@ def _host() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time of a process in clock ticks; empty where it has ended, None where /proc says nothing.
+    """Start time of a process in clock ticks; empty if it is a zombie, None if not in /proc.
 
-    With ``hidepid`` the processes of other users are not there at all.
+    With the mount option ``hidepid``, /proc does not show the processes of other users.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
-            # the command, in parentheses, may hold anything
+            # The command name, in parentheses, may contain spaces and parentheses.
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return None
@@ -66,10 +67,10 @@ def _start_time(pid: int) -> str | None:
 
 
 def lives(owner: str) -> bool | None:
-    """Whether a process still runs; None where that cannot be known, as it is elsewhere.
+    """Whether the owner is alive; None if it runs on another host or is unknown.
 
-    On this host a process is taken for ended only where there is none of its number, or where that
-    one is known to have started at another time.
+    On this host it counts as dead only if no process has its id, or if that process started at
+    another time.
     """
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
@@ -84,15 +85,16 @@ def lives(owner: str) -> bool | None:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # EPERM: there is one, of another user
+    except OSError:  # EPERM: the process exists and belongs to another user
         return True
     return True
 
 
 def is_dead(owner: str, path: str) -> bool:
-    """Whether the process that what lies at ``path`` belongs to has ended, as far as can be known.
+    """Whether the owner of the files at ``path`` is dead.
 
-    Of a process elsewhere that is guessed: where nothing has changed below ``path`` for long.
+    For an owner on another host this is a guess: True if nothing below ``path`` has changed for
+    ``FOREIGN_AGE_SECS`` (1 hour).
     """
     living = lives(owner)
     if living is not None:
@@ -105,7 +107,7 @@ def is_dead(owner: str, path: str) -> bool:
 
 
 def _entries(path: str) -> list[str]:
-    """The path and all below it: a save of hours changes nothing but what lies deepest."""
+    """The path and everything below it: a long save may change only the deepest files."""
     found = [path]
     for top, directories, files in os.walk(path, onerror=unless_absent):
         found += (os.path.join(top, name) for name in (*directories, *files))

@@ -1,4 +1,4 @@
-"""Checkpoints in a file system: written under a temporary name, made durable, renamed."""
+"""Checkpoints in a file system: reading, listing, deleting; ``writing`` has the commit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ckpt_core._directory.writing import (
 )
 from ckpt_core._format.limits import most_bytes
 
-_MOST_TRASH_NAME_BYTES = 120  # a name there may get a suffix, and some file systems take 143 in all
+_MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
 def refuse_file(path: str) -> None:
-    """Raise NotADirectoryError where a file lies; a URL never is one."""
+    """Raises NotADirectoryError if ``path`` is a file; never for a URL."""
     if os.path.exists(path) and not os.path.isdir(path):
         raise NotADirectoryError(errno.ENOTDIR, "a file is where a directory should be", path)
 
@@ -46,13 +46,13 @@ class PosixBackend(Writing):
         return Claim(self._put_held(path, name, data), contested)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
-        """Writes a file in one step, and gives it, open and locked."""
-        # a save finds the directories there, and syncs only those that it makes itself
+        """Atomically writes a file and returns it, open and with a shared lock."""
+        # Durable, because a later save syncs only the directories that it creates itself.
         make_directories(path, durable=True)
         temporary = hidden_names.make(hidden_names.TEMPORARY, path, name)
         file: LockFile | None = None
         try:
-            # for reading too: a shared lock on NFS takes that
+            # O_RDWR: NFS wants the file open for reading for a shared lock.
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             file.lock(fcntl.LOCK_SH)
             assert file.descriptor is not None
@@ -60,9 +60,7 @@ class PosixBackend(Writing):
                 stream.write(data)
             os.fsync(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
-        except (
-            BaseException
-        ):  # a signal handler's, too, even if the file was opened and not yet given
+        except BaseException:  # also an interrupt by a signal handler
             if file is not None:
                 file.close()
             remove(temporary)
@@ -117,8 +115,8 @@ class PosixBackend(Writing):
                 gone = os.path.join(parent, trash, f"{kept}.{secrets.token_hex(4)}")
         try:
             with deleting(os.path.join(standing, _SIGNS[0])):
-                # before it: what it replaced must not come back in its place
-                old = superseded(parent, leftovers.of_name(parent, name), standing)
+                # First delete what this checkpoint replaced, else `replaced` would bring it back.
+                old = superseded(parent, leftovers.belonging_to(parent, name), standing)
                 if old:
                     sync_directory(parent)
                     leftovers.discard(old)
@@ -127,7 +125,7 @@ class PosixBackend(Writing):
                 remove_tree(gone)
         except BaseException:
             if trash is None:
-                remove(gone)  # where the name is gone, what was interrupted is done
+                remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
     def clean(self, path: str) -> list[str]:
@@ -139,6 +137,6 @@ class PosixBackend(Writing):
         return entries
 
     def replaced(self, path: str) -> str | None:
-        if os.path.lexists(os.path.join(path, _SIGNS[0])):  # mostly, and quickly seen
+        if os.path.lexists(os.path.join(path, _SIGNS[0])):  # the common case, without a listing
             return None
         return leftovers.replaced(path)

@@ -1,4 +1,4 @@
-"""JSON that belongs to a whole run: beside its steps, in the place where Orbax keeps it."""
+"""JSON metadata of a whole run, in the file next to the steps that Orbax uses for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = "_ROOT_METADATA"
 
 
 def read_run_metadata(backend: Backend, directory: str) -> Any:
-    """What was written for the run whose steps lie in ``directory``; None where nothing was.
+    """The metadata of the run whose steps are in ``directory``; None if there is none.
 
     Raises:
         CheckpointCorrupt: the file is damaged.
@@ -30,10 +30,10 @@ def read_run_metadata(backend: Backend, directory: str) -> Any:
 
 
 def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
-    """Replaces it, in one step.
+    """Atomically replaces the metadata.
 
     Raises:
-        TypeError: no JSON object.
+        TypeError: ``value`` is not a dict of plain JSON values.
     """
     try:
         json.dumps(value)

@@ -1,4 +1,4 @@
-"""Names of step directories: plain integers, a prefix, a fixed number of digits."""
+"""Names of step directories: a number, optionally with a prefix and a fixed number of digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_STEP = 2**63 - 1
 
 
 def is_file_name(name: object) -> bool:
-    """Whether a name that a user chose can be that of a directory, whatever else reads the path."""
+    """Whether a user's name is safe as a directory name, for all tools that read the path."""
     return (
         isinstance(name, str)
         and 0 < len(name.encode(errors="replace")) <= 200
@@ -23,11 +23,16 @@ def is_file_name(name: object) -> bool:
 
 @dataclass(frozen=True)
 class StepNames:
-    """How steps are named; reading understands every other way too.
+    """How new steps are named; ``parse`` accepts every combination.
 
     Attributes:
-        prefix: joined to the number with ``_``, as Orbax does.
-        fixed_length: digits, filled up with zeros.
+        prefix: joined to the number with ``_``, as in Orbax; None for none.
+        fixed_length: minimum number of digits, padded with zeros; None for no padding.
+
+    Example:
+        >>> from ckpt_core._directory.step_names import StepNames
+        >>> StepNames("step", 6).name(42), StepNames().parse("step_000042")
+        ('step_000042', 42)
     """
 
     prefix: str | None = None
@@ -45,12 +50,12 @@ class StepNames:
             )
 
     def name(self, step: int) -> str:
-        """The directory's name."""
+        """The directory name of a step."""
         digits = f"{step:0{self.fixed_length or 1}d}"
         return digits if self.prefix is None else f"{self.prefix}_{digits}"
 
     def parse(self, name: str) -> int | None:
-        """The step that a directory's name stands for, or None."""
+        """The step number in a directory name, or None."""
         found = _ANY.fullmatch(name)
         step = int(found[1]) if found and len(found[1]) < 30 else None
         return step if step is not None and step <= MAX_STEP else None
@@ -60,7 +65,8 @@ def check_step(step: int) -> int:
     """The step as an int.
 
     Raises:
-        TypeError, ValueError: no step number.
+        TypeError: it is not an integer.
+        ValueError: it is negative, larger than ``MAX_STEP``, or a bool.
     """
     try:
         number = operator.index(step)

@@ -1,4 +1,4 @@
-"""What the standard library lacks: swapping two directories, removing whatever it is, statfs."""
+"""System calls that the standard library lacks or wraps badly: renameat2, statfs, rmtree."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LOCAL_KINDS = frozenset(
         0xE0F5E1E2,  # erofs
     }
 )
-"""``f_type`` of file systems whose pages are this machine's own (statfs(2))."""
-_STATFS_BYTES = 512  # more than any architecture's struct takes
+"""``f_type`` (statfs(2)) of file systems that no other machine can change."""
+_STATFS_BYTES = 512  # larger than struct statfs on any architecture
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swaps two directories in one step; False where the system cannot (see renameat2(2))."""
+    """Atomically swaps two directories; False if the system cannot (see renameat2(2))."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -50,10 +50,10 @@ def exchange(one: str, other: str) -> bool:
 
 
 def is_local_disk(path: str) -> bool:
-    """Whether a path lies on a file system of this machine; False where that is not known.
+    """Whether a path is on a local file system; False if unknown.
 
-    A file of a network file system may be cut short by another machine: whoever then touches a
-    mapping of it is killed.
+    On a network file system another machine may truncate a file; a process that then touches its
+    memory map of the file is killed (SIGBUS).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -64,13 +64,13 @@ def is_local_disk(path: str) -> bool:
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if statfs(os.fsencode(path), answer) != 0:
         return False
-    kind = ctypes.c_long.from_buffer(answer).value  # the first field, a machine word
+    kind = ctypes.c_long.from_buffer(answer).value  # f_type, the first field, is a machine word
     return kind & 0xFFFFFFFF in _LOCAL_KINDS
 
 
 def remove(path: str) -> None:
-    """``remove_tree`` of what can be removed; never raises."""
-    with contextlib.suppress(OSError):  # rmtree ignores all errors but those of closing
+    """Like ``remove_tree``, but deletes as much as possible and never raises OSError."""
+    with contextlib.suppress(OSError):  # rmtree(ignore_errors=True) still raises errors of close
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -78,14 +78,15 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Removes a directory with all that is in it, or a file; of a link the link, not what it leads to."""
+    """Deletes a directory tree, or a link itself and not its target."""
     if os.path.islink(path):
         os.unlink(path)
         return
     try:
         shutil.rmtree(path)
     except OSError as error:
-        # what a handler raises between the closing of a descriptor and the note of it has it closed twice
+        # If a signal handler raises right after rmtree closed a descriptor, rmtree closes it again
+        # and fails with EBADF: raise the handler's exception instead.
         interrupt = raised_by_a_handler(error.__context__)
         if interrupt is not None:
             raise interrupt from None
@@ -93,10 +94,10 @@ def remove_tree(path: str) -> None:
 
 
 def unless_absent(error: OSError) -> None:
-    """For ``os.walk(onerror=)``, which otherwise takes a directory that cannot be listed for empty.
+    """For ``os.walk(onerror=)``, which by default treats an unreadable directory as empty.
 
     Raises:
-        OSError: the directory is there.
+        OSError: the directory exists but cannot be listed.
     """
     if not isinstance(error, FileNotFoundError):
         raise error

@@ -1,4 +1,4 @@
-"""What lies beside the checkpoints of a directory: unfinished saves, what was set aside, who writes."""
+"""Finds what is next to the checkpoints: unfinished saves, moved steps, the live writer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 @dataclass(frozen=True)
 class Trace:
-    """One thing that is no checkpoint, and tells of a save.
+    """One directory entry that is not a step, but shows the state of a save or a deletion.
 
     Attributes:
-        kind: ``unfinished`` (a save or a removal that goes on, or never ended), ``replaced`` (the
-            old one of a replacement that was cut short), ``kept`` (the old one, as long as it is not
-            known whether the new one is durable), the kind of a folder, or ``writer`` (a process
-            that has the directory for its own now).
-        name: of the checkpoint that it is about (cut, with ``...``, where it is long), or of the file.
-        whose: the process, as far as it can be known.
-        since_unix_secs: when it began.
+        kind: ``unfinished`` (a save or deletion that is running or was interrupted), ``replaced``
+            (the old checkpoint of an interrupted replacement), ``kept`` (an old checkpoint, kept
+            because the new one may not be durable), ``writer`` (a live process that has claimed the
+            directory), or a value of the ``folders`` argument.
+        name: name of the checkpoint (cut and with ``...`` if long), or of the owner file.
+        whose: the process in words; empty if unknown.
+        since_unix_secs: begin, in Unix seconds: the oldest modification time found.
     """
 
     kind: str
@@ -45,18 +45,18 @@ _KINDS = {
 
 
 def traces(directory: str, owner_file: str, folders: Mapping[str, str]) -> list[Trace]:
-    """What there is of that in a local directory; changes nothing.
+    """The traces in a local directory; changes nothing.
 
     Args:
-        directory: of the checkpoints.
-        owner_file: name of the file that its writer holds.
-        folders: names of those for checkpoints that were moved away, with the kind of what is in them.
+        directory: directory of checkpoints.
+        owner_file: name of the file that the writer of the directory keeps locked.
+        folders: folder name -> kind, for the folders to which checkpoints are moved.
     """
     found: list[Trace] = []
     for name in sorted(_names(directory)):
         path = os.path.join(directory, name)
         since = _since(path)
-        if since is None:  # gone meanwhile, or no directory
+        if since is None:  # deleted meanwhile, or not a directory
             continue
         hidden = hidden_names.parse(name)
         if hidden is not None:
@@ -80,7 +80,7 @@ def _writer(directory: str, name: str) -> Iterator[Trace]:
     try:
         content = read_bounded(directory, name, most_bytes(name)) or b""
         since = os.stat(path).st_mtime
-    except (OSError, CheckpointCorrupt):  # it ended just now, or is no file of a writer
+    except (OSError, CheckpointCorrupt):  # the writer ended just now, or this is not an owner file
         return
     first = content.decode(errors="replace").partition("\n")[0]
     yield Trace("writer", name, first.strip().partition(" ")[2], since)
@@ -94,7 +94,7 @@ def _names(path: str) -> list[str]:
 
 
 def _since(path: str) -> float | None:
-    """The oldest change of what lies in a directory; None where it is none."""
+    """Oldest modification time of a directory and its entries; None if it is not a directory."""
     try:
         status = os.stat(path)
         if not stat.S_ISDIR(status.st_mode):

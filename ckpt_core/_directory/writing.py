@@ -1,4 +1,4 @@
-"""Writing a checkpoint in a file system: under a hidden name, made durable, then renamed."""
+"""Writes a checkpoint in a file system: under a hidden name, made durable, then renamed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Writing:
         parent, name = os.path.split(path)
         beside = [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
         aside = leftovers.replaced(path) if beside else None
-        if aside is not None:  # a replacement was cut short between its two renames
+        if aside is not None:  # a replacement was interrupted between its two renames
             os.rename(aside, path)
         _refuse_if_occupied(path, overwrite)
         created = make_directories(parent, durable)
@@ -47,21 +47,22 @@ class Writing:
 
 
 def _clean_named(parent: str, beside: list[hidden_names.Hidden]) -> list[str]:
-    """Removes what dead tries at a checkpoint left; gives the old ones that the next commit outdates."""
+    """Deletes leftovers of dead attempts; returns old checkpoints to delete after the commit."""
     found = [(hidden, os.path.join(parent, hidden.entry)) for hidden in beside]
     dead = [
         path
         for hidden, path in found
         if hidden.kind == hidden_names.TEMPORARY and leftovers.is_dead(hidden.owner, path)
     ]
-    # one of them may be what was replaced, by a rename that is not on the disk yet
+    # One of them may be a replaced checkpoint whose replacing rename is not durable yet: fsync
+    # first.
     if dead and is_synced(parent):
         leftovers.discard(dead)
     return superseded(parent, beside)
 
 
 def superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") -> list[str]:
-    """Where old checkpoints stand that were replaced."""
+    """Paths of replaced checkpoints, except ``but``."""
     paths = [
         os.path.join(parent, hidden.entry)
         for hidden in beside
@@ -71,7 +72,7 @@ def superseded(parent: str, beside: list[hidden_names.Hidden], but: str = "") ->
 
 
 class LocalAttempt:
-    """One try; see ``Attempt``."""
+    """One attempt; see ``Attempt``."""
 
     def __init__(
         self, target: str, temporary: str, *, overwrite: bool, durable: bool, created: list[str]
@@ -82,9 +83,9 @@ class LocalAttempt:
         self._durable = durable
         self._created = created
         self.superseded: list[str] = []
-        """Old checkpoints of this name that go when this try has replaced the one that stands."""
-        self._identity: tuple[int, int] | None = None  # of its directory, from the commit on
-        self._replaced: str | None = None  # where the commit puts what it replaces
+        """Old checkpoints of this name, deleted after the commit."""
+        self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
+        self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
     @property
     def path(self) -> str:
@@ -116,7 +117,7 @@ class LocalAttempt:
             for directory, _, _ in os.walk(self._temporary, topdown=False, onerror=unless_absent):
                 if directory != self._temporary:
                     sync_directory(directory)
-        # the record is last: with it the directory is whole, without it there is no checkpoint
+        # The record comes last: a directory without it is not a checkpoint.
         self.write(record_name, record)
         if self._durable:
             sync_directory(self._temporary)
@@ -130,8 +131,8 @@ class LocalAttempt:
                 sync_directory(os.path.dirname(self._target))
         except BaseException as error:
             if not self._stands_at(self._target, unknown=True):
-                raise  # nobody has seen it
-            # an error of the rename, too, may come after it is done
+                raise  # not visible: the caller aborts
+            # The checkpoint is visible: even a failed rename may have been carried out.
             self._keep_replaced()
             told = _visible(error, self._target)
             if told is error:
@@ -143,7 +144,7 @@ class LocalAttempt:
             leftovers.discard(old)
 
     def _put_in_place(self) -> None:
-        """Renames into place; what stood there then has a hidden name."""
+        """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
         if not self._overwrite or not _holds_something(self._target):
             self._rename_to_target()
             return
@@ -151,7 +152,7 @@ class LocalAttempt:
         if exchange(self._temporary, self._target):
             return
         parent, name = os.path.split(self._target)
-        if self.superseded:  # between the two renames there must be one old checkpoint only
+        if self.superseded:  # between the two renames, only one old checkpoint may be found
             sync_directory(parent)
             leftovers.discard(self.superseded)
         aside = self._replaced = hidden_names.make(hidden_names.REPLACED, parent, name)
@@ -160,7 +161,7 @@ class LocalAttempt:
             self._rename_to_target()
         except BaseException:
             if not os.path.lexists(self._target):
-                with contextlib.suppress(OSError):  # it is followed under that name too
+                with contextlib.suppress(OSError):  # readers find it under the hidden name too
                     os.rename(aside, self._target)
             raise
 
@@ -173,14 +174,14 @@ class LocalAttempt:
             raise
 
     def _keep_replaced(self) -> None:
-        """What was replaced stays until it is known that what replaced it is durable."""
+        """Renames the replaced checkpoint to ``KEPT``: the new one may not be durable."""
         if self._replaced is not None:
             parent, name = os.path.split(self._target)
-            with contextlib.suppress(OSError):  # it stays under the name that it has
+            with contextlib.suppress(OSError):  # it then keeps its current hidden name
                 os.rename(self._replaced, hidden_names.make(hidden_names.KEPT, parent, name))
 
     def _stands_at(self, path: str, *, unknown: bool) -> bool:
-        """Whether this try's own directory is at ``path``; ``unknown`` where the system does not say."""
+        """Whether this attempt's directory is at ``path``; ``unknown`` if lstat fails."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -191,8 +192,8 @@ class LocalAttempt:
 
     def abort(self) -> None:
         if self._identity is not None and not self._stands_at(self._temporary, unknown=False):
-            return  # it was published: what has the hidden name now is what it replaced, or nothing
-        # writes that were under way when the first one failed make their directories again
+            return  # already visible; the hidden name is now the replaced checkpoint's, or free
+        # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):
             shutil.rmtree(self._temporary, ignore_errors=True)
             time.sleep(_ABORT_PAUSE_SECS)
@@ -202,7 +203,7 @@ class LocalAttempt:
 
 
 def _visible(error: BaseException, path: str) -> BaseException:
-    """The error of a commit that came too late to undo it; its type stays."""
+    """The error of a commit after which the checkpoint is visible, with advice; keeps its type."""
     advice = (
         f"the checkpoint is {VISIBLE}: it was renamed, but its directory is not known to be synced, so "
         "a power cut may still take it back. What it replaced, if anything, is kept beside it. To be "
@@ -235,7 +236,7 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
     if not _holds_something(path):
         return
     inside = os.listdir(path)
-    if not any(sign in inside for sign in SIGNS):  # overwrite=True is no advice here
+    if not any(sign in inside for sign in SIGNS):  # overwrite=True would not help
         raise CheckpointExists(
             f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}): "
             "choose another path, or move it away; overwrite=True replaces checkpoints only"
@@ -253,7 +254,7 @@ def _holds_something(path: str) -> bool:
 
 
 def make_directories(path: str, durable: bool) -> list[str]:
-    """Makes missing parents; gives those that were made, deepest first."""
+    """Creates ``path`` and its missing parents; returns the created ones, deepest first."""
     missing: list[str] = []
     current = path
     while not os.path.isdir(current):
@@ -282,7 +283,7 @@ def _remove_empty(directories: list[str]) -> None:
 
 
 def is_synced(path: str) -> bool:
-    """Whether a directory could be synced."""
+    """Fsyncs a directory; whether that succeeded."""
     try:
         sync_directory(path)
     except OSError:
@@ -295,7 +296,7 @@ def sync_directory(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot, and say so like this
+        if error.errno != errno.EINVAL:  # some network file systems cannot fsync directories
             raise
     finally:
         os.close(descriptor)

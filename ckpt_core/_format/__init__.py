@@ -1,1 +1,1 @@
-"""What stands on disk, to and from frozen dataclasses: our own record, and Orbax's metadata. Pure."""
+"""Parsers and writers of the files on disk: our record, checksums, Orbax's metadata. Pure."""

@@ -1,7 +1,8 @@
 """``<item>/checksums/process_N``: CRC-32C of every block of every chunk that process N wrote.
 
-One JSON object: ``block_bytes``, and ``chunks`` from the key of a chunk in the array database to
-the checksums of its blocks in order. Blocks are cut by ``_layout.chunks.blocks`` over the decoded bytes.
+One JSON object: ``block_bytes``, and ``chunks``, which maps the key of a chunk in the array
+database to the list of its blocks' checksums. ``_layout.chunks.blocks`` cuts the uncompressed bytes
+into blocks.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ CHECKSUM_DIRECTORY = "checksums"
 
 
 def dump_checksums(chunks: dict[str, list[int]]) -> bytes:
-    """The file's bytes."""
+    """The content of a checksum file."""
     return dump_json({"block_bytes": BLOCK_BYTES, "chunks": chunks})
 
 
 class Checksums:
-    """The checksums of blocks, by chunk key, that one file holds.
+    """The block checksums in one file, by chunk key.
 
     Args:
-        data: of the file.
-        file: its name, for messages.
-        few: whether few chunks will be asked for: they are then found in the text, as what
-            ``dump_checksums`` wrote, without making values of all of it.
+        data: content of the file.
+        file: name of the file, for messages.
+        few: the caller will need few chunks: search for them in the text instead of parsing all of
+            it. Falls back to parsing if the text is not as ``dump_checksums`` writes it.
 
     Attributes:
-        block_bytes: about how much a block covers.
+        block_bytes: approximate size of a block.
 
     Raises:
-        CheckpointCorrupt: not such a file.
+        CheckpointCorrupt: it is not a checksum file.
     """
 
     def __init__(self, data: bytes, file: str, *, few: bool = False) -> None:
@@ -66,13 +67,13 @@ class Checksums:
         self._chunks = cast("dict[str, list[int]]", chunks)
 
     def get(self, key: str) -> list[int] | None:
-        """The checksums of a chunk's blocks in order, or None where the file has none."""
+        """The checksums of a chunk's blocks, in order; None if the file does not have the chunk."""
         if self._text and not self._searches_left:
             self._parse(self._text)
         if not self._text:
             return self._chunks.get(key)
         self._searches_left -= 1
-        # a quote inside of a key is escaped, so one after a comma or a brace begins a key
+        # Quotes inside a key are escaped, so a quote after a comma or brace begins a key.
         wanted = dump_json(key) + b":["
         start = self._text.find(wanted)
         while start >= 0 and self._text[start - 1] not in b",{":
@@ -88,24 +89,30 @@ class Checksums:
 
 
 _SEARCHES = 64
-"""So many in the text take about as long as making values of all of it."""
+"""Number of text searches that take about as long as parsing the whole file."""
 _HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
 
 
 def crc_of(data: Any, before: int = 0) -> int:
-    """CRC-32C (Castagnoli, as in RFC 3720) of a contiguous buffer, or of what came before and it."""
+    """CRC-32C (Castagnoli, RFC 3720) of a buffer; continues ``before``, that of earlier bytes."""
     return crc32c.crc32c(data, before)
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of an array in C order, without a copy where it is contiguous."""
+    """The bytes of an array in C order; without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def whole_chunk(
     values: np.ndarray[Any, Any], in_chunk: Region, chunk: Shape
 ) -> np.ndarray[Any, Any]:
-    """A chunk as it is stored: at the border of an array it is filled up with zeros."""
+    """A chunk as stored: a chunk that extends beyond the array is padded with zeros.
+
+    Args:
+        values: the part of the chunk that is inside the array.
+        in_chunk: region of that part within the chunk.
+        chunk: shape of the chunk.
+    """
     if values.shape == chunk:
         return values
     padded = np.zeros(chunk, values.dtype)
@@ -116,7 +123,7 @@ def whole_chunk(
 def stored_chunks(
     name: str, pieces: Iterable[tuple[Region, np.ndarray[Any, Any]]], chunk: Shape
 ) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Key and values of every chunk of an array's pieces, as they are stored."""
+    """Key and stored values of every chunk in an array's pieces."""
     prefix = f"{name}/" if name else ""
     for region, array in pieces:
         for key, part in keyed_parts(region, chunk):
@@ -125,7 +132,7 @@ def stored_chunks(
 
 
 def checksum_chunk(values: np.ndarray[Any, Any]) -> list[int]:
-    """The checksums of the blocks of a chunk."""
+    """The checksums of a chunk's blocks, in order."""
     chunk, itemsize = values.shape, values.itemsize
     data = bytes_of(values)
     if data.size <= BLOCK_BYTES:

@@ -1,4 +1,4 @@
-"""Trees, shardings and key implementations out of metadata files that Orbax wrote."""
+"""Parsers of metadata files that Orbax wrote: trees, shardings, PRNG key implementations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEQUENCE = 1
 
 @dataclass(frozen=True, slots=True)
 class OrbaxLeaf:
-    """One leaf of a tree that Orbax wrote: its path, array name and Orbax's type of value."""
+    """One leaf of a tree that Orbax wrote: path, array name and Orbax's ``value_type``."""
 
     path: Path
     name: str
@@ -28,11 +28,12 @@ class OrbaxTree:
     """A tree that Orbax wrote.
 
     Attributes:
-        root: structure; sequences are lists and everything else dicts, as Orbax restores them.
+        root: structure; sequences are lists and everything else dicts, as Orbax restores them;
+            with Orbax's rich metadata also tuples and NamedTuples.
         leaves: in the order of the structure.
-        zarr3: whether arrays are zarr v3 (else v2).
-        ocdbt: whether they lie in a database, or None where the file does not say.
-        required_record: whether the marker says that ckpt.json must be there.
+        zarr3: True for zarr v3 arrays, False for v2.
+        ocdbt: whether the arrays are in an OCDBT database; None if the file does not say.
+        required_record: whether our marker is present, so that ckpt.json must exist.
     """
 
     root: Node
@@ -52,10 +53,10 @@ _EMPTY_NODES = {
 
 
 def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
-    """The tree that an item's ``_METADATA`` describes.
+    """The tree in an item's ``_METADATA``.
 
     Raises:
-        CheckpointCorrupt: the file is not such a description.
+        CheckpointCorrupt: the file is not valid tree metadata.
     """
     value: Any = parse_json(data, file)
     try:
@@ -81,7 +82,7 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
 
 
 class _Branch(dict[str, Any]):
-    """A container under construction: children by key, and whether it is a sequence."""
+    """A container under construction: key -> child, and whether it is a sequence."""
 
     sequence = False
 
@@ -92,7 +93,7 @@ def _insert(root: _Branch, entry: dict[str, Any]) -> None:
     node = root
     if not keys:
         root[""] = (value_type, "")
-        root.sequence = True  # marks the bare value: the only entry, under an empty key path
+        root.sequence = True  # with the only key "": the tree is a single bare value
         return
     for position, key in enumerate(keys):
         node.sequence = key["key_type"] == _SEQUENCE
@@ -125,7 +126,7 @@ def _to_node(value: Any, path: Path, leaves: list[OrbaxLeaf]) -> Node:
 
 
 def _with_types(node: Node, rich: Any) -> Node:
-    """The structure with the tuples and NamedTuples that Orbax's rich metadata tells of."""
+    """The structure with the tuples and NamedTuples that Orbax's rich metadata describes."""
     if not isinstance(rich, (dict, list)) or not node.children:
         empty_tuple = isinstance(rich, dict) and rich.get("clazz") == "tuple" and node is not LEAF
         return Node("tuple") if empty_tuple else node
@@ -138,18 +139,18 @@ def _with_types(node: Node, rich: Any) -> Node:
         kind, type_name = "namedtuple", f"{described['module']}:{described['clazz']}"
         below = {entry["key"]: entry["value"] for entry in described["entries"]}
     keys, children = node.keys, node.children
-    if kind == "namedtuple":  # its fields have an order, which the flat metadata does not keep
+    if kind == "namedtuple":  # the flat metadata does not keep the order of its fields
         by_key = dict(zip(keys, children, strict=True))
         keys = tuple(key for key in below if key in by_key)
         if keys != node.keys:
-            return node  # leaves are read in the order of the flat metadata: leave it a dict
+            return node  # leaves are read in the order of the flat metadata: keep a dict
         children = tuple(by_key[key] for key in keys)
     typed = tuple(_with_types(child, below[key]) for key, child in zip(keys, children, strict=True))
     return Node(kind, keys, typed, type_name)
 
 
 def load_key_impls(data: bytes, file: str) -> dict[str, str]:
-    """From array name to PRNG implementation, of one file of ``array_metadatas``."""
+    """Array name -> PRNG implementation, from one file of ``array_metadatas``."""
     value: Any = parse_json(data, file)
     try:
         found: dict[str, str] = {}
@@ -163,7 +164,7 @@ def load_key_impls(data: bytes, file: str) -> dict[str, str]:
 
 
 def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
-    """From array name to its sharding."""
+    """Array name -> sharding, from a ``_sharding`` file."""
     value: Any = parse_json(data, file)
     try:
         return {
@@ -176,7 +177,7 @@ def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
 
 
 def handler_form(type_name: str) -> str:
-    """What an item is by Orbax's handler name: tree, json, array, jax_key, numpy_key or unknown."""
+    """The form of an item by Orbax's handler: tree, json, array, jax_key, numpy_key or unknown."""
     table = {
         "StandardCheckpointHandler": "tree",
         "PyTreeCheckpointHandler": "tree",

@@ -1,8 +1,8 @@
-"""Orbax's metadata files: what it needs to read our directories, and how we read its own.
+"""Writers of Orbax's metadata files, so that Orbax can read our directories.
 
-Source: orbax-checkpoint 0.12.8, whose directories were taken apart and written by hand; the
-findings are in docs/design.md. A leaf's array name is its key path joined with ``.``, with nothing
-escaped, so two different paths can share a name: such trees are refused.
+Based on the directories that orbax-checkpoint 0.12.8 writes; see docs/design.md. The array name of
+a leaf is its key path joined with ``.``, without escaping, so two different paths can have the same
+name: such a tree cannot be saved.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HANDLERS = {
     "text_tree": _V0 + "pytree_checkpoint_handler.PyTreeCheckpointHandler",
     "json": _V0 + "json_checkpoint_handler.JsonCheckpointHandler",
 }
-"""v0 type names, which both generations of Orbax resolve (v0 does not know v1's)."""
+"""Type names of Orbax's v0 handlers, which its v0 and v1 API know; v0 does not know those of v1."""
 
 _FOLDERS = {"metrics": "metrics.tree"}
-"""Items whose names are those of folders that Orbax reads for itself."""
+"""Item -> folder, for item names that Orbax reserves for folders of its own."""
 RESERVED_FOLDERS = frozenset(_FOLDERS.values())
 
 _SEQUENCE, _NAMED = 1, 2
@@ -43,19 +43,19 @@ _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
 
 
 def folder_of(item: str) -> str:
-    """The folder of an item: its name, unless Orbax keeps something of its own under that."""
+    """The folder of an item: its name, unless Orbax reserves a folder of that name."""
     return _FOLDERS.get(item, item)
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
-    """The array name of every path.
+    """The array name of every leaf.
 
     Args:
-        paths: as people see them, for the messages.
-        stored: the same in Orbax's trees, which decide the names.
+        paths: paths of the leaves, for messages.
+        stored: their paths in Orbax's trees (``stored_paths``), which determine the names.
 
     Raises:
-        UnsupportedLeaf: two paths share a name; both are named.
+        UnsupportedLeaf: two leaves get the same name; the message has both paths.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
@@ -88,7 +88,7 @@ def _is_text(name: str) -> bool:
 
 
 def step_metadata(handlers: dict[str, str], metadata: Any) -> bytes:
-    """``_CHECKPOINT_METADATA`` of a step; ``handlers`` says how Orbax reads each item."""
+    """Content of a step's ``_CHECKPOINT_METADATA``; ``handlers`` is item -> Orbax's handler."""
     now = time.time_ns()
     custom = {**metadata} if isinstance(metadata, dict) else {}
     return dump_json(
@@ -104,7 +104,7 @@ def step_metadata(handlers: dict[str, str], metadata: Any) -> bytes:
 
 
 def item_metadata(root: Node, specs: Sequence[LeafSpec]) -> bytes:
-    """``_METADATA`` of an item: the tree, as Orbax describes one."""
+    """Content of an item's ``_METADATA``: the tree in Orbax's form."""
     entries: list[str] = []
     _describe(root, "", (), iter(specs), entries)
     rest = {
@@ -116,8 +116,8 @@ def item_metadata(root: Node, specs: Sequence[LeafSpec]) -> bytes:
     return b'{"tree_metadata":{' + ",".join(entries).encode() + b"}," + dump_json(rest)[1:]
 
 
-# Trees of thousands of leaves are described here, on the way of every save: what leaves share is
-# turned into JSON once, and what is theirs alone is put beside it as text.
+# Every save describes a tree of maybe thousands of leaves here. For speed, JSON that leaves share
+# is encoded once (lru_cache) and the rest is formatted as text.
 _quoted = json.encoder.encode_basestring
 
 _EMPTY = {
@@ -173,7 +173,7 @@ def _value_metadata(spec: LeafSpec) -> str:
 
 
 def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | None]) -> bytes:
-    """``_sharding``: for every array its sharding, as JSON text within JSON."""
+    """Content of ``_sharding``: each array's sharding, as JSON text inside JSON."""
     entries: list[bytes] = []
     texts: dict[int, bytes] = {}
     for name, sharding in zip(names, shardings, strict=True):
@@ -186,10 +186,10 @@ def sharding_file(names: Sequence[str], shardings: Sequence[dict[str, Any] | Non
 
 
 def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
-    """``_strings.json``: text leaves, where ``/`` in a name nests (it is read as a JSON pointer).
+    """Content of ``_strings.json``: text leaves, nested by name, since names are JSON pointers.
 
     Raises:
-        UnsupportedLeaf: one name is the beginning of another, which this format cannot hold.
+        UnsupportedLeaf: one name is a parent of another one, which this format cannot express.
     """
     document: dict[str, Any] = {}
     for name, text in texts.items():
@@ -200,8 +200,8 @@ def strings_file(texts: dict[str, str], paths: dict[str, Path]) -> bytes:
         if not isinstance(node, dict) or _pointer(last) in node:
             where = format_path(paths[name])
             raise UnsupportedLeaf(
-                f"text leaf {where!r} cannot be told from another text leaf whose name begins or "
-                "ends in it in Orbax's format: rename one of them",
+                f"text leaf {where!r} conflicts with another text leaf in Orbax's format, where the name "
+                "of one is a parent of the other's: rename one of them",
                 leaf=where,
             )
         cast("dict[str, Any]", node)[_pointer(last)] = text
@@ -221,7 +221,7 @@ def read_string(document: Any, name: str) -> str:
     """The text leaf ``name`` of a parsed ``_strings.json``.
 
     Raises:
-        CheckpointCorrupt: it is not there.
+        CheckpointCorrupt: the document has no such text.
     """
     node = document
     for part in name.split("/"):
@@ -236,7 +236,7 @@ def read_string(document: Any, name: str) -> str:
 def array_metadatas(
     names: Sequence[str], specs: Sequence[LeafSpec], chunks: Sequence[Any]
 ) -> bytes:
-    """``array_metadatas/process_0``: carries the PRNG implementation of typed keys."""
+    """Content of ``array_metadatas/process_0``: shapes, and PRNG implementations of typed keys."""
     entries = [
         f'{{"array_metadata":{{"param_name":{_quoted(name)},{_array_shape(spec, chunk)}}}}}'
         for name, spec, chunk in zip(names, specs, chunks, strict=True)

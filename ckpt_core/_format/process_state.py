@@ -1,8 +1,8 @@
-"""Per-process state: a tree of plain values, exactly as it was, in JSON files.
+"""Per-process state, such as that of a data iterator: a tree of plain values in two JSON files.
 
-``process_{i}-of-{n}.json`` is what the framework's own reader expects. JSON loses tuples, int keys,
-bytes and numpy scalars, so ``exact/process_{i}-of-{n}.json`` holds the same state with its types:
-the structure as in ckpt.json, and each leaf with its kind.
+``process_{i}-of-{n}.json`` has the form that the framework's own reader expects. JSON has no
+tuples, int keys, bytes or numpy scalars, so ``exact/process_{i}-of-{n}.json`` has the same state
+with all types: the structure as in ckpt.json, and each leaf with its kind.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ckpt_core._tree.leaves import (
 
 
 def file_name(index: int, count: int) -> str:
-    """Name of a process's file, as Grain writes it."""
+    """File name of process ``index`` of ``count``, the same as Grain's."""
     return f"process_{index}-of-{count}.json"
 
 
 def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
-    """Both files of one process, by name."""
+    """Name -> content of both files of one process."""
     name = file_name(index, count)
     return {name: text.encode(errors="surrogatepass"), f"exact/{name}": dump_exact(state)}
 
 
 def dump_exact(state: Any) -> bytes:
-    """A tree of plain values with all its types."""
+    """Content of the exact file: a tree of plain values with all its types."""
     flat = flatten(state)
     leaves: list[Any] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
@@ -60,7 +60,7 @@ def load_exact(data: bytes, file: str) -> Any:
     """The tree that ``dump_exact`` wrote.
 
     Raises:
-        CheckpointCorrupt: not such a file.
+        CheckpointCorrupt: it is not such a file.
     """
     value: Any = parse_json(data, file)
     try:

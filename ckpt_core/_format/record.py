@@ -1,8 +1,8 @@
-"""``ckpt.json``: what a checkpoint holds, written last, and checked before anything is believed.
+"""``ckpt.json``, the record of a checkpoint: written last, and verified before its content is used.
 
-The file is one line of JSON, ``{"crc32c":"xxxxxxxx","record":{...}}``, whose first field is the
-CRC-32C of the bytes of ``record`` exactly as they stand there. The structure of a tree is a flat
-list of nodes in depth-first order, so the nesting of the JSON does not depend on that of the tree.
+The file is one line of JSON, ``{"crc32c":"xxxxxxxx","record":{...}}``; the first field is the
+CRC-32C of the exact bytes of the ``record`` value. The structure of a tree is a flat list of nodes
+in depth-first order, so a deep tree does not nest the JSON.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1
 MARKER = "ckpt"
-"""Key in Orbax's custom_metadata which says that ckpt.json is required."""
+"""Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
 _MAX_PROCESSES = 2**24
-_MISFITS = (
+_PARSE_ERRORS = (
     KeyError,
     TypeError,
     ValueError,
@@ -51,7 +51,7 @@ _MISFITS = (
     RecursionError,
     MemoryError,
 )
-"""What a record that is not ours makes of the code that reads it."""
+"""Exceptions that the parsing code raises for a record which ckpt did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class FileRecord:
 
     Attributes:
         size_bytes: exact size.
-        crc32: of the whole file; of a data file, of the bytes that no block checksum covers. Not
-            CRC-32C, with which OCDBT's own files end: that of such a file says its length only.
+        crc32: CRC-32 of the file; of a data file only of bytes outside of checksummed blocks. Not
+            CRC-32C: OCDBT's files end in theirs, so it would be the same for all of one length.
         data: whether it is a data file of the array database.
     """
 
@@ -71,18 +71,18 @@ class FileRecord:
 
     @staticmethod
     def of(data: bytes) -> FileRecord:
-        """That of a file with these bytes."""
+        """The record of a file with this content."""
         return FileRecord(len(data), zlib.crc32(data))
 
 
 class LeafRecord(NamedTuple):
-    """One leaf: what it is, how it is cut into chunks, and where it lived.
+    """One leaf: its type, chunk shape, sharding and compression.
 
     Attributes:
         spec: kind, dtype, shape.
         chunk: shape of its chunks; empty for text and scalars.
-        sharding: position in ``ItemRecord.shardings``, or None.
-        codec: name of its compression, where it has one of its own.
+        sharding: index into ``ItemRecord.shardings``, or None.
+        codec: name of its compression if it differs from the item's, else None.
     """
 
     spec: LeafSpec
@@ -101,10 +101,10 @@ class ItemRecord:
     Attributes:
         form: ``tree`` (arrays), or ``process`` (one state per process, no arrays).
         tree: the structure; LEAF for a bare value.
-        paths, leaves: parallel, in the order of the structure.
-        shardings: the distinct shardings, as Orbax writes them.
-        codec: None, or the name of the compression of all leaves.
-        process_count: of the processes that wrote it.
+        paths, leaves: one entry per leaf, in the order of the structure.
+        shardings: the distinct shardings, as JSON in Orbax's form.
+        codec: name of the compression of all leaves without their own, or None.
+        process_count: number of processes that wrote the item.
     """
 
     form: str
@@ -117,7 +117,7 @@ class ItemRecord:
 
     @property
     def specs(self) -> list[LeafSpec]:
-        """What every leaf is."""
+        """Kind, dtype and shape of every leaf."""
         return list(map(_SPEC, self.leaves))
 
     @property
@@ -145,25 +145,25 @@ class ItemRecord:
 
     @functools.cached_property
     def json(self) -> bytes:
-        """The item as it stands in ckpt.json; made once for all saves of trees that are alike."""
+        """The item's JSON in ckpt.json; cached, since saves of equal trees share the object."""
         return dump_json(_dump_item(self))
 
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that ckpt.json says.
+    """The content of ckpt.json.
 
     Attributes:
-        items: by name.
-        files: every file of the checkpoint but this one, by relative path.
-        token: names the attempt that wrote it.
-        single: whether a bare tree was saved (``load`` then gives the tree, not a dict of items).
-        metadata: the user's own JSON.
-        metrics: numbers of the step.
-        versions: of the libraries that wrote it.
+        items: item name -> record.
+        files: relative path -> record, for every other file of the checkpoint.
+        token: identifies the save that wrote the checkpoint.
+        single: whether a bare tree was saved (``load`` then returns the tree, not a dict of items).
+        metadata: the user's JSON.
+        metrics: metric name -> number.
+        versions: versions of the libraries that wrote it.
         topology: process and device counts, platform.
-        created_unix_secs: wall time of the commit.
-        durations: how long the save took until then, by phase.
+        created_unix_secs: time of the commit, in Unix seconds.
+        durations: phase -> seconds, for the phases of the save before the commit.
     """
 
     items: dict[str, ItemRecord]
@@ -182,7 +182,7 @@ def dump_record(record: Record) -> bytes:
     """The bytes of ckpt.json.
 
     Raises:
-        CheckpointError: a file is longer than what is read back.
+        CheckpointError: a file is too large to be read back.
     """
     body = {
         "format_version": FORMAT_VERSION,
@@ -209,7 +209,7 @@ def dump_record(record: Record) -> bytes:
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact JSON, UTF-8; numbers that JSON lacks are written as Python reads them (NaN)."""
+    """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
         errors="surrogatepass"
     )
@@ -219,7 +219,7 @@ def parse_json(data: bytes, file: str) -> Any:
     """The value of a JSON file.
 
     Raises:
-        CheckpointCorrupt: no JSON, nested too deep, or more values than there is memory for.
+        CheckpointCorrupt: invalid JSON, nested too deep, or too large for the memory.
     """
     try:
         return json.loads(data.decode(errors="surrogatepass"))
@@ -255,10 +255,10 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
 
 
 def load_record(data: bytes) -> Record:
-    """The record that stands in the bytes of ckpt.json.
+    """The record in the bytes of ckpt.json.
 
     Raises:
-        CheckpointCorrupt: not what ``dump_record`` wrote, bit for bit.
+        CheckpointCorrupt: ``dump_record`` did not write these bytes.
     """
     head = len(_PREFIX % 0)
     body = data[head:-2]
@@ -291,15 +291,15 @@ def load_record(data: bytes) -> Record:
         )
     except CheckpointCorrupt:
         raise
-    except _MISFITS as error:
+    except _PARSE_ERRORS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
 
 
 def _parse(body: bytes) -> Any:
-    """The record as values; the leaves of an item are a tuple where they have been made already."""
+    """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
     try:
         return scan_record(body.decode(), _load_leaf)
-    except _MISFITS as error:  # written otherwise, or wrong: it is said below what is
+    except _PARSE_ERRORS as error:  # not in the exact form that ckpt writes: use the general parser
         if raised_by_a_handler(error) is not None:
             raise
     return parse_json(body, RECORD_FILE)
@@ -313,7 +313,7 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
     paths: list[Path] = []
     root = load_nodes(value["nodes"], paths, value.get("statics", ()))
     leaves = value["leaves"]
-    if not isinstance(leaves, tuple):  # JSON has none: these have been made already
+    if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
         leaves = tuple(map(_load_leaf, leaves))
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
@@ -354,10 +354,10 @@ def _checked_leaf(
     sharding: int | None,
     codec: str | None = None,
 ) -> LeafRecord:
-    """A leaf that was found possible, one object for all leaves that are alike."""
+    """A validated leaf; cached, so equal leaves share one object."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
-    # before a description is made, which is remembered, and 1.0 is 1 to a dictionary
+    # Check before the cached leaf_spec, in which 1.0 and 1 would be the same key.
     if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"impossible shape {shape!r}")
     spec = leaf_spec(kind, dtype, shape, detail)
@@ -372,12 +372,12 @@ def _checked_leaf(
     ):
         raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
     if codec is not None:
-        codec_parts(codec)  # refuses codecs that it does not know
+        codec_parts(codec)  # raises for unknown codecs
     return LeafRecord(spec, chunk, sharding, codec)
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of ckpt, of what it rests on, and of the frameworks in use."""
+    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
     names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
     for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
         names[framework] = framework

@@ -1,6 +1,6 @@
-"""ckpt.json as ckpt writes it, read member by member: leaves that are alike are parsed and made once.
+"""Fast parser of ckpt.json in the exact form that ckpt writes: each distinct leaf is parsed once.
 
-What is written otherwise, if with one blank more, is left to ``json``: these functions then raise.
+For any other form, even one additional blank, these functions raise, and the caller uses ``json``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 Scan = Callable[[str, int], tuple[Any, int]]
-"""From a text and a position in it to the value that begins there, and the position after it."""
+"""(text, start) -> (the value that begins at start, the position after it)."""
 
 _any: Scan = json.JSONDecoder().raw_decode
 _AFTER_LEAVES = ',"shardings":'
 
 
 def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
-    """The value of a record, in which the leaves of every item are a tuple of what was made of them.
+    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``.
 
     Raises:
-        ValueError: it is not written as ckpt does. Also what ``make_leaf`` raises.
+        ValueError: the text is not in the form that ckpt writes.
+        Exception: any error of ``make_leaf``.
     """
     leaves = functools.partial(_leaves, make=make_leaf)
     item = functools.partial(_object, scan_of=lambda name: leaves if name == "leaves" else _any)
@@ -33,7 +34,7 @@ def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
 
 
 def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict[str, Any], int]:
-    """The object that begins at a position, each of its members read as ``scan_of`` its name says."""
+    """The object that begins at ``start``; ``scan_of`` gives the parser for each member's name."""
     found: dict[str, Any] = {}
     position, separator = start, "{"
     while text.startswith(separator + '"', position):
@@ -48,7 +49,7 @@ def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict
 
 
 def _leaves(text: str, start: int, make: Callable[[Any], Any]) -> tuple[tuple[Any, ...], int]:
-    """What was made of the entries of a list of lists; of those that read alike, once."""
+    """The results of ``make`` for a list of lists; called once for entries with equal text."""
     if text.startswith("[]" + _AFTER_LEAVES, start):
         return (), start + 2
     stop = text.find("]]" + _AFTER_LEAVES, start)

@@ -1,4 +1,4 @@
-"""JSON that every parser takes: numbers that JSON has no notion of become text."""
+"""JSON that every parser accepts: NaN and infinities become strings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 
 def strict_json(value: Any) -> str:
-    """The value as JSON of RFC 8259, in ASCII, on one line.
+    """The value as one line of ASCII JSON (RFC 8259).
 
-    ``NaN``, ``Infinity`` and ``-Infinity`` stand as these strings, as in the JSON of protocol
-    buffers: ``null`` would say that nothing was measured. What JSON has no type for is its ``str``.
+    NaN and infinities become the strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the JSON
+    form of protocol buffers; ``null`` would mean a missing value. Values of other types become
+    their ``str``.
     """
     try:
         return json.dumps(value, default=str, allow_nan=False)

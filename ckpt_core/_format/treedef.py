@@ -1,4 +1,4 @@
-"""The structure of a tree as a flat list of nodes, depth first: the nesting of JSON stays small."""
+"""Tree structures as flat lists of nodes in depth-first order, so that the JSON is not nested."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ _KEY_TYPES = frozenset({str, int})
 
 
 def dump_nodes(root: Node) -> list[Any]:
-    """The structure as a flat list: 0 for a leaf, None for None, else kind, class, keys.
+    """The structure as a flat list: 0 for a leaf, None for None, else ``[kind, class, keys]``.
 
-    A leaf that Orbax's trees hold one key deeper (``Below``) is that key; anything else that they do
-    follows ``["below", key, 1]``.
+    Lists and tuples have their length instead of keys. A leaf wrapped in ``Below`` is its key; any
+    other node wrapped so follows after ``["below", key, 1]``.
+
+    Example:
+        >>> from ckpt_core._format.treedef import dump_nodes
+        >>> from ckpt_core._tree import flatten
+        >>> dump_nodes(flatten({"w": 1.5, "layers": [2, None]}).root)
+        [['dict', '', ('w', 'layers')], 0, ['list', '', 2], 0, None]
     """
     out: list[Any] = []
     _dump_node(root, out)
@@ -38,14 +44,14 @@ def dump_nodes(root: Node) -> list[Any]:
 
 
 def dump_statics(root: Node) -> list[Any]:
-    """What nodes have besides their children: ``[position of the node in the flat list, JSON]``."""
+    """The static fields of nodes: entries ``[index of the node in the flat list, JSON value]``."""
     found: list[Any] = []
     _dump_statics(root, 0, found)
     return found
 
 
 def _dump_statics(node: Node, at: int, found: list[Any]) -> int:
-    """Appends those of a node and all below it; gives the position after the last of them."""
+    """Appends those of a node and all nodes below it; returns the index after the last node."""
     if node.kind == "expanded":
         return _dump_statics(node.children[0], at + (1 if node.type_name else 0), found)
     if node.static:
@@ -76,7 +82,11 @@ def _dump_node(node: Node, out: list[Any]) -> None:
 
 
 def load_nodes(tokens: list[Any], paths: list[Path], statics: Sequence[Any] = ()) -> Node:
-    """The structure that ``dump_nodes`` flattened; the leaves' paths are appended to ``paths``."""
+    """The structure that ``dump_nodes`` wrote; appends the paths of its leaves to ``paths``.
+
+    Raises:
+        ValueError, TypeError: ``dump_nodes`` never writes these tokens.
+    """
     known = {at: checked_static(static) for at, static in statics}
     for at in known:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
@@ -97,7 +107,7 @@ def _is_custom(token: Any) -> bool:
 def _load_node(
     tokens: list[Any], at: int, path: Path, paths: list[Path], statics: Mapping[int, str]
 ) -> tuple[Node, int]:
-    """The node that begins at a position, and the position after its last child."""
+    """The node that begins at index ``at``, and the index after its last child."""
     token = tokens[at]
     if token == 0 or type(token) is str:
         paths.append(path)
@@ -114,7 +124,7 @@ def _load_node(
     static = statics.get(at, "") if statics else ""
     at += 1
     count = len(entries)
-    # most containers hold leaves only, thousands of them at times: nothing is done for each
+    # Most containers have only leaves, sometimes thousands: handle those without a Python loop.
     first = tokens[at] if count and at + count <= len(tokens) else None
     is_leaf = first == 0 or type(first) is str
     if is_leaf and tokens[at : at + count].count(first) == count:
@@ -135,7 +145,7 @@ def _load_node(
 
 
 def _entries(kind: str, keys: Any) -> Sequence[Key]:
-    """The keys of a container, found possible; of a list no more than said, as it may not be true."""
+    """The keys of a container, validated; a lazy range for sequences, whose length may be false."""
     if kind not in _KINDS:
         raise ValueError(f"unknown kind of container {kind!r}")
     if kind == "code" and keys:

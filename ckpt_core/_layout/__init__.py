@@ -1,1 +1,1 @@
-"""Which region of an array lies in which chunk and block, and who writes it: pure functions over shapes."""
+"""Pure functions of shapes: regions, chunks and blocks of arrays, and which process writes them."""

@@ -1,5 +1,5 @@
-"""Chunks and blocks: an array is stored as a regular grid of chunks, and a chunk is cut into blocks of
-whole rows, the unit of a checksum.
+"""Chunks and blocks: an array is stored as a regular grid of chunks; each chunk is divided into
+blocks of whole rows, each with its own checksum.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ from dataclasses import dataclass
 from ckpt_core._layout.regions import Region, Shape
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""A checksum covers about this much: a slice is verified by reading little more than the slice."""
+"""Approximate size of a block: small, so that a verified read of a slice reads little more."""
 
 
 def chunk_shape(shape: Shape, regions: Iterable[Region], itemsize: int, chunk_bytes: int) -> Shape:
-    """A chunk grid in which no chunk crosses the border of a region.
+    """The shape of chunks such that no chunk crosses the boundary of a region.
 
-    Chunks are at most ``chunk_bytes`` where a dimension can be divided: leading dimensions are cut
-    first, so that a chunk stays one contiguous piece of memory of its shard.
+    Chunks have at most ``chunk_bytes`` if the dimensions can be divided so. Leading dimensions are
+    divided first, so that a chunk is contiguous in the memory of its shard.
 
     Args:
-        shape: of the array.
-        regions: the shards that are written, none overlapping another partly.
+        shape: shape of the array.
+        regions: regions whose boundaries no chunk may cross, such as the shards.
         itemsize: bytes per element.
-        chunk_bytes: the largest chunk wanted.
+        chunk_bytes: maximum size of a chunk.
+
+    Example:
+        >>> from ckpt_core._layout.chunks import chunk_shape
+        >>> chunk_shape((8, 4), [((0, 4), (0, 4)), ((4, 8), (0, 4))], itemsize=4, chunk_bytes=32)
+        (2, 4)
     """
     chunk: list[int] = []
     inner_borders: list[bool] = []
@@ -42,7 +47,7 @@ def chunk_shape(shape: Shape, regions: Iterable[Region], itemsize: int, chunk_by
             break
         limit = max(1, chunk_bytes // row_bytes)
         divisor = _largest_divisor(chunk[axis], limit)
-        # a last, partial chunk costs padding: only worth it where no divisor comes near
+        # A partial last chunk needs padding: accept it only if the best divisor is below limit / 2.
         chunk[axis] = divisor if crossed or 2 * divisor >= limit else limit
     return tuple(chunk)
 
@@ -58,7 +63,7 @@ def _largest_divisor(number: int, limit: int) -> int:
 
 
 def chunk_count(region: Region, chunk: Shape) -> int:
-    """How many chunks a region touches, without listing them."""
+    """The number of chunks that overlap a region, computed without listing them."""
     pairs = zip(region, chunk, strict=True)
     return math.prod(-(-stop // step) - start // step for (start, stop), step in pairs)
 
@@ -68,9 +73,9 @@ class ChunkPart:
     """The overlap of one chunk with a region that is written or read.
 
     Attributes:
-        index: of the chunk in the grid.
-        in_chunk: the overlap, counted from the chunk's first element.
-        in_region: the overlap, counted from the region's first element.
+        index: index of the chunk in the grid.
+        in_chunk: the overlap, relative to the chunk's first element.
+        in_region: the overlap, relative to the region's first element.
     """
 
     index: tuple[int, ...]
@@ -79,7 +84,7 @@ class ChunkPart:
 
 
 def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
-    """The chunks that a region touches, in C order; none where it is empty."""
+    """The chunks that overlap a region, in C order; none if the region is empty."""
     if any(start >= stop for start, stop in region):
         return
     if not region:
@@ -101,25 +106,25 @@ def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
 
 @functools.lru_cache(4096)
 def chunk_key(index: tuple[int, ...]) -> str:
-    """Zarr3's default key of a chunk, relative to its array (zarr-specs v3, chunk key encoding)."""
+    """Zarr v3's default key of a chunk, relative to its array: ``(0, 1)`` gives ``c/0/1``."""
     return "/".join(("c", *map(str, index)))
 
 
 @functools.lru_cache(4096)
 def keyed_parts(region: Region, chunk: Shape) -> tuple[tuple[str, ChunkPart], ...]:
-    """The chunks that a region touches, with their keys; remembered, as many arrays are alike."""
+    """The chunks that overlap a region, with their keys; cached, since many arrays are alike."""
     return tuple((chunk_key(part.index), part) for part in chunk_parts(region, chunk))
 
 
 def rows_per_block(chunk: Shape, itemsize: int, block_bytes: int = BLOCK_BYTES) -> int:
-    """How many rows (steps of the first dimension) one checksum covers."""
+    """The number of rows (indices of the first dimension) in a block."""
     row_bytes = itemsize * math.prod(chunk[1:])
     return max(1, block_bytes // max(1, row_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``[start, stop)`` of a chunk, and the bytes they take in it."""
+    """Rows ``[start, stop)`` of a chunk, with their byte offset and size in it."""
 
     start: int
     stop: int
@@ -134,7 +139,7 @@ def blocks(
     rows: tuple[int, int] | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> list[Block]:
-    """The checksummed blocks of a chunk, or those that the rows ``[start, stop)`` touch."""
+    """The blocks of a chunk, or only those that overlap rows ``[start, stop)``."""
     total = chunk[0] if chunk else 1
     row_bytes = itemsize * math.prod(chunk[1:])
     step = rows_per_block(chunk, itemsize, block_bytes)
@@ -151,6 +156,6 @@ def blocks(
 def covered_blocks(
     chunk: Shape, itemsize: int, *, rows: tuple[int, int], block_bytes: int = BLOCK_BYTES
 ) -> tuple[int, list[Block]]:
-    """Number of the first block that ``rows`` touch, and those blocks."""
+    """The blocks that overlap ``rows``, preceded by the index of the first one."""
     step = rows_per_block(chunk, itemsize, block_bytes)
     return rows[0] // step, blocks(chunk, itemsize, rows=rows, block_bytes=block_bytes)

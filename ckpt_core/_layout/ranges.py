@@ -1,4 +1,4 @@
-"""Ranges of bytes in one file: joined into few reads, and what they leave uncovered."""
+"""Byte ranges of one file: joins them into few reads, and finds the gaps between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 
 def gaps(size_bytes: int, covered: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges of a file of ``size_bytes`` that none of the ``(offset, length)`` covers."""
+    """``(start, stop)`` of the parts of a file that no ``(offset, length)`` in ``covered`` covers.
+
+    Example:
+        >>> from ckpt_core._layout.ranges import gaps
+        >>> gaps(10, [(2, 3), (7, 1)])
+        [(0, 2), (5, 7), (8, 10)]
+    """
     found: list[tuple[int, int]] = []
     position = 0
     for offset, length in sorted(covered):
@@ -23,9 +29,18 @@ def coalesce(
 ) -> list[tuple[int, int, list[int]]]:
     """Joins ``(offset, length)`` ranges of one file into few reads.
 
+    Args:
+        ranges: the wanted ranges.
+        gap_bytes: maximum gap between two ranges that are joined.
+        limit_bytes: maximum size of a read of several ranges.
+
     Returns:
-        ``(offset, length, members)`` with the positions of the ranges that each read holds; no
-        read joins ranges more than ``gap_bytes`` apart or grows beyond ``limit_bytes`` by joining.
+        ``(offset, length, members)`` per read; members are indices into ``ranges``.
+
+    Example:
+        >>> from ckpt_core._layout.ranges import coalesce
+        >>> coalesce([(0, 4), (100, 4), (6, 2)], gap_bytes=8, limit_bytes=64)
+        [(0, 8, [0, 2]), (100, 4, [1])]
     """
     entries = sorted((offset, length, position) for position, (offset, length) in enumerate(ranges))
     reads: list[tuple[int, int, list[int]]] = []

@@ -11,34 +11,34 @@ Shape = tuple[int, ...]
 
 
 def to_region(index: Any, shape: Shape) -> Region:
-    """The region that a tuple of slices (of ``jax.Array`` shards) selects."""
+    """The region of a tuple of slices, such as the ``index`` of a ``jax.Array`` shard."""
     bounds = (part.indices(size) for part, size in zip(index, shape, strict=True))
     return tuple((start, stop) for start, stop, _ in bounds)
 
 
 def region_shape(region: Region) -> Shape:
-    """Sizes of a region."""
+    """The shape of a region: ``((2, 5), (0, 4))`` gives ``(3, 4)``."""
     return tuple(stop - start for start, stop in region)
 
 
 @functools.lru_cache(4096)
 def region_size(region: Region) -> int:
-    """Elements of a region."""
+    """The number of elements in a region."""
     return math.prod(region_shape(region))
 
 
 def region_slices(region: Region) -> tuple[slice, ...]:
-    """The region as slices."""
+    """The region as a tuple of slices."""
     return tuple(slice(start, stop) for start, stop in region)
 
 
 def within(inner: Region, outer: Region) -> tuple[slice, ...]:
-    """``inner`` as slices that count from the first element of ``outer``."""
+    """The region ``inner`` as slices relative to the first element of ``outer``."""
     pairs = zip(inner, outer, strict=True)
     return tuple(slice(a - start, b - start) for (a, b), (start, _) in pairs)
 
 
 @functools.lru_cache(4096)
 def whole(shape: Shape) -> Region:
-    """The region that covers an array."""
+    """The region of a whole array."""
     return tuple((0, size) for size in shape)

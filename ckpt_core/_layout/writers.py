@@ -1,4 +1,4 @@
-"""Which process writes what several of them hold."""
+"""Decides which process writes a region that several processes hold (replicas)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from ckpt_core._layout.chunks import chunk_parts
 from ckpt_core._layout.regions import Region, Shape, region_shape
 
 INLINE_BYTES = 100
-"""Values up to this size stand in the index itself: it stays small, and a scalar is no file's end."""
+"""Values up to this size are stored in the index: it stays small, and scalars need no data file."""
 
 _SHARE_BYTES = 4 * 1024 * 1024
-"""Regions up to this size are written whole by one of their holders."""
+"""Regions up to this size are written by a single process and not divided between holders."""
 
 
 def shared_chunk_bytes(region_bytes: int, holders: int, chunk_bytes: int) -> int:
-    """The largest chunk of a region that several processes hold: each may write its part of it."""
+    """The maximum chunk size for a region with several holders: each can then write a part."""
     if holders == 1:
         return chunk_bytes
     return min(chunk_bytes, max(_SHARE_BYTES, -(-region_bytes // holders)))
 
 
 class WriterTurns:
-    """Which of its holders writes each region or part of one, so that all write about the same.
+    """Distributes replicated regions among their holders, so that all write about the same bytes.
 
-    Processes that hold the same regions take turns by bytes, over all arrays of a tree. Each asks
-    for the regions that it holds itself, in the same order as the others that hold them: they come
-    to the same answers without talking, and without looking at what they do not hold.
+    For each set of holders, the process with the fewest bytes so far is next, over all arrays of a
+    tree. Each process asks about the regions that it holds, in the same order as the other holders,
+    so all get the same answers without communication and without regard to regions that they do not
+    hold.
     """
 
     def __init__(self) -> None:
@@ -35,10 +36,11 @@ class WriterTurns:
 
     def writer(self, holders: tuple[int, ...], size_bytes: int) -> int:
         """The process that writes the next ``size_bytes`` of what these processes hold."""
-        # what stands in the index does not tell who wrote it: readers look at the first one's checksums
+        # Inline values do not show which process wrote them: readers use the first holder's
+        # checksums.
         if len(holders) == 1 or size_bytes <= INLINE_BYTES:
             return holders[0]
-        # in index order this is a heap already
+        # Equal loads in index order already form a heap.
         loads = self._loads.setdefault(holders, [(0, process) for process in holders])
         load, process = loads[0]
         heapq.heapreplace(loads, (load + size_bytes, process))
@@ -47,7 +49,7 @@ class WriterTurns:
     def parts(
         self, region: Region, holders: tuple[int, ...], chunk: Shape, itemsize: int, process: int
     ) -> list[Region]:
-        """What of a region ``process`` writes, in whole chunks."""
+        """The parts of a region, in whole chunks, that ``process`` writes; ``[region]`` if all."""
         if len(holders) == 1:
             return [region] if holders[0] == process else []
         found: list[Region] = []

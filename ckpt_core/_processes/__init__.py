@@ -1,6 +1,7 @@
-"""Agreement of all processes over jax.distributed's coordination service; nothing to do alone.
+"""Agreement of all processes through jax.distributed's coordination service.
 
-No device collective is used, so every call is safe from a background thread.
+With one process, all calls return at once. No device collective is used, so every call is safe in a
+background thread.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 
 from ckpt_core._errors import BarrierTimeout
 from ckpt_core._lazy import jax
-from ckpt_core._processes import service
+from ckpt_core._processes import messages, service
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
-from ckpt_core._processes.said import Failure, Said, first_failure, judged, meanwhile, parse
-from ckpt_core._processes.said import NotTogether as NotTogether
+from ckpt_core._processes.messages import Failure, Message, answer_to, parse
+from ckpt_core._processes.messages import NotTogether as NotTogether
 
 logger = logging.getLogger("ckpt_core")
 _rounds = itertools.count()
 _REPORT_SECS = 5.0
-"""How often a process that waits says for whom."""
+"""Interval at which a waiting process logs which processes it waits for."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Processes:
     """The processes of one run.
 
     Attributes:
-        index: of this process.
-        count: of all.
+        index: index of this process, from 0.
+        count: number of processes.
     """
 
     index: int
@@ -49,58 +50,58 @@ class Processes:
         timeout_secs: float,
         call: str = "",
     ) -> str:
-        """What process 0 makes of the values of all; returns when all have called it.
+        """Blocks until all processes have called it; returns process 0's answer to their values.
 
-        A process sends one value and fetches one answer, however many there are.
+        Each process sends one value and fetches one answer, whatever the number of processes.
 
         Args:
-            tag: names the agreement; the same on all processes, never used twice.
-            value: what this process contributes.
-            judge: makes the answer of the values, by index; called on process 0 alone.
-            timeout_secs: how long to wait for the slowest.
-            call: what this process is about to do, such as "save", for the first agreement in a
-                round, whose tag is the round itself: processes that do different things are told.
+            tag: identifies the agreement; the same on all processes, never used twice.
+            value: this process's contribution.
+            judge: computes the answer from the values, ordered by process; runs on process 0 only.
+            timeout_secs: maximum wait for the slowest process.
+            call: what this process is about to do, such as "save". Given in the first agreement of
+                a round, whose tag is the round itself; if the calls differ, all processes raise.
 
         Raises:
-            BarrierTimeout: with the indices of those that did not come.
-            NotTogether: a process came for something else, or came to say that it cannot.
+            BarrierTimeout: some processes did not arrive; ``absent`` has their indices.
+            NotTogether: a process makes another call, or reported that it cannot take part.
         """
         if self.count == 1:
             return judge([value])
         client = _client()
-        with self._lost(tag):
-            client.key_value_set(self._key(tag), Said(call, value).dump())
+        with self._service_errors(tag):
+            client.key_value_set(self._key(tag), Message(call, value).dump())
             if self.index > 0:
                 return self._answered(client, tag, call, timeout_secs)
             try:
-                answer = judged(self._collect(client, tag, timeout_secs), judge)
+                answer = answer_to(self._collect(client, tag, timeout_secs), judge)
             except BaseException as error:
                 self._give_up(client, tag, Failure.of(0, error))
                 raise
-            _kept(id(client), self.count).put(client, tag, answer.dump())
-            # all values at once: nobody needs them now
-            client.key_value_delete(service.said_folder(tag))
-            return answer.taken(call)
+            _unread_answers(id(client), self.count).put(client, tag, answer.dump())
+            # One delete for the values of all processes, which are no longer needed.
+            client.key_value_delete(service.values_folder(tag))
+            return answer.value_for(call)
 
     def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
-        """Process 0: the others, and who comes late, are not to wait for an answer."""
+        """On process 0: publishes the failure, so that no process waits for an answer."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may be gone
-            _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+            _unread_answers(id(client), self.count).put(client, tag, failure.dump(), refused=True)
 
     def _answered(self, client: Any, tag: str, call: str, timeout_secs: float) -> str:
-        """The others: what process 0 answers."""
-        with self._leaving(client, tag, tag):
+        """On the other processes: blocks until process 0 answers."""
+        with self._reporting_failure(client, tag, tag):
             found = self._fetch(client, tag, timeout_secs)
-        _read(id(client), self.index).note(client, tag)
+        _read_reports(id(client), self.index).note(client, tag)
         try:
-            return parse(found).taken(call)
+            return parse(found).value_for(call)
         except Exception:
-            client.key_value_delete(self._key(tag))  # nobody collects it
+            client.key_value_delete(self._key(tag))  # process 0 will not delete it
             raise
 
     @contextlib.contextmanager
-    def _leaving(self, client: Any, opening: str, *tags: str) -> Generator[None]:
-        """The others: who waits no longer says so, for whoever comes late, and reads no answer."""
+    def _reporting_failure(self, client: Any, opening: str, *tags: str) -> Generator[None]:
+        """On the other processes: if this one gives up waiting, publishes that for process 0."""
         try:
             yield
         except jax.errors.JaxRuntimeError:
@@ -110,30 +111,32 @@ class Processes:
                 failure = Failure.of(self.index, error).dump()
                 client.key_value_set(self._key(opening), failure, allow_overwrite=True)
                 for tag in tags:
-                    _read(id(client), self.index).note(client, tag)
+                    _read_reports(id(client), self.index).note(client, tag)
             raise
 
     def refuse(self, tag: str, call: str, error: BaseException) -> None:
-        """Says that this process does not take part, and why; returns at once.
+        """Reports that this process does not take part, and why; does not block.
 
-        In the place of the first agreement of a round, which the others come to: they are told, and
-        all go on to the next one together.
+        Called instead of the first agreement of a round: the other processes get the error there,
+        and all continue with the next round.
         """
         if self.count == 1:
             return
         client, failure = _client(), Failure.of(self.index, error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if self.index == 0:
-                _kept(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+                _unread_answers(id(client), self.count).put(
+                    client, tag, failure.dump(), refused=True
+                )
                 return
             client.key_value_set(self._key(tag), failure.dump())
-            _read(id(client), self.index).note(client, tag)
+            _read_reports(id(client), self.index).note(client, tag)
 
     def _key(self, tag: str) -> str:
-        return f"{service.said_folder(tag)}{self.index}"
+        return f"{service.values_folder(tag)}{self.index}"
 
     def _collect(self, client: Any, tag: str, timeout_secs: float) -> list[str]:
-        """Process 0: waits for the values of all."""
+        """On process 0: blocks until the values of all processes have arrived."""
         began = time.monotonic()
         report_secs = _REPORT_SECS
         while True:
@@ -145,17 +148,17 @@ class Processes:
                 return [values[process] for process in range(self.count)]
             waited_secs = now - began
             if waited_secs >= timeout_secs:
-                raise self._late(client, tag, timeout_secs, absent)
+                raise self._timed_out(client, tag, timeout_secs, absent)
             if waited_secs >= report_secs:
                 self._report(client, tag, waited_secs, absent)
                 report_secs = waited_secs + _REPORT_SECS
             wait_secs = min(timeout_secs, report_secs) - waited_secs
-            service.wait_for(client, f"{service.said_folder(tag)}{absent[-1]}", wait_secs)
-            # where they arrive one by one, a listing for each would be quadratic
+            service.wait_for(client, f"{service.values_folder(tag)}{absent[-1]}", wait_secs)
+            # Values may arrive one by one; one listing for each would take quadratic time.
             time.sleep(now - listing)
 
     def _fetch(self, client: Any, tag: str, timeout_secs: float) -> str:
-        """The others: wait for the answer of process 0."""
+        """On the other processes: blocks until process 0 answers; logs and raises if it is late."""
         began = time.monotonic()
         while True:
             left_secs = began + timeout_secs - time.monotonic()
@@ -164,8 +167,8 @@ class Processes:
                 return found
             waited_secs = time.monotonic() - began
             if waited_secs < timeout_secs:
-                # process 0 tells of all others that are late
-                if service.try_get(client, f"{service.said_folder(tag)}0") is None:
+                # Once process 0 has arrived, it logs which other processes are late.
+                if service.try_get(client, f"{service.values_folder(tag)}0") is None:
                     self._report(client, tag, waited_secs, [0])
                 continue
             values = self._arrived(client, tag)
@@ -173,12 +176,12 @@ class Processes:
             if found is not None:
                 return found
             absent = [process for process in range(self.count) if process not in values]
-            raise self._late(client, tag, timeout_secs, absent or [0])
+            raise self._timed_out(client, tag, timeout_secs, absent or [0])
 
     def _arrived(self, client: Any, tag: str) -> dict[int, str]:
-        """The values that have come, by process."""
+        """Process -> value, for the processes that have arrived."""
         return {
-            int(name): value for name, value in service.listing(client, service.said_folder(tag))
+            int(name): value for name, value in service.listing(client, service.values_folder(tag))
         }
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
@@ -188,22 +191,22 @@ class Processes:
             waited_secs,
             absent,
             tag,
-            _elsewhere(client, absent),
+            _calls_of_absent(client, absent),
         )
 
-    def _late(
+    def _timed_out(
         self, client: Any, tag: str, timeout_secs: float, absent: list[int]
     ) -> BarrierTimeout:
         return BarrierTimeout(
             f"process {self.index} waited {timeout_secs:g} s at {tag!r} for processes {absent} of "
             f"{self.count}: they are late, stuck or dead (Options(timeout_secs=) sets the wait)"
-            f"{_elsewhere(client, absent)}",
+            f"{_calls_of_absent(client, absent)}",
             absent=absent,
         )
 
     @contextlib.contextmanager
-    def _lost(self, tag: str) -> Generator[None]:
-        """Names process 0 where the service, which runs in it, does not answer any more."""
+    def _service_errors(self, tag: str) -> Generator[None]:
+        """Raises BarrierTimeout for process 0 if the service, which runs there, does not answer."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
@@ -216,31 +219,33 @@ class Processes:
             ) from error
 
     def broadcast(self, tag: str, value: str, timeout_secs: float, call: str = "decide") -> str:
-        """What process 0 says; the others wait for it.
+        """The value of process 0, for which the other processes wait.
 
-        Process 0 does not wait for them, unless it is thousands of decisions ahead.
+        Process 0 does not wait for them, unless it is 4,096 answers (``MOST_KEPT``) ahead.
 
         Args:
-            tag: names the decision; the same on all processes, never used twice. A round, or a name
-                within one.
-            value: of process 0; that of the others does not count.
-            call: what is decided, as an order: who does something else at that moment is told.
+            tag: identifies the decision; the same on all processes, never used twice. A round, or
+                ``round/name``.
+            value: the value; only that of process 0 counts.
+            timeout_secs: maximum wait for process 0.
+            call: what is decided, such as "delete step 3"; if processes make other calls, they
+                raise.
 
         Raises:
-            BarrierTimeout: process 0 said nothing in time.
-            NotTogether: process 0 came for something else.
+            BarrierTimeout: process 0 did not answer in time.
+            NotTogether: process 0 makes another call.
         """
         if self.count == 1:
             return value
         client = _client()
-        with self._lost(tag):
+        with self._service_errors(tag):
             if self.index > 0:
-                return self._heard(client, tag, timeout_secs, call)
-            kept = _kept(id(client), self.count)
-            slow = kept.wait_for_room(client, timeout_secs)
+                return self._await_decision(client, tag, timeout_secs, call)
+            unread = _unread_answers(id(client), self.count)
+            slow = unread.wait_for_room(client, timeout_secs)
             if slow:
-                raise self._late(client, tag, timeout_secs, slow)
-            kept.put(client, tag, Said(call, value).dump())
+                raise self._timed_out(client, tag, timeout_secs, slow)
+            unread.put(client, tag, Message(call, value).dump())
             return value
 
     def run_on_first(
@@ -250,12 +255,12 @@ class Processes:
         call: str,
         failed: Callable[[str, str], Exception],
     ) -> Any:
-        """What process 0's work gives, plain JSON values, on all; a failure of it is one of all.
+        """Runs ``work`` on process 0 and returns its result on all; if it fails, all raise.
 
         Args:
-            work: called on process 0 alone.
+            work: called on process 0 only; its result must be plain JSON values.
             timeout_secs, call: as for ``broadcast``.
-            failed: the error for the others, from the type and the text of that of process 0.
+            failed: makes the error of the other processes, from type name and text of process 0's.
         """
         tag = next_tag()
         if self.count == 1:
@@ -267,41 +272,41 @@ class Processes:
                 value = work()
             except Exception as error:
                 failure, kind, text = error, type(error).__name__, str(error)
-        said = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
+        answer = self.broadcast(tag, json.dumps([value, kind, text]), timeout_secs, call)
         if failure is not None:
             raise failure
-        value, kind, text = json.loads(said)
+        value, kind, text = json.loads(answer)
         if kind:
             raise failed(kind, text)
         return value
 
-    def _heard(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
-        """The others: what process 0 has decided, as soon as it has."""
+    def _await_decision(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
+        """On the other processes: blocks until process 0 has decided."""
         opening = tag.partition("/")[0]
         began = time.monotonic()
-        found, told = None, False
-        with self._leaving(client, opening, tag):
+        found, announced = None, False
+        with self._reporting_failure(client, opening, tag):
             while found is None:
                 left_secs = max(0.0, began + timeout_secs - time.monotonic())
                 wait_secs = min(left_secs, _REPORT_SECS)
                 found = service.wait_for(client, service.answer_key(tag), wait_secs)
-                if found is None and told:
+                if found is None and announced:
                     found = service.try_get(client, service.answer_key(opening))
                 if found is None and wait_secs == left_secs:
-                    raise self._silent(client, tag, timeout_secs)
-                if found is None and not told:
-                    # where process 0 waits for another call in this round, it hears of this one
-                    client.key_value_set(self._key(opening), Said(call, "").dump())
-                    told = True
-        _read(id(client), self.index).note(client, tag)
-        if told:
+                    raise self._no_decision(client, tag, timeout_secs)
+                if found is None and not announced:
+                    # If process 0 waits in another call of this round, this tells it of ours.
+                    client.key_value_set(self._key(opening), Message(call, "").dump())
+                    announced = True
+        _read_reports(id(client), self.index).note(client, tag)
+        if announced:
             client.key_value_delete(self._key(opening))
-        return parse(found).taken(call)
+        return parse(found).value_for(call)
 
-    def _silent(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
+    def _no_decision(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
         return BarrierTimeout(
             f"process {self.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: "
-            f"all processes must make the same calls{_elsewhere(client, [0])}",
+            f"all processes must make the same calls{_calls_of_absent(client, [0])}",
             absent=[0],
         )
 
@@ -315,15 +320,16 @@ class Processes:
         hear: Callable[[list[str]], None] = lambda _: None,
         call: str = "",
     ) -> Any:
-        """Does the work and agrees that all did it; a failure of one is a failure of all.
+        """Runs ``work`` on every process and blocks until all have; if one fails, all raise.
 
         Args:
             tag, timeout_secs, call: as for ``gather_decide``.
-            failed: the error for those that did not fail, from the index of the process that did
-                and what its error says, type first.
-            tell: what a process says of what its work gave, where several run.
-            hear: gets, on process 0 and before any goes on, what each process said; where it raises, no
-                process goes on.
+            work: runs here; its result is returned.
+            failed: makes the error of the processes that did not fail, from the index of the first
+                process that did and its error as ``"type: text"``.
+            tell: with several processes: turns the result into the text sent to process 0.
+            hear: called on process 0 with every process's text before any proceeds; if it raises,
+                all do.
         """
         result, error = None, None
         try:
@@ -334,7 +340,7 @@ class Processes:
             mine = f"={tell(result)}" if error is None else f"!{type(error).__name__}: {error}"
 
             def judge(texts: list[str]) -> str:
-                failure = first_failure(texts)
+                failure = messages.first_failure(texts)
                 if not failure:
                     hear([text[1:] for text in texts])
                 return failure
@@ -343,10 +349,10 @@ class Processes:
             try:
                 first = self.gather_decide(tag, mine, judge, timeout_secs, call)
             except NotTogether:
-                if error is None:  # else it is told what went wrong here
+                if error is None:  # otherwise this process's own error is raised below
                     raise
             except BarrierTimeout as late:
-                if error is not None:  # what went wrong here may be why the others do not come
+                if error is not None:  # our error may be the reason why the others did not come
                     late.__cause__ = error
                 raise
             if first and error is None:
@@ -356,39 +362,39 @@ class Processes:
         return result
 
 
-def _elsewhere(client: Any, absent: list[int]) -> str:
-    """What the processes that do not come wait for meanwhile, as the end of a sentence."""
+def _calls_of_absent(client: Any, absent: list[int]) -> str:
+    """In which calls the absent processes wait instead, as the end of a message."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        return meanwhile(service.listing(client, "ckpt/"), absent)
+        return messages.waiting_elsewhere(service.listing(client, "ckpt/"), absent)
     return ""
 
 
 @functools.lru_cache(1)
-def _kept(client_id: int, count: int) -> service.Kept:
-    """The answers of this process, which is the first, at its service."""
-    return service.Kept(count)
+def _unread_answers(client_id: int, count: int) -> service.UnreadAnswers:
+    """On process 0: the answers it has published at the service."""
+    return service.UnreadAnswers(count)
 
 
 @functools.lru_cache(1)
-def _read(client_id: int, index: int) -> service.Read:
-    """What this process has read at its service."""
-    return service.Read(index)
+def _read_reports(client_id: int, index: int) -> service.ReadReports:
+    """On the other processes: the answers that this one has read at the service."""
+    return service.ReadReports(index)
 
 
 def this_run() -> Processes:
-    """The processes of this run; one where jax.distributed was not initialized."""
+    """The processes of this run; a single one if jax.distributed was not initialized."""
     if _client() is None:
         return Processes(0, 1)
     return Processes(jax.process_index(), jax.process_count())
 
 
 def next_tag() -> str:
-    """A tag that all processes share, if all make the same calls in the same order."""
+    """The next round: the same on all processes, if all make the same calls in the same order."""
     return str(next(_rounds))
 
 
 def _client() -> Any:
-    # jax offers no public handle on the coordination service; Orbax takes it from here too
+    # jax has no public API for the coordination service's client; Orbax uses this one too.
     from jax._src import distributed
 
     return distributed.global_state.client

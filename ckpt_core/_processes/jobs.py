@@ -1,4 +1,4 @@
-"""What jax itself does for the processes of a run: joining them, and stopping them at one step."""
+"""jax's own services for the processes of a run: joining them, and stopping all at one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ckpt_core._lazy import jax
 def preemption_sync_point(step: int) -> bool | None:
     """Whether all processes agreed, through jax's preemption service, to stop at this step.
 
-    None where the service is off, so that they cannot agree.
+    None if the service is off, so that they cannot agree. All processes must call it for every
+    step.
     """
     from jax._src import distributed
 
@@ -22,18 +23,22 @@ def preemption_sync_point(step: int) -> bool | None:
         return None
     try:
         return bool(multihost_utils.reached_preemption_sync_point(step))
-    except RuntimeError:  # the coordinator is gone, which every barrier tells better
+    except RuntimeError:  # the coordinator is gone; the next agreement reports that more clearly
         return False
 
 
 def join_from_environment(environment: Mapping[str, str]) -> bool:
-    """Joins the other processes of the run where the usual variables name them; whether they do.
+    """Calls ``jax.distributed.initialize`` if the environment names the processes of the run.
 
-    JAX_COORDINATOR_ADDRESS (with the port, or JAX_COORDINATOR_PORT beside it), JAX_NUM_PROCESSES
-    and JAX_PROCESS_ID. For programs that own the process, such as the command line.
+    The variables are JAX_COORDINATOR_ADDRESS (with the port, or with JAX_COORDINATOR_PORT),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID. For programs that own the process, such as the command
+    line.
+
+    Returns:
+        Whether jax.distributed is initialized afterwards.
 
     Raises:
-        ValueError: some of the variables are there, and not all.
+        ValueError: only some of the variables are set.
     """
     from jax._src import distributed
 

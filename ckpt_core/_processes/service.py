@@ -1,9 +1,8 @@
-"""Keys at jax's coordination service: what a process says, and answers that stay until all have read them.
+"""Keys at jax's coordination service: process values, and answers kept until all have read them.
 
-An answer of process 0 must not go before the slowest has read it, and must go afterwards. Nobody
-sends a message for that alone: every process notes what it has read, and tells it once for many.
-Left at the service are therefore at most ``MOST_KEPT`` answers, few in most runs, and of each process
-one or two notes of what it has read.
+Process 0 may delete an answer only after the slowest process has read it. To save messages, each
+process reports what it has read once per ``TELL_EVERY`` answers. The service therefore holds at
+most ``MOST_KEPT`` answers, few in most runs, and one or two read reports per process.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typing import Any
 from ckpt_core._lazy import jax
 
 TELL_EVERY = 64
-"""After so many answers a process tells which it has read, and process 0 removes those that all have."""
+"""Number of answers after which a process reports its reads, and process 0 deletes read answers."""
 MOST_KEPT = 4096
-"""With so many answers that somebody has not read, process 0 waits before it decides anything more."""
+"""Maximum number of answers not read by all; at this number process 0 waits before the next one."""
 _LOOK_SECS = 0.05
 _NOTES = "ckpt/read/"
 
 
 def wait_for(client: Any, key: str, wait_secs: float) -> str | None:
-    """The value of a key as soon as it is set; None where it is not set in time."""
+    """Blocks until a key is set and returns its value; None on timeout."""
     try:
         return client.blocking_key_value_get(key, max(1, int(wait_secs * 1000)))
     except jax.errors.JaxRuntimeError as error:
@@ -34,7 +33,7 @@ def wait_for(client: Any, key: str, wait_secs: float) -> str | None:
 
 
 def try_get(client: Any, key: str) -> str | None:
-    """The value of a key, or None where it is not set."""
+    """The value of a key, or None if it is not set."""
     try:
         return client.key_value_try_get(key)
     except jax.errors.JaxRuntimeError as error:
@@ -44,40 +43,44 @@ def try_get(client: Any, key: str) -> str | None:
 
 
 def listing(client: Any, folder: str) -> list[tuple[str, str]]:
-    """What is set below a folder: the rest of each key, with its value."""
+    """The keys set below a folder, without the folder, and their values."""
     return [(key.removeprefix(folder), value) for key, value in client.key_value_dir_get(folder)]
 
 
 def answer_key(tag: str) -> str:
-    """Where the answer to an agreement, or a decision, stands."""
+    """Key of process 0's answer to an agreement or a broadcast."""
     return f"ckpt/{tag}.answer"
 
 
-def said_folder(tag: str) -> str:
-    """Where the processes say what they have to say for an agreement, each below its index."""
+def values_folder(tag: str) -> str:
+    """Folder of the processes' values for an agreement; each key ends in the process's index."""
     return f"ckpt/{tag}:/"
 
 
-class Kept:
-    """The answers of process 0 that others have yet to read.
+class UnreadAnswers:
+    """On process 0: the answers that other processes have not read yet.
 
     Args:
-        count: of all processes.
+        count: number of processes.
     """
 
     def __init__(self, count: int) -> None:
-        self._others = (1 << count) - 2  # bits of all but the first
-        self._unread: dict[str, int] = {}  # by tag, bits of those who have not read it
+        self._others = (1 << count) - 2  # bit mask: all processes but 0
+        self._unread: dict[str, int] = {}  # tag -> bit mask of the processes that have not read it
         self._refused: set[str] = set()
         self._left: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._put = 0
         self._lock = threading.Lock()
 
     def put(self, client: Any, tag: str, text: str, *, refused: bool = False) -> None:
-        """Gives an answer to all; removes what all have read, now and then.
+        """Publishes an answer; every ``TELL_EVERY`` calls, deletes the answers that all have read.
 
         Args:
-            refused: nobody looks at what the others say for it: it is removed with the answer.
+            client: jax's client of the coordination service.
+            tag: the agreement or decision.
+            text: the answer.
+            refused: process 0 gave the agreement up and did not collect the others' values: delete
+                them together with the answer.
         """
         client.key_value_set(answer_key(tag), text)
         with self._lock:
@@ -88,7 +91,7 @@ class Kept:
                 self._retire(client)
 
     def wait_for_room(self, client: Any, timeout_secs: float) -> list[int]:
-        """Returns when there are fewer than the most that may be kept; or those who do not read them."""
+        """Blocks while ``MOST_KEPT`` answers are unread; on timeout returns the slow processes."""
         deadline = time.monotonic() + timeout_secs
         while len(self._unread) >= MOST_KEPT:
             with self._lock:
@@ -102,30 +105,30 @@ class Kept:
         return []
 
     def _retire(self, client: Any) -> None:
-        """Removes what all have read, as they told."""
+        """Collects the read reports, and deletes the answers that all processes have read."""
         for name, text in listing(client, _NOTES):
             client.key_value_delete(_NOTES + name)
             mine = 1 << int(name.partition("/")[0])
             for tag in text.split("\n"):
                 if tag in self._unread:
                     self._unread[tag] &= ~mine
-                else:  # given up before it was answered; it may never be
+                else:  # the process gave up before the answer, which may never come
                     self._left[tag] = self._left.get(tag, 0) | mine
         for tag in [tag for tag, unread in self._unread.items() if not unread]:
             del self._unread[tag]
             client.key_value_delete(answer_key(tag))
             if tag in self._refused:
                 self._refused.remove(tag)
-                client.key_value_delete(said_folder(tag))
+                client.key_value_delete(values_folder(tag))
         while len(self._left) > MOST_KEPT:
             self._left.popitem(last=False)
 
 
-class Read:
-    """What one of the others has read, or will not read any more.
+class ReadReports:
+    """On the other processes: the answers that this process has read, or will never read.
 
     Args:
-        index: of this process.
+        index: index of this process.
     """
 
     def __init__(self, index: int) -> None:
@@ -135,7 +138,7 @@ class Read:
         self._lock = threading.Lock()
 
     def note(self, client: Any, tag: str) -> None:
-        """The answer is not needed here any more; told to process 0 together with many others."""
+        """Notes that this process no longer needs an answer; reports once per ``TELL_EVERY``."""
         with self._lock:
             self._tags.append(tag)
             if len(self._tags) < TELL_EVERY:

@@ -1,1 +1,1 @@
-"""One training run: a directory of steps, who may write to it, what is kept, and the way back."""
+"""One training run: a directory of steps, which writer may commit to it, retention, and restore."""

@@ -1,9 +1,10 @@
-"""Taking a directory over, the step that training goes on from, and what makes way for the next one.
+"""Take a directory over from an older writer, and move steps that training does not continue from.
 
-A writer claims the directory before it looks which step to restore, so whatever appears there later is
-by a run that had passed its last check before: a stranger. Strangers, and the steps that are newer
-than the restored one, are of another branch than the one that is about to grow. They are moved out of
-the way by the first save and not by the restore: who only looks moves nothing.
+A writer claims the directory before it lists the steps to restore. A step that another run commits
+after that claim was already past its last ownership check when the claim was made; such a step is
+called a stranger here. Strangers, and steps newer than the restored one, do not belong to the
+history that this writer continues. The first save moves them away, not the restore, because a
+process that restores may only want to look.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from ckpt_core._run.retention import RETIRED, Retention
 from ckpt_core._run.tiers import LocalTier, Run, find_run, next_run
 
 _READER_SECS = 30.0
-"""How long a save waits for whoever reads a step that has to make way."""
+"""Maximum time that a save waits for readers of a step that it has to move away."""
 _PAUSE_SECS = 0.05
 
 
 class Branch:
-    """The branch of a run's history that one writer goes on with. Process 0 decides, and tells.
+    """The branch of a run's history that this writer continues.
+
+    Process 0 decides and changes the directory; the other processes receive its result.
 
     Args:
-        run: its directory.
-        fence: this writer's claim on it.
-        retention: moves and removes steps.
+        run: directory of the run.
+        fence: this writer's claim on that directory.
+        retention: moves and deletes steps.
     """
 
     def __init__(
@@ -51,20 +54,20 @@ class Branch:
         self._damaged = run.damaged
         self._local: LocalTier | None = None
         self._claimed = False
-        self._before: set[int] | None = None  # what was there when the directory was claimed
+        self._steps_at_claim: set[int] | None = None  # None: this writer has not claimed it yet
         self._restored: set[int] = set()
-        self._tried: set[int] = set()  # to be saved in the persistent directory
+        self._attempted: set[int] = set()  # steps that this writer began to save persistently
         self._settled = False
         self._told_of_repeat = False
 
     def set_local(self, local: LocalTier) -> None:
-        """Steps lie in local directories, too."""
+        """Adds a local tier, whose lineage then follows this branch."""
         self._local = local
 
     # ------------------------------------------------------------------------------- restores
 
     def begin_restore(self) -> None:
-        """Claims the directories of a writer, and then looks into the local ones."""
+        """Claims the directories, unless read-only; then all processes list the local steps."""
         if not self._run.read_only and self._processes.index == 0:
             try:
                 self._claim()
@@ -85,14 +88,14 @@ class Branch:
             self._local.claim()
         self._local.look()
 
-    def saw(self, steps: list[int]) -> list[int]:
-        """The same steps, which are those that there are after the claim."""
-        if self._claimed and self._before is None:
-            self._before = set(steps)
+    def note_listed(self, steps: list[int]) -> list[int]:
+        """Returns ``steps``; remembers the first list after the claim, to recognize strangers."""
+        if self._claimed and self._steps_at_claim is None:
+            self._steps_at_claim = set(steps)
         return steps
 
     def restored(self, step: int | None) -> None:
-        """A step was restored: what is saved next may go on from it."""
+        """Notes that ``step`` was restored, so the next save may continue from it."""
         if step is not None:
             self._restored.add(step)
             self._settled = False
@@ -100,10 +103,16 @@ class Branch:
     # ---------------------------------------------------------------------------------- saves
 
     def make_room(self, step: int, overwrite: bool, persists: bool) -> None:
-        """Before a save: whatever is no past of this step makes way, or the step is refused.
+        """Called on all processes before a save: moves steps that ``step`` does not continue.
+
+        Args:
+            step: number of the step about to be saved.
+            overwrite: the save may replace a step of this number.
+            persists: the save also writes to the persistent directory.
 
         Raises:
-            CheckpointExists: there are steps that this writer neither restored nor left behind.
+            CheckpointExists: this number, or newer steps, are on disk, and this writer has neither
+                restored an older step nor seen those steps appear after its claim.
             CheckpointError: another writer has taken the directory over.
         """
         if self._settled and not persists:
@@ -111,16 +120,16 @@ class Branch:
         if self._local is not None and not self._settled:
             self._local.claim()
         base = self._goes_on_from(step)
-        told = self._told(lambda: self._clear(step, overwrite, base), "make way for a step")
-        if "run" in told and self._local is not None:
-            self._local.begin_lineage(Run(*told["run"]), -1 if base is None else base)
-        self._damaged.difference_update(told["gone"])
+        result = self._on_first(lambda: self._clear(step, overwrite, base), "make way for a step")
+        if "run" in result and self._local is not None:
+            self._local.begin_lineage(Run(*result["run"]), -1 if base is None else base)
+        self._damaged.difference_update(result["gone"])
         self._settled = True
         if persists:
-            self._tried.add(step)
+            self._attempted.add(step)
 
-    def tell_of_repeat(self, step: int) -> None:
-        """A save of a step that this writer has saved does nothing, whatever it holds: said once."""
+    def log_repeat(self, step: int) -> None:
+        """Logs, once per Checkpointer, that a step which it already saved is not saved again."""
         if not self._told_of_repeat:
             self._told_of_repeat = True
             logger.info(
@@ -131,14 +140,18 @@ class Branch:
             )
 
     def guard(self, step: int, overwrite: bool) -> Guard:
-        """Asked by a save who may commit; a step that a run which is stopped now just managed to commit
-        makes way even then."""
-        return Guard(self._fence, None if overwrite else lambda: self._step_aside(step))
+        """The ownership check for one save.
+
+        Without ``overwrite`` it also moves away a step of the same number that the previous writer
+        committed after ``make_room`` looked.
+        """
+        return Guard(self._fence, None if overwrite else lambda: self._move_same_step(step))
 
     def committed(self, step: int) -> None:
-        """After a commit, on process 0: what appeared meanwhile makes way, and what is not kept goes.
+        """After a commit, on process 0: moves newer strangers away, then applies retention.
 
-        Nothing is touched once another writer has the directory: its steps are not ours to judge.
+        If another writer has claimed the directory, deletes nothing: the steps there may be that
+        writer's.
         """
         try:
             self._fence.check()
@@ -154,49 +167,54 @@ class Branch:
 
     def _clear(self, step: int, overwrite: bool, base: int | None) -> dict[str, Any]:
         self._claim()
-        if self._before is None:
-            self._before = set(self._steps.all())
-        replaces = overwrite and self._steps.has(step)  # which leaves all others as they are
-        way = set[int]() if replaces else self._strangers(step, base) | self._left(step, base)
-        if way or not self._settled:
+        if self._steps_at_claim is None:
+            self._steps_at_claim = set(self._steps.all())
+        replaces = overwrite and self._steps.has(step)  # an overwrite moves no other step
+        moving = (
+            set[int]() if replaces else self._strangers(step, base) | self._left_behind(step, base)
+        )
+        if moving or not self._settled:
             self._fence.check()
-        elsewhere = self._local.foreign if self._local is not None and base is None else set[int]()
-        self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere, way)
-        self._move(way, base, _READER_SECS)
-        told: dict[str, Any] = {"gone": sorted(way)}
+        elsewhere = (
+            self._local.from_earlier_run if self._local is not None and base is None else set[int]()
+        )
+        self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere, moving)
+        self._move(moving, base, _READER_SECS)
+        result: dict[str, Any] = {"gone": sorted(moving)}
         if not self._settled:
-            told["run"] = self._next_run(base)
-        return told
+            result["run"] = self._next_run(base)
+        return result
 
     def _claim(self) -> None:
         self._fence.take()
         self._claimed = True
 
     def _strangers(self, step: int, base: int | None) -> set[int]:
-        """Steps that a run committed which was stopped: it had passed its last check before."""
-        known = (self._before or set()) | (self._tried - {step}) | self._damaged
+        """Steps that another run committed after this writer's claim; see the module docstring."""
+        known = (self._steps_at_claim or set()) | (self._attempted - {step}) | self._damaged
         newer = -1 if base is None or self._run.local else base
         found = {other for other in self._steps.numbers() if other > newer} - known
         return {other for other in found if self._steps.has(other)}
 
-    def _left(self, step: int, base: int | None) -> set[int]:
-        """Steps of a branch that training has left, by restoring an older one than these."""
-        before = self._before or set[int]()
+    def _left_behind(self, step: int, base: int | None) -> set[int]:
+        """Steps of a branch that training left when this writer restored an older step."""
+        at_claim = self._steps_at_claim or set[int]()
         found = self._damaged & {step}
         if base is not None and any(restored < step for restored in self._restored):
-            # what is damaged hides nothing, but may be whole again some day
+            # Damaged steps are moved too, where a move is possible; an object store could only
+            # delete them, and they may become readable again.
             damaged = self._damaged if self._run.local else set[int]()
-            found |= {other for other in (before - self._damaged) | damaged if other > base}
+            found |= {other for other in (at_claim - self._damaged) | damaged if other > base}
         return {other for other in found if self._steps.has(other)}
 
     def _move(self, steps: set[int], base: int | None, wait_secs: float) -> None:
-        """Moves steps out of the way, the newest first: at every moment those left are in order."""
+        """Moves steps away, newest first: an interruption leaves no gap among the others."""
         moved: list[int] = []
         for step in sorted(steps, reverse=True):
             self._fence.check()
-            self._when_not_read(step, wait_secs)
-            if self._before is not None:
-                self._before.discard(step)
+            self._move_when_unread(step, wait_secs)
+            if self._steps_at_claim is not None:
+                self._steps_at_claim.discard(step)
             if step not in self._damaged:
                 moved.insert(0, step)
         if moved:
@@ -209,7 +227,7 @@ class Branch:
                 f"{self._directory}/{RETIRED}" if self._run.local else "the object store",
             )
 
-    def _when_not_read(self, step: int, wait_secs: float) -> None:
+    def _move_when_unread(self, step: int, wait_secs: float) -> None:
         deadline = time.monotonic() + wait_secs
         while True:
             try:
@@ -221,19 +239,23 @@ class Branch:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise CheckpointError(
-                        f"{self._steps.path(step)} has to make way, and is being read: try again when "
-                        "that has ended"
+                        f"{self._steps.path(step)} must be moved away before this save, but it is being "
+                        "read: try again when the read has ended"
                     ) from None
             time.sleep(_PAUSE_SECS)
 
-    def _step_aside(self, step: int) -> None:
-        """Between the check and the commit, where a directory can be renamed."""
+    def _move_same_step(self, step: int) -> None:
+        """Between ownership check and commit: moves away a committed step of this number.
+
+        File systems only; an object store cannot rename.
+        """
         if self._run.local and self._steps.has(step):
             self._move({step}, self._goes_on_from(step), _READER_SECS)
 
     def _next_run(self, base: int | None) -> Run:
         if self._local is None:
-            # what lies in local directories, of whatever host, cannot be seen from here
+            # Without local directories this writer cannot see which steps those of other hosts
+            # hold.
             return next_run(self._backend, self._directory, goes_on=False, make=False)
         if base is None:
             goes_on = self._local.goes_on_from(self._steps.latest())
@@ -243,18 +265,25 @@ class Branch:
 
     # ------------------------------------------------------------------------------ deletions
 
-    def leave_newer(self, step: int) -> None:
-        """Before the steps after one are deleted: hosts that are away may have them, too."""
+    def before_delete_newer(self, step: int) -> None:
+        """Called before the steps newer than ``step`` are deleted: begins a new lineage.
+
+        Hosts that are offline may hold those steps in local directories; there they no longer
+        count.
+        """
 
         def leave() -> dict[str, Any]:
-            self._claim()  # who goes on from the newest one must not go on
+            self._claim()  # a run that still trains from the newest step must not commit any more
             self._fence.check()
             return {"run": self._new_lineage()}
 
-        self._follow(self._told(leave, "leave newer steps"), step)
+        self._follow_lineage(self._on_first(leave, "leave newer steps"), step)
 
     def before_delete(self, step: int, newest: Callable[[], int | None]) -> None:
-        """Before a step is deleted: if it is the newest, none that grew from it may come back.
+        """Called before ``step`` is deleted; if it is the newest, begins a new lineage.
+
+        Otherwise a local copy of it, or of a later step, on a host that is offline could be
+        restored.
 
         Raises:
             CheckpointError: another writer has taken the directory over.
@@ -265,28 +294,31 @@ class Branch:
                 self._fence.check()
             return {"run": self._new_lineage()} if newest() == step else {}
 
-        self._follow(self._told(leave, "leave a step"), step)
+        self._follow_lineage(self._on_first(leave, "leave a step"), step)
 
     def forget(self, deleted: list[int]) -> None:
-        """Steps were deleted: their numbers are free. What is still there is no stranger, though."""
+        """Forgets deleted steps, so that their numbers can be saved again.
+
+        A step whose deletion failed stays in the list of known steps: it is not a stranger.
+        """
         for steps in (self._mine, self._damaged, self._restored):
             steps.difference_update(deleted)
         gone = [step for step in deleted if not self._steps.has(step)]
-        for steps in (self._tried, self._before or set[int]()):
+        for steps in (self._attempted, self._steps_at_claim or set[int]()):
             steps.difference_update(gone)
 
     def _new_lineage(self) -> Run:
         make = self._local is not None
         return next_run(self._backend, self._directory, goes_on=False, make=make)
 
-    def _follow(self, told: Mapping[str, Any], up_to: int) -> None:
-        if "run" in told and self._local is not None:
-            self._local.begin_lineage(Run(*told["run"]), up_to)
+    def _follow_lineage(self, result: Mapping[str, Any], up_to: int) -> None:
+        if "run" in result and self._local is not None:
+            self._local.begin_lineage(Run(*result["run"]), up_to)
 
     # -------------------------------------------------------------------------- one for all
 
-    def _told(self, work: Callable[[], dict[str, Any]], call: str) -> dict[str, Any]:
-        """What process 0 makes of the directory; its failure is one of all."""
+    def _on_first(self, work: Callable[[], dict[str, Any]], call: str) -> dict[str, Any]:
+        """The result of ``work``, which process 0 runs; if it fails, every process raises."""
 
         def failed(kind: str, text: str) -> Exception:
             if kind == "CheckpointExists":
@@ -297,18 +329,18 @@ class Branch:
 
 
 class Guard:
-    """Who may commit; see ``ckpt_core._save.write.Guard``."""
+    """Allows commits while this writer owns the directory; a ``ckpt_core._save.write.Guard``."""
 
     def __init__(self, fence: Fence, make_way: Callable[[], None] | None) -> None:
         self._fence = fence
         self._make_way = make_way
 
     def take(self) -> None:
-        """Before anything is written."""
+        """Claims the directory; called before the save writes anything."""
         self._fence.take()
 
     def check(self) -> None:
-        """Last before the commit."""
+        """Raises if another writer has claimed the directory; called right before the commit."""
         self._fence.check()
         if self._make_way is not None:
             self._make_way()

@@ -1,4 +1,4 @@
-"""A directory of steps: when to save, what to keep, and how to come back."""
+"""``Checkpointer``: saves, keeps, restores and deletes the steps of one training run."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ class Checkpointer(Reading):
     """A directory of checkpoints, one per step, for one training run.
 
     Step ``n`` is the state after the 0-based step ``n`` was completed: save after the update, and
-    resume with ``n + 1``. Where several processes run, all must make the same calls, in the same order.
+    resume with ``n + 1``. With several processes, all must make the same calls in the same order.
 
-    Its methods may be called from any thread: saves, restores and deletions take turns, each waiting until
-    the one before has returned. A call from within another (from a signal handler, a listener or a
-    policy) is refused. Asking (``all_steps``, ``latest_step``, ``metrics``, ...) and
-    ``wait_until_finished`` wait for no turn.
+    Methods may be called from any thread. Saves, restores and deletions run one at a time; a call
+    waits until the previous one has returned. A call from inside another one (from a signal
+    handler, a listener or a policy) raises ``CheckpointError``. Queries (``all_steps``,
+    ``latest_step``, ``metrics``, ...) and ``wait_until_finished`` do not wait for other calls.
 
     Args:
-        directory: where steps lie; made if missing. A path, or ``memory://``, ``s3://``, ``gs://``.
-        save_interval_steps: save steps that this divides.
-        max_to_keep: keep this many of the newest steps (with ``best_metric``: of the best, and the
-            newest besides).
-        keep_period: also keep steps that this divides.
-        best_metric: name of the metric that says which steps are best.
+        directory: contains the step directories; created if missing. A path, or a URL with
+            ``memory://``, ``s3://`` or ``gs://``.
+        save_interval_steps: save every step that is a multiple of this; 1 by default.
+        max_to_keep: keep this many of the newest steps; with ``best_metric``, this many of the best
+            and the newest one. By default all steps are kept.
+        keep_period: also keep every step that is a multiple of this.
+        best_metric: name of the metric that ranks the steps.
         best_mode: ``"min"`` or ``"max"``; required with ``best_metric``.
         save_policy, keep_policy: policies of ``ckpt.when`` and ``ckpt.keep``, instead of the above.
         step_prefix, step_format_fixed_length: names of step directories, as in Orbax.
-        asynchronous: write in the background what ``save`` took a snapshot of.
-        read_only: never write anything, and take over from nobody; for evaluators. Without it a
-            restore stops the run that saves there.
-        local_directory: on a fast disk or in the memory of each host, shared or not: takes every
-            save first, each process writing all that it holds, and keeps the newest
-            (``Options.local_max_to_keep``). ``directory`` then takes those that
-            ``Options.persist_policy`` wants, in the background; besides, forced ones, and those of
-            a run that is told to stop. ``restore_latest`` takes the newest step that is whole on
-            all processes, from wherever it is.
+        asynchronous: ``save`` returns after the snapshot; a background thread writes it.
+        read_only: never write or claim the directory; for evaluators. Without it, a restore claims
+            the directory, and the next save of another run there fails.
+        local_directory: a fast disk or memory file system (tmpfs) of each host, shared between
+            hosts or not. Every save goes there first; each process writes all shards that it holds.
+            The newest ``Options.local_max_to_keep`` steps stay there. A background thread then
+            writes to ``directory`` the steps that ``Options.persist_policy`` selects, steps saved
+            with ``force=True``, and steps saved after the run was told to stop. ``restore_latest``
+            takes the newest step that is complete on all processes, in either place.
         options: see ``Options``.
 
     Example:
@@ -122,7 +123,7 @@ class Checkpointer(Reading):
             branch.set_local(self._local)
             saving.set_local(self._local)
         tiers = Tiers(run.steps, self._local)
-        # functions, not methods of this object: a cycle of references would delay its end
+        # Pass functions, not bound methods: a reference cycle would delay garbage collection.
         decision = _deciding(when_to, run, self._preemption, tiers.latest)
         self._persist = (
             None if persist is None else _deciding(persist, run, self._preemption, run.steps.latest)
@@ -157,40 +158,43 @@ class Checkpointer(Reading):
         items: Mapping[str, Any] | None = None,
         **named: Any,
     ) -> bool:
-        """Whether a save of this step was started (asynchronous) or done (synchronous).
+        """Saves a step if the policy wants it; True if a save was started (asynchronous) or done.
 
-        False where the policy says no, and for a step that this Checkpointer wrote already, so the
-        usual last save of a loop is harmless. While an earlier save is running, waits for it; with
-        ``local_directory`` for that of the tiers which this step goes to.
+        Returns False if the policy declines, or if this Checkpointer already saved the step, so an
+        extra save after the training loop does no harm. All processes must call it.
+
+        Blocks until the snapshot is taken; with ``asynchronous=False``, until the step is
+        committed. First waits for a running save; with ``local_directory``, only in the tiers that
+        take this step.
 
         Args:
             step: number of the step that was just completed.
             state: one pytree or object; or name items instead.
             metrics: numbers of this step, for ``best_metric`` and ``keep.best``.
-            metadata: JSON of your own.
-            force: save now, whatever the policies say, and in the persistent directory too.
+            metadata: your own JSON-serializable value.
+            force: save regardless of the policies, and in the persistent directory too.
             overwrite: replace a step that is on disk.
-            items: named items whose names are arguments.
+            items: named items, for names that are also parameters of this method.
             **named: named items.
 
         Raises:
-            CheckpointExists: another writer's step of this number, or newer ones, are on disk, and
-                this one never restored one before them.
+            CheckpointExists: a step of this number, or newer ones, by another writer are on disk,
+                and this Checkpointer has not restored an older step.
             RestoredValueIgnored: a restored value was never read, or an item of the restored step was
                 not restored, and something is being saved under its name.
-            Exception: what made the previous asynchronous save fail, with its own type.
+            Exception: the error of the previous asynchronous save, with its own type.
         """
         self._refuse_if_read_only("save")
         raise_failures(self._parts.saves)
-        self._preemption.is_at(step := check_step(step))
+        self._preemption.note_step(step := check_step(step))
         chosen = collect_items(state, items, named)
         numbers = check_metrics(metrics)
         overwrite = (
-            overwrite or step in self._parts.saving.unsure
-        )  # a try that failed has left it there
+            overwrite or step in self._parts.saving.maybe_not_durable
+        )  # a failed save of this step may have left it on disk
         begun = {running.step for running in self._parts.saves}
         if not overwrite and (step in self._parts.run.mine or step in begun):
-            self._parts.branch.tell_of_repeat(step)
+            self._parts.branch.log_repeat(step)
             return False
         self._parts.unread.check(chosen)
         if not force and not self._wants(step):
@@ -209,9 +213,9 @@ class Checkpointer(Reading):
             self._persist.save_began(step)
 
     def _persists(self, step: int) -> bool:
-        """Whether a step that is saved goes to the persistent directory too; all must ask."""
-        # of a run that is told to stop, the host may be gone before the next one starts
-        last = self._preemption.wants(step) or self._preemption.known
+        """Whether this save also goes to the persistent directory; all processes must call it."""
+        # After a stop signal the host and its local disk may be gone before the next run starts.
+        last = self._preemption.wants(step) or self._preemption.will_stop
         return (
             self._persist is None
             or self._persist.wants(step, self._parts.saving.in_flight.running)
@@ -220,7 +224,7 @@ class Checkpointer(Reading):
 
     @in_turn
     def should_save(self, step: int) -> bool:
-        """Whether the policy wants this step; where several processes run, all must ask."""
+        """Whether the policy wants this step; with several processes, all must call it."""
         return self._wants(check_step(step))
 
     def _wants(self, step: int) -> bool:
@@ -230,31 +234,40 @@ class Checkpointer(Reading):
 
     @property
     def should_stop(self) -> bool:
-        """Whether this run was told to stop (SIGTERM); asking makes it listen from then on.
+        """Whether this run was told to stop, such as by SIGTERM; the first access starts listening.
 
-        Whoever listened before still hears the signal; where nobody did, the first one is only noted
-        and a second one ends the process. Of several, jax's service listens: all stop at one step.
+        A handler that was installed before is still called. If there was none, the first signal is
+        only recorded and the second one ends the process. With several processes, jax's preemption
+        service handles the signal instead, so that all stop at the same step; all must ask.
         """
         return self._preemption.should_stop
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether to save this step and stop; all processes agree, where several run."""
+        """Whether to save this step and stop; the same on all processes, which all must call it."""
         return self._preemption.reached(step)
 
     @in_turn
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Keeps JSON that belongs to the whole run beside its steps, where Orbax keeps it too."""
+        """Writes JSON about the whole run next to its steps, in the file that Orbax uses for it.
+
+        All processes may call it; process 0 writes.
+        """
         self._refuse_if_read_only("write_run_metadata")
         if self._parts.run.processes.index == 0:
             write_run_metadata(self._parts.run.backend, self.directory, metadata)
 
     @in_turn
     def delete(self, step: int) -> None:
-        """Removes a step."""
+        """Deletes a step in all tiers, after running saves; all processes must call it.
+
+        Raises:
+            CheckpointNotFound: there is no such step.
+            CheckpointError: the step is being read, or another writer has taken the directory over.
+        """
         self._refuse_if_read_only("delete")
         step = check_step(step)
         settle_all(self._parts.saves)
-        self._parts.decision.all_do(f"delete step {step}")
+        self._parts.decision.agree_on_call(f"delete step {step}")
         in_local = self._local is not None and step in self._local.complete
         self._parts.branch.before_delete(step, self._parts.tiers.latest)
 
@@ -263,30 +276,33 @@ class Checkpointer(Reading):
                 self._parts.retention.delete(step)
 
         with self._forgetting([step]):
-            self._parts.decision.done_by_first(delete)
+            self._parts.decision.run_on_first(delete)
             if self._local is not None:
                 self._local.delete_where(lambda other: other == step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
-        """Retires every step newer than ``step``, so that training goes on from it; gives them."""
+        """Deletes every step newer than ``step``, so that training resumes from it; returns them.
+
+        Waits for running saves. All processes must call it.
+        """
         self._refuse_if_read_only("rollback_to")
         step = check_step(step)
         settle_all(self._parts.saves)
-        self._parts.decision.all_do(f"roll back to step {step}")
-        steps = self._parts.decision.steps_of_first(self.all_steps)
-        self._parts.branch.leave_newer(step)
+        self._parts.decision.agree_on_call(f"roll back to step {step}")
+        steps = self._parts.decision.steps_on_first(self.all_steps)
+        self._parts.branch.before_delete_newer(step)
         newer = [other for other in steps if other > step]
         with self._forgetting(newer):
-            self._parts.decision.done_by_first(lambda: self._parts.retention.delete_newer(step))
+            self._parts.decision.run_on_first(lambda: self._parts.retention.delete_newer(step))
             if self._local is not None:
                 self._local.delete_where(lambda other: other > step)
         return newer
 
     @contextlib.contextmanager
     def _forgetting(self, deleted: list[int]) -> Generator[None]:
-        """Around a deletion, which may be interrupted: a step that may be gone can be saved anew."""
-        # before, too: an exception may also come while the rest is being forgotten
+        """Forgets ``deleted`` even after an interrupted deletion: the steps can be saved again."""
+        # Also before the deletion: an interrupt may come during the ``finally`` below.
         self._parts.run.mine.difference_update(deleted)
         try:
             yield
@@ -295,21 +311,21 @@ class Checkpointer(Reading):
             self._parts.decision.forget()
 
     def wait_until_finished(self) -> None:
-        """Returns when no save is running; what was started before is then durable, in each tier.
+        """Blocks until no save is running; every save started before is then durable in its tiers.
 
         Raises:
-            GraceExceeded: the run was told to stop, and ``Options.grace_secs`` are over.
-            Exception: what made the save fail, with its own type.
+            GraceExceeded: the run was told to stop, and ``Options.grace_secs`` have passed.
+            Exception: the error of a failed save, with its own type.
         """
         settle_all(self._parts.saves, self._preemption.secs_left)
 
     @in_turn
     def close(self) -> None:
-        """Waits for a running save and ends the use of this object; raises what made it fail."""
+        """Waits for running saves and releases the directory; raises the error of a failed save."""
         raise_failures(self._parts.saves, self._end())
 
     def _end(self) -> GraceExceeded | None:
-        """Waits for a running save and lets go of the directory; whether it was too late for that."""
+        """Waits for running saves and releases the claims; an error if the grace period ran out."""
         self._closed = True
         late = wait_for_all(self._parts.saves, self._preemption.secs_left)
         self._preemption.close()
@@ -323,7 +339,7 @@ class Checkpointer(Reading):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if os.getpid() == HOME_PID:  # a forked child leaves the block, and its parent is in it
+        if os.getpid() == HOME_PID:  # a forked child must not close what its parent still uses
             self._leave(error)
 
     @in_turn
@@ -334,7 +350,7 @@ class Checkpointer(Reading):
         except BaseException as failure:
             if error is None:
                 raise
-            # the user's own error is what they must see; ours must not hide it
+            # The error raised inside the with block is the one to show; ours becomes a note on it.
             error.add_note(
                 f"ckpt: closing {self.directory} failed too: {type(failure).__name__}: {failure}"
             )

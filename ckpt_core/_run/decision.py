@@ -1,4 +1,4 @@
-"""Whether to save a step: the policy, asked once for each, with one answer for all processes."""
+"""Whether to save a step: the policy is asked once per step, and all processes get one answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _NOT_LOOKED = -1
 
 
 class SaveDecision:
-    """Asks a save policy; what depends on a clock or on the disk is decided by process 0.
+    """Asks a save policy; process 0 decides for all if the policy depends on a clock or the disk.
 
     Args:
-        policy: of the Checkpointer.
-        newest_on_disk: looks at the directory.
-        timeout_secs: how long to wait for process 0.
+        policy: save policy of the Checkpointer.
+        processes: the processes of this run.
+        preemption: whether the run was told to stop.
+        newest_on_disk: returns the newest committed step, or None; reads the directory.
+        timeout_secs: maximum wait for process 0.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class SaveDecision:
         self._last_save_secs = float("-inf")
 
     def wants(self, step: int, saving: bool) -> bool:
-        """Whether the policy wants this step; all processes must ask, where several run."""
+        """Whether the policy wants this step; with several processes, all must call it."""
         if self._agree and self._last is not None and self._last[0] == step:
-            return self._last[1]  # process 0 has decided about this one
+            return self._last[1]  # process 0 has already decided about this step
         if self._newest == _NOT_LOOKED:
             self._newest = self._newest_on_disk()
         context = when.SaveContext(
@@ -64,21 +66,22 @@ class SaveDecision:
         return wanted
 
     def _agreed(self, step: int, context: when.SaveContext) -> bool:
-        """What the policy says on process 0; it is asked on all, as it may count."""
-        # first: where the policy fails in one process alone, the next question is still the same
+        """The policy's answer on process 0; asked on all, since a policy may count its calls."""
+        # Count first: if the policy raises on one process only, the next tag is still the same on
+        # all.
         self._asked += 1
         tag, call = f"{self._tag}/when/{self._asked}", "ask whether to save a step"
-        decided = functools.partial(
+        broadcast = functools.partial(
             self._processes.broadcast, tag, timeout_secs=self._timeout_secs, call=call
         )
         try:
             wanted = bool(self._policy(step, context))
         except Exception as error:
-            with contextlib.suppress(CheckpointError):  # the others hear of it from process 0
-                decided(f"{step} {type(error).__name__}: {error}")
+            with contextlib.suppress(CheckpointError):  # if this is process 0, tells the others
+                broadcast(f"{step} {type(error).__name__}: {error}")
             raise
-        said = decided(f"{step} {wanted}")
-        asked, _, verdict = said.partition(" ")
+        answer = broadcast(f"{step} {wanted}")
+        asked, _, verdict = answer.partition(" ")
         if asked != str(step):
             raise CheckpointError(
                 f"process 0 asks whether to save step {asked}, and process {self._processes.index} "
@@ -88,38 +91,38 @@ class SaveDecision:
             raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
         return verdict == "True"
 
-    def steps_of_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
-        """The steps that process 0 sees; where several processes run, all must ask."""
+    def steps_on_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
+        """The steps that process 0 lists; with several processes, all must call it."""
         return self._on_first(list_steps, "go through the steps")
 
-    def step_of_first(self, step: int | None) -> int | None:
-        """The one of process 0; all must ask."""
+    def step_on_first(self, step: int | None) -> int | None:
+        """The value of ``step`` on process 0; all processes must call it."""
         return self._on_first(lambda: step, "wait for a new step")
 
-    def all_do(self, call: str) -> None:
-        """Returns when all processes are about to do the same, such as "delete step 3".
+    def agree_on_call(self, call: str) -> None:
+        """Blocks until every process has announced the same ``call``, such as "delete step 3".
 
         Raises:
-            CheckpointError: another one is about to do something else; nothing was done.
+            CheckpointError: a process announced another call; nothing was changed.
         """
         if self._processes.count > 1:
             timeout_secs = self._timeout_secs
             self._processes.gather_decide(next_tag(), "", lambda _: "", timeout_secs, call)
 
-    def done_by_first(self, work: Callable[[], None]) -> None:
-        """Process 0 does the work and the others wait; a failure of it is one of all."""
+    def run_on_first(self, work: Callable[[], None]) -> None:
+        """Runs ``work`` on process 0 while the others wait; if it fails, every process raises."""
         self._on_first(work, "remove or set aside steps")
 
     def _on_first(self, work: Callable[[], Any], call: str) -> Any:
         return self._processes.run_on_first(work, self._timeout_secs, call, _failed_on_first)
 
     def save_began(self, step: int) -> None:
-        """A save of this step begins now."""
+        """Notes that a save of this step begins now."""
         self._newest = step
         self._last_save_secs = time.monotonic()
 
     def forget(self) -> None:
-        """Steps were deleted: what was known of the directory no longer holds."""
+        """Drops what is cached of the directory, after steps were deleted."""
         self._newest = _NOT_LOOKED
         self._last = None
 

@@ -17,18 +17,18 @@ from ckpt_core._storage import backend_of
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory of steps, and what this writer knows of them.
+    """A directory of steps, and what this writer knows about them.
 
     Attributes:
-        path: absolute, or a URL.
-        local: whether it is in a file system, where things can be moved.
-        backend: how directories work there.
-        steps: that lie in it.
-        processes: of this run.
-        options: of the Checkpointer.
+        path: absolute path, or URL.
+        local: True in a file system, which can rename; False in an object store.
+        backend: directory operations of that storage.
+        steps: the steps in the directory.
+        processes: the processes of this run.
+        options: options of the Checkpointer.
         read_only: nothing is written or claimed.
-        mine: the steps that this writer has saved; grows.
-        damaged: the steps that could not be restored; grows, and those that are saved anew leave it.
+        mine: steps that this writer has saved; updated by its saves and deletions.
+        damaged: steps that could not be restored; a step leaves the set when it is saved again.
     """
 
     path: str
@@ -48,8 +48,8 @@ def open_run_directory(
     """The directory of a run, which need not exist yet.
 
     Raises:
-        NotADirectoryError: it is a file.
-        CheckpointExists: it is one checkpoint.
+        NotADirectoryError: the path is a file.
+        CheckpointExists: the path is a single checkpoint, not a directory of steps.
     """
     path, local = resolve(directory)
     refuse_file_for_steps(path)

@@ -1,9 +1,9 @@
-"""Who may commit to a directory of steps: the writer that came last.
+"""Fence: only the writer that claimed a directory of steps last may commit to it.
 
-A job that was rescheduled must not wait for the old one to be found dead. The newcomer leaves its
-token in ``.ckpt-owner`` and goes on at once; the old writer finds the token at its next commit and
-stops, so that two runs never weave their steps into one directory. The file is locked while its
-writer lives, so that a newcomer can say whether it took over from a living one.
+A rescheduled job cannot wait until the old one is known to be dead. The new writer puts its token
+into ``.ckpt-owner`` and continues at once. The old writer reads the file before its next commit,
+finds a foreign token and raises, so the steps of two runs never mix in one directory. A writer
+holds a lock on the file while it lives, so a new writer can warn that it took over from a live one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Fence:
         self._claim: Claim | None = None
 
     def take(self) -> None:
-        """Claims the directory, once; whoever had it can no longer commit."""
+        """Claims the directory, once; the previous owner can no longer commit."""
         if self._claim is not None:
             return
         try:
             before = self._backend.read(self._directory, OWNER_FILE)
-        except CheckpointCorrupt:  # it only says who was there: what cannot be read is replaced
+        except CheckpointCorrupt:  # only used in the warning below; the claim replaces the file
             before = None
         text = f"{self._token} {introduction()}\n{this_owner()}\n"
         self._claim = self._backend.claim(self._directory, OWNER_FILE, text.encode())
@@ -40,44 +40,47 @@ class Fence:
             logger.warning(
                 "%s: taken over from %s, which is alive: its next save here will fail",
                 self._directory,
-                _who(before),
+                _owner_text(before),
             )
 
     def check(self) -> None:
-        """Last before a commit.
+        """Called right before a commit.
 
         Raises:
-            CheckpointError: another writer has claimed the directory since.
+            CheckpointError: another writer has claimed the directory in the meantime.
         """
         now = self._backend.read(self._directory, OWNER_FILE)
         if now is None or not now.startswith(self._token.encode()):
             raise CheckpointError(
-                f"{self._directory}: another Checkpointer ({_who(now)}) took this directory over, so this "
+                f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
                 "one may no longer save here: its step was not committed. Stop this run, or give each "
                 "run its own directory"
             )
 
     def close(self) -> None:
-        """Lets the directory go: whoever comes next takes over from nobody."""
+        """Releases the claim, so that the next writer does not warn of a live one."""
         if self._claim is not None:
             self._claim.close()
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
-    """Whether whoever last claimed a local directory is gone, or has let it go.
+    """Whether the last owner of a local directory is dead, or has released it.
 
     Args:
-        locks_work: whether this process sees its own claim as locked. A lock says that somebody lives;
-            none says nothing of others: it may not reach from one host to the next.
+        directory: the local directory.
+        backend: reads its owner file.
+        locks_work: whether this process sees the lock of its own claim. A lock proves that the
+            owner lives. A missing lock proves something only about owners on this host, and only if
+            ``locks_work``: locks may not be visible on other hosts.
     """
     if is_locked(f"{directory}/{OWNER_FILE}"):
         return False
     lines = (backend.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
-    owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote none
+    owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote no second line
     return locks_work if owner == this_owner() else is_dead(owner, directory)
 
 
-def _who(content: bytes | None) -> str:
-    """Process, host and since when, of an owner file."""
+def _owner_text(content: bytes | None) -> str:
+    """Process, host and start time that an owner file names, for messages."""
     first = "" if content is None else content.decode(errors="replace").partition("\n")[0]
     return first.strip().partition(" ")[2] or "an unknown one"

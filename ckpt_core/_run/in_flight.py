@@ -1,4 +1,4 @@
-"""The one save of a Checkpointer that may be running, and the failure it may have left."""
+"""The background save of one tier (at most one runs), and the error that it may have left."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import CheckpointError, GraceExceeded
 
 _LOOK_SECS = 0.5
-"""How often, while waiting for a save, to see whether the run was told to stop."""
+"""Interval at which a wait for a save checks whether the run was told to stop."""
 
 
 def wait_for_all(
     saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
 ) -> GraceExceeded | None:
-    """Returns when none of them is running, well or not; or, where one is late, the error for that.
+    """Blocks until every save has ended, successfully or not; returns the error if one is late.
 
-    What a signal handler raises meanwhile comes out as it is; the saves go on.
+    Late means past the grace period. An exception from a signal handler ends the wait; the saves go
+    on.
     """
     late: GraceExceeded | None = None
     for save in saves:
@@ -29,13 +30,16 @@ def wait_for_all(
 def settle_all(
     saves: Sequence[InFlight], secs_left: Callable[[], float | None] = lambda: None
 ) -> None:
-    """Returns when none of them is running; raises what made one fail, if nobody was told."""
+    """Blocks until every save has ended; raises an error that no caller has received yet."""
     raise_failures(saves, wait_for_all(saves, secs_left))
 
 
 def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None) -> None:
-    """Raises what made ended saves fail, once: the first, or that one is late, and notes of the others."""
-    with saves[0].telling:
+    """Raises ``late``, or else the first error of the ended saves; other errors become notes on it.
+
+    Each error is raised once.
+    """
+    with saves[0].raise_lock:
         failed = [save for save in saves if save.failure is not None]
         first = late or (failed.pop(0).failure if failed else None)
         if first is None:
@@ -51,20 +55,20 @@ def raise_failures(saves: Sequence[InFlight], late: GraceExceeded | None = None)
             for save in saves:
                 save.raise_failure()
         finally:
-            del first, late  # they know this frame, which must not know them
+            del first, late  # their tracebacks refer to this frame: break the reference cycle
 
 
 class InFlight:
-    """At most one background save; its failure is raised once, by whoever asks first.
+    """At most one background save; its error is raised once, to the first caller that asks.
 
     Attributes:
-        telling: held by the thread that raises failures.
+        telling: lock held by the thread that raises errors.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._now: tuple[PendingSave, int] | None = None
-        self.telling = threading.Lock()
+        self.raise_lock = threading.Lock()
 
     @property
     def running(self) -> bool:
@@ -80,7 +84,7 @@ class InFlight:
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether it is the save that asks, such as from a listener."""
+        """Whether the current thread is the one of the save, for example inside a listener."""
         now = self._now
         return now is not None and now[0].is_this_thread()
 
@@ -90,10 +94,12 @@ class InFlight:
         work: Callable[[], Any],
         after: InFlight | None = None,
     ) -> None:
-        """Begins a save in a thread of its own.
+        """Starts a save in a thread of its own.
 
         Args:
-            after: begin when the save that runs there has ended, well or not.
+            step: number of the step, for messages.
+            work: writes and commits the step.
+            after: run ``work`` only after the save running there has ended, successfully or not.
         """
         first = None if after is None or after._now is None else after._now[0]
 
@@ -107,36 +113,37 @@ class InFlight:
             self._now = pending, step
             pending.start()
         except BaseException:
-            # whoever waits next must wait for a save that goes on, and not for one that never began
+            # Later waits must wait for a save whose thread runs, and not for one that never
+            # started.
             if pending.abandon():
                 self._now = None
             raise
 
     @property
     def failure(self) -> BaseException | None:
-        """What made the save fail that ended, if nobody was told."""
+        """The error of the ended save, if no caller has received it yet."""
         now = self._now
-        return None if now is None else now[0].untold
+        return None if now is None else now[0].unreported
 
     def raise_failure(self) -> None:
-        """Raises what made an ended save fail, if nobody was told; the next save may then begin."""
+        """Raises the error of the ended save, if no caller has received it; clears it."""
         now = self._now
         if now is not None:
-            now[0].raise_untold(
+            now[0].raise_unreported(
                 f"while saving step {now[1]} to {self._directory} in the background"
             )
 
     def forget_failure(self) -> None:
-        """The failure was told together with another."""
+        """Clears the error, which was reported as a note on another one."""
         if self._now is not None:
             self._now[0].take_error()
 
     def wait(self, secs_left: Callable[[], float | None]) -> GraceExceeded | None:
-        """Returns when the save that is running now has ended, well or not, or is late.
+        """Blocks until the current save has ended, successfully or not; an error if it is late.
 
         Args:
-            secs_left: the rest of the grace period of a run that was told to stop; asked again and
-                again, as that may happen meanwhile.
+            secs_left: seconds left of the grace period; None while the run was not told to stop.
+                Polled, because the signal may come during the wait.
         """
         now = self._now
         if now is None:
@@ -155,7 +162,7 @@ class InFlight:
                 )
 
     def refuse_if_running(self) -> None:
-        """For callers that do not want to wait.
+        """For ``Options(on_pending="fail")``: a save does not wait for the previous one.
 
         Raises:
             CheckpointError: a save is running.

@@ -16,20 +16,24 @@ from ckpt_core._events import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_sync_point
 
-_AGAIN = [True]
-"""Whether the signal that is handled now was heard before by all who called a handler in turn."""
+_SEEN_BEFORE = [True]
+"""Stack, one entry per nested handler call: True if every listener so far had seen the signal."""
 
 
 class StopSignal:
-    """Notices SIGTERM (and others), and passes it on to whoever listened before.
+    """Records SIGTERM (or the given signals) and calls the handler that was installed before.
 
-    Handlers are installed by ``listen``, from the main thread only (Python allows no other). Where
-    nobody listened before, the first signal is only noted, so that the run can save and end; a
-    second one ends the process as ever. Several that listen are one: the first signal is that which
-    any of them has not noticed yet. In forked children, and once closed, it only passes on.
+    ``listen`` installs the handler, in the main thread only (a rule of Python). If there was no
+    handler before, the first signal is only recorded, so that the run can save and exit; the second
+    one ends the process. Several listening objects form a chain and act as one: a signal counts as
+    the first one as long as any of them has not seen one yet. In a forked child, and after
+    ``close``, the handler records nothing and only calls the previous one.
+
+    Args:
+        names: signals to listen for, such as ``"SIGTERM"``.
 
     Attributes:
-        noticed_at: time.monotonic() of the first signal; None while there was none.
+        noticed_at: ``time.monotonic()`` of the first signal; None before it.
     """
 
     def __init__(self, names: Sequence[str] = ("SIGTERM",)) -> None:
@@ -38,16 +42,16 @@ class StopSignal:
         self._native: dict[int, int] = {}
         self._pid = os.getpid()
         self._closed = False
-        self._deaf = False
+        self._warned_of_thread = False
         self.noticed_at: float | None = None
 
     def listen(self) -> None:
-        """Starts to listen, if it does not yet and may."""
+        """Installs the handlers, unless installed or closed; warns once outside the main thread."""
         if self._closed or self._previous:
             return
         if threading.current_thread() is not threading.main_thread():
-            if not self._deaf:
-                self._deaf = True
+            if not self._warned_of_thread:
+                self._warned_of_thread = True
                 logger.warning(
                     "%s will not be noticed: Python lets only the main thread listen, and this is "
                     "%r. Make the Checkpointer, or ask should_stop once, there",
@@ -58,30 +62,36 @@ class StopSignal:
         for number in self._numbers:
             native = _native_handler(number)
             self._previous[number] = signal.signal(number, self._on_signal)
-            # Python's own, which calls handlers such as ours, is the same before and after
+            # If the native handler changed, the earlier one was not Python's own dispatcher: keep
+            # it, because Python does not know it and cannot call it.
             if native not in (_DEFAULT, _IGNORE, _native_handler(number)):
                 self._native[number] = native
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         chain = self._chain(number)
-        listening = [listener for listener in chain if listener._hears()]
-        # one that was left open by something long over must not end a run that asks only now, nor
-        # where somebody else's handler lies between the two and calls it
-        again = all([listener.noticed_at is not None for listener in listening]) and _AGAIN[-1]
+        listening = [listener for listener in chain if listener._is_active()]
+        # Only a signal that every listener has already seen ends the process: a listener left open
+        # by an earlier run must not end a run that began to listen later. _SEEN_BEFORE carries this
+        # through foreign handlers that lie between two of our listeners.
+        seen_before = (
+            all([listener.noticed_at is not None for listener in listening]) and _SEEN_BEFORE[-1]
+        )
         for listener in listening:
             if listener.noticed_at is None:
                 listener.noticed_at = time.monotonic()
         first = chain[-1]
         previous = first._previous.get(number, signal.SIG_DFL)
-        if number in first._native:  # of jax's preemption service, which Python does not know
+        if number in first._native:  # jax's preemption service, installed without Python
             _call_native(first._native[number], number)
         elif callable(previous):
-            _AGAIN.append(again)
+            _SEEN_BEFORE.append(seen_before)
             try:
                 previous(number, frame)
             finally:
-                _AGAIN.pop()
-        elif previous == signal.SIG_DFL and again and (listening or self._is_installed(number)):
+                _SEEN_BEFORE.pop()
+        elif (
+            previous == signal.SIG_DFL and seen_before and (listening or self._is_installed(number))
+        ):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif listening:
@@ -89,7 +99,7 @@ class StopSignal:
             logger.warning("%s: the run is told to stop after the next save", name)
 
     def _chain(self, number: int) -> list[StopSignal]:
-        """This one and those whose place was taken, newest first; closed ones may be among them."""
+        """This listener and the ones it replaced, newest first; may include closed ones."""
         chain: list[StopSignal] = [self]
         while number not in chain[-1]._native:
             owner = getattr(chain[-1]._previous.get(number), "__self__", None)
@@ -98,20 +108,24 @@ class StopSignal:
             chain.append(owner)
         return chain
 
-    def _hears(self) -> bool:
-        # a forked child (a data worker) ends when it is told to: nothing in it will ask us
+    def _is_active(self) -> bool:
+        # A forked child, such as a data worker, never saves: let the signal end it as usual.
         return not self._closed and os.getpid() == self._pid
 
     def _is_installed(self, number: int) -> bool:
-        """Whether the system calls this one, and nobody who came later and calls it in turn.
+        """Whether Python calls this handler directly, rather than through a later handler.
 
-        A closed one that is called by another has nothing to say: before it came, there was nobody.
+        A closed listener that only a later handler calls must not end the process.
         """
-        # bound methods are equal when they are the same method of the same object
+        # == and not `is`: each access creates a new bound method.
         return signal.getsignal(number) == self._on_signal
 
     def close(self) -> None:
-        """Puts the earlier handlers back; one that somebody chained to theirs only passes on."""
+        """Restores the earlier handlers.
+
+        If a later handler replaced this one and still calls it, or outside of the main thread, it
+        stays installed and only calls the previous handler.
+        """
         self._closed = True
         if threading.current_thread() is not threading.main_thread():
             return
@@ -127,7 +141,7 @@ _DEFAULT, _IGNORE = 0, 1
 
 
 def _native_handler(number: int) -> int:
-    """Address of the handler that the system calls, whoever installed it."""
+    """Address of the installed signal handler, whether Python or native code installed it."""
     get = ctypes.pythonapi.PyOS_getsig
     get.restype = ctypes.c_void_p
     return get(number) or _DEFAULT
@@ -138,15 +152,16 @@ def _call_native(address: int, number: int) -> None:
 
 
 class Preemption:
-    """The signal of this process; where several run, what all of them agreed on.
+    """Whether the run was told to stop: by a signal to this process or, with several, by agreement.
 
-    There jax's preemption service listens to the signal, in every process, and its sync point gives
-    all the same step to stop at. A handler of ours would take the signal away from it.
+    With several processes, jax's preemption service listens for the signal in each of them, and its
+    sync point gives all of them the same step to stop at. A handler of ours would take the signal
+    away from that service, so none is installed.
 
     Args:
-        processes: of this run.
-        policy: a save policy; one that asks for preemption makes this listen at once.
-        options: which signals, and how long the process lives after one.
+        processes: the processes of this run.
+        policy: a save policy; if its ``listens`` is True, this object starts to listen at once.
+        options: names of the signals, and the grace period after one.
     """
 
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
@@ -158,18 +173,18 @@ class Preemption:
         self._asked_at_step: int | None = None
         self._told_of_no_service = False
         self._grace_secs = options.grace_secs
-        # a Checkpointer that was dropped without close() asks no more: it must swallow no signal
+        # A Checkpointer dropped without close() must not keep swallowing signals.
         weakref.finalize(self, self._signal.close).atexit = False
         if self._asked and self._alone:
             self._signal.listen()
 
-    def is_at(self, step: int) -> None:
-        """The run is at this step now: all processes say so, for each step."""
+    def note_step(self, step: int) -> None:
+        """Notes the step that the run has reached; all processes call it for each step."""
         self._step = step
 
     @property
     def should_stop(self) -> bool:
-        """Whether the signal came; listens from now on. With several processes, for this step."""
+        """Whether the signal came; starts listening. With several processes: whether all agreed."""
         if not self._alone:
             return self._agreed(self._step)
         self._signal.listen()
@@ -180,18 +195,18 @@ class Preemption:
         return self.should_stop if self._alone else self._agreed(step)
 
     def wants(self, step: int) -> bool:
-        """For save policies: whether this step is to be saved since the run will stop."""
+        """For save policies: whether to save this step because the run will stop."""
         if self._alone:
             return self._signal.noticed_at is not None
         return self._asked and self._agreed(step)
 
     @property
-    def known(self) -> bool:
-        """Whether it is known already that the run will stop; asks nobody."""
+    def will_stop(self) -> bool:
+        """Whether this process already knows that the run will stop; does not communicate."""
         return self._signal.noticed_at is not None if self._alone else self._agreed_at is not None
 
     def _agreed(self, step: int) -> bool:
-        # the sync point is one step, asked about once; what was agreed stays
+        # Ask the sync point once per step; once all agreed to stop, that is final.
         if self._agreed_at is None and step != self._asked_at_step:
             self._asked_at_step = step
             agreed = preemption_sync_point(step)
@@ -207,12 +222,12 @@ class Preemption:
         return self._agreed_at is not None
 
     def secs_left(self) -> float | None:
-        """How much of the grace period is left; None where nobody said to stop, or how long it is."""
+        """Seconds left of the grace period; None before the signal or without ``grace_secs``."""
         told_at = [at for at in (self._signal.noticed_at, self._agreed_at) if at is not None]
         if self._grace_secs is None or not told_at:
             return None
         return max(0.0, min(told_at) + self._grace_secs - time.monotonic())
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening and restores the earlier handlers."""
         self._signal.close()

@@ -1,4 +1,4 @@
-"""What a directory of steps can be asked, and how its steps are read."""
+"""The reading half of ``Checkpointer``: queries, restore and load."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from ckpt_core._verify import describe_opened
 
 @dataclass(frozen=True)
 class Parts:
-    """What a Checkpointer is made of.
+    """The collaborators of a Checkpointer.
 
     Attributes:
-        run: its directory.
-        tiers: the steps of it, wherever they lie.
-        retention: which of them stay.
-        branch: what a restore and a save take over.
-        saving: writes new ones.
-        decision: whether to.
-        saves: what is under way.
-        unread: restored values that nobody has taken yet.
+        run: directory of the run.
+        tiers: the steps of the run, local and persistent.
+        retention: deletes steps that no policy keeps.
+        branch: claims the directory and moves steps that training does not continue from.
+        saving: writes new steps.
+        decision: asks the save policy.
+        saves: one entry per tier; the local tier is first.
+        unread: restored values that the caller has not read yet.
         best: name and mode of the metric of ``best_step``.
     """
 
@@ -56,7 +56,7 @@ class Parts:
 
 
 class Reading:
-    """The half of a Checkpointer that changes no step: asking, restoring and loading."""
+    """The half of a Checkpointer that changes no step: queries, restore and load."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -68,7 +68,7 @@ class Reading:
         return self._parts.run.path
 
     def explain(self) -> dict[int, str]:
-        """For every step on disk whether it stays at the next clean-up, and why."""
+        """For every step on disk, whether retention keeps or deletes it, and why."""
         known = self._parts.retention.explain()
         local = "kept: one of the newest in local directories"
         return {step: known.get(step, local) for step in self.all_steps()}
@@ -76,8 +76,8 @@ class Reading:
     def all_steps(self) -> list[int]:
         """Every committed step, ascending; reads the directory.
 
-        With ``local_directory`` also those that are complete on all processes there, as they
-        agreed last: at the start, at each save and at ``restore_latest``.
+        With ``local_directory``, also the local steps that all processes hold, as of their last
+        agreement: at construction, at each save and at each restore.
         """
         return self._parts.tiers.all()
 
@@ -102,11 +102,11 @@ class Reading:
 
     @property
     def run_metadata(self) -> Any:
-        """JSON of the run that ``write_run_metadata`` wrote; None where there is none."""
+        """JSON of the run that ``write_run_metadata`` wrote; None if there is none."""
         return read_run_metadata(self._parts.run.backend, self._parts.run.path)
 
     def inspect(self, step: int) -> CheckpointInfo:
-        """A step without its arrays; see ``ckpt_core.inspect``."""
+        """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
         return describe_opened(self._parts.tiers.open(step))
 
     @in_turn
@@ -125,24 +125,36 @@ class Reading:
         options: Options | None = None,
         **targets: Any,
     ) -> Restored | None:
-        """The newest step that is whole, restored; None where the directory has no step.
+        """Restores the newest intact step; returns None if the directory has no step.
 
-        The directory is claimed for this writer, unless it is ``read_only``: the next commit of an
-        older run in it fails. What is newer than the restored step by then makes way for the next
-        save, moved to ``retired`` (in an object store: deleted).
+        Waits for running saves and blocks until all is read. All processes must call it.
 
-        A damaged step is skipped with a warning that names the damage, and never deleted: the next
-        save moves it to the directory ``damaged`` (in an object store it stays). A
-        mismatch between code and checkpoint is raised: the code is wrong, not the disk.
+        Claims the directory, unless ``read_only``: the next commit of an older run there fails. The
+        next save then moves steps newer than the restored one to ``retired`` (in an object store it
+        deletes them).
+
+        A damaged step is skipped with a warning that names the damage, and is never deleted: the
+        next save moves it to the directory ``damaged`` (in an object store it stays). If the
+        targets do not match the checkpoint, no older step is tried, because the code is wrong and
+        not the disk.
 
         Args:
-            state: the target where ``save(step, state)`` wrote the steps; in the result it is ``state``.
-            strict_latest: raise instead of going back past a damaged step.
+            state: the target for steps written by ``save(step, state)``; in the result it is
+                ``state``.
+            strict_latest: raise if the newest step is damaged, instead of trying older ones.
             (others: see ``ckpt_core.restore``)
 
         Raises:
             CheckpointCorrupt: there are steps, and none can be loaded.
-            StructureMismatch: the targets do not fit.
+            StructureMismatch: the targets do not match the checkpoint.
+
+        Example:
+            >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+            >>> with ckpt.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+            ...     _ = checkpointer.save(7, {"w": jnp.arange(3)})
+            ...     restored = checkpointer.restore_latest({"w": jnp.zeros(3, jnp.int32)})
+            >>> restored.step, restored.state["w"].tolist()
+            (7, [0, 1, 2])
         """
         settle_all(self._parts.saves)
         request = _load.make_request(
@@ -154,8 +166,8 @@ class Reading:
             self._parts.run.path,
             lambda step: self._restore(step, chosen, request),
             strict_latest,
-            lambda: self._parts.branch.saw(
-                self._parts.decision.steps_of_first(self._parts.tiers.all)
+            lambda: self._parts.branch.note_listed(
+                self._parts.decision.steps_on_first(self._parts.tiers.all)
             ),
             self._parts.run.damaged,
         )
@@ -182,13 +194,13 @@ class Reading:
         options: Options | None = None,
         **targets: Any,
     ) -> Restored:
-        """One step restored into live objects, or into ``state`` as ``save(step, state)`` took it.
+        """Restores one step into live objects, or into ``state`` as ``save(step, state)`` took it.
 
-        See ``ckpt_core.restore``.
+        See ``ckpt_core.restore``. All processes must call it.
 
-        Claims the directory and decides what makes way for the next save, as ``restore_latest``. To
-        compare with an older step in between is no step back: a save goes on from the newest one
-        before it that was restored or saved here.
+        Claims the directory, and the next save moves newer steps away, as with ``restore_latest``.
+        Restoring an older step only to compare is safe: a save continues from the newest earlier
+        step that this Checkpointer restored or saved.
         """
         settle_all(self._parts.saves)
         request = _load.make_request(
@@ -206,7 +218,7 @@ class Reading:
     def load(
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
-        """The saved tree of one step, as a new one; see ``ckpt_core.load``."""
+        """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
         settle_all(self._parts.saves)
         arguments.setdefault("options", self._parts.run.options)
         request = _load.request_from("load", like, arguments)
@@ -219,7 +231,7 @@ class Reading:
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:
-        """The next save writes all anew where damage was met: a damaged file may be shared."""
+        """After damage, the next save hard-links no earlier files: they may be the damaged ones."""
         try:
             yield
         except CheckpointCorrupt:
@@ -229,17 +241,17 @@ class Reading:
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None
     ) -> int | None:
-        """The newest step once it is newer than ``after``; None where none came in time.
+        """Blocks until the newest step is newer than ``after``; returns it, or None at the timeout.
 
-        For an evaluator that follows a trainer; looks at the directory about once a second. Where several
-        processes run, all must ask, and get what process 0 has seen.
+        For an evaluator that follows a trainer. Lists the directory about once a second. With
+        several processes, all must call it, and all get the answer of process 0.
         """
         seen = self._parts.run.steps.wait_for_newer(after, timeout_secs)
-        return self._parts.decision.step_of_first(seen)
+        return self._parts.decision.step_on_first(seen)
 
 
 def _call_methods(cls: type, name: str) -> None:
-    """Names methods after the class that users know: Python puts that into its own messages."""
+    """Renames methods to ``<name>.<method>``, so that Python's TypeErrors name the public class."""
     for member in vars(cls).values():
         function: Any = getattr(member, "fget", member)
         while inspect.isfunction(function):

@@ -1,4 +1,4 @@
-"""Coming back: the newest step that is whole, past those that are damaged or just being deleted."""
+"""Restore the newest intact step, skipping damaged steps and steps that are deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpt_core._events import logger
 from ckpt_core._results import Restored
 
 _LOOKS = 3
-"""How often the directory is listed again when every step seen in it was deleted meanwhile."""
+"""Number of times to list the directory, if every listed step is deleted before it is read."""
 
 
 def restore_newest(
@@ -20,18 +20,19 @@ def restore_newest(
     list_steps: Callable[[], list[int]],
     damaged: set[int],
 ) -> Restored | None:
-    """What ``restore`` gives for the newest step that it can; None where there is no step.
+    """The result of ``restore`` for the newest step it can restore; None if there is no step.
 
     Args:
         directory: for messages.
-        restore: restores one of them.
-        strict_latest: raise for the newest, instead of going back past it.
-        list_steps: those that process 0 sees in the directory, for all to try the same.
-        damaged: gets the steps that were skipped.
+        restore: restores one step.
+        strict_latest: raise if the newest step is damaged, instead of trying older ones.
+        list_steps: lists the steps as process 0 sees them, so that all processes try the same ones.
+        damaged: set to which skipped steps are added.
 
     Raises:
-        CheckpointCorrupt: there are steps, and none can be loaded; or the newest cannot, and
-            ``strict_latest``.
+        CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
+            newest one cannot.
+        CheckpointNotFound: all listed steps were deleted before they could be read.
     """
     for _ in range(_LOOKS):
         candidates = list_steps()
@@ -65,7 +66,7 @@ def _warn(message: str) -> None:
     logger.warning(message)
     warnings.warn(
         message, RuntimeWarning, stacklevel=5
-    )  # past Checkpointer and the turn that it takes
+    )  # the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper
 
 
 def _none_loads(directory: str, failures: list[tuple[int, CheckpointCorrupt]]) -> CheckpointCorrupt:

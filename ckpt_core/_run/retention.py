@@ -1,4 +1,4 @@
-"""Deleting the steps that no policy keeps."""
+"""Deletes the steps that no policy keeps, and moves damaged or superseded ones away."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.policies import keep
 
 DAMAGED = "damaged"
-"""Name of the directory, beside the steps, for those that could not be restored."""
+"""Directory, next to the steps, for steps that could not be restored."""
 RETIRED = "retired"
-"""Name of the one for steps of a branch that training left, or of a run that was taken over."""
+"""Directory for steps of a branch that training left, or of a run that was taken over."""
 
 
 class Retention:
-    """Which steps of a directory stay, and the removal of the others."""
+    """Decides which steps of a directory stay, and deletes or moves the others.
+
+    Args:
+        run: directory of the run.
+        policy: keep policy; None keeps all steps.
+    """
 
     def __init__(
         self,
@@ -28,15 +33,15 @@ class Retention:
         self._backend = run.backend
         self._policy = policy
         self._options = run.options
-        self._damaged: Set[int] = run.damaged  # grows while the run finds more
+        self._damaged: Set[int] = run.damaged  # shared: restores add to it
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
 
     def apply(self, saved: int) -> list[int]:
-        """Deletes what no policy keeps, and gives it; a failure is reported and not fatal.
+        """Deletes the steps that no policy keeps; returns them. A failed deletion is only logged.
 
         Args:
-            saved: the step that was just committed; what was known of it no longer holds.
+            saved: the step that was just committed; its cached facts are dropped.
         """
         self._known.pop(saved, None)
         deleted: list[int] = []
@@ -47,7 +52,7 @@ class Retention:
                 logger.info("%s is being read, and stays for now", self._steps.path(step))
             except (OSError, CheckpointError) as error:
                 logger.warning("could not delete %s: %s", self._steps.path(step), error)
-                self._tell("delete_failed", step, error)
+                self._send_event("delete_failed", step, error)
             else:
                 deleted.append(step)
         return deleted
@@ -56,8 +61,8 @@ class Retention:
         """Deletes a step.
 
         Raises:
-            CheckpointNotFound: there is none of this number.
-            CheckpointError: it is being read.
+            CheckpointNotFound: there is no step of this number.
+            CheckpointError: a reader holds the step.
         """
         self._steps.refuse_absent(step)
         try:
@@ -68,49 +73,52 @@ class Retention:
                 "when that has ended"
             ) from None
         except (OSError, CheckpointError) as error:
-            self._tell("delete_failed", step, error)
+            self._send_event("delete_failed", step, error)
             raise
 
     def delete_newer(self, step: int) -> None:
-        """Deletes all steps after one, the newest first: at every moment those left are in order."""
-        while newer := [other for other in self._steps.all() if other > step]:  # of every name
+        """Deletes all steps newer than ``step``, newest first: an interruption leaves no gap."""
+        # Repeat, since a step can exist under several directory names.
+        while newer := [other for other in self._steps.all() if other > step]:
             for other in reversed(newer):
                 self.delete(other)
 
     def clean(self) -> None:
-        """Removes what dead writers left unfinished."""
+        """Removes the temporary directories of unfinished saves whose writers are dead."""
         removed = self._backend.clean(self._steps.directory)
         if removed:
             logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
 
     def set_aside(self, step: int) -> None:
-        """Makes room for a step whose number a damaged one has; that one is kept elsewhere.
+        """Moves a damaged step to ``damaged``, so that its number can be saved again.
 
         Raises:
-            CheckpointError: an object store, which cannot rename.
+            CheckpointError: the directory is in an object store, which cannot rename.
         """
         path = self._steps.path(step)
         self._known.pop(step, None)
         if not self._backend.exists(path):
-            return  # it lay in a local directory only
+            return  # the damaged copy was only in a local directory
         self._backend.delete(path, DAMAGED)
         logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
 
     def retire(self, step: int, moves: bool) -> None:
-        """Takes a whole step out of the way, under all its names.
+        """Removes an intact step from the listing, under every directory name that it has.
 
         Args:
-            moves: it is moved; an object store cannot rename, so there it is deleted.
+            step: number of the step.
+            moves: True to move it to ``retired``; False, for object stores, which cannot rename, to
+                delete it.
 
         Raises:
-            BlockingIOError: it is being read.
+            BlockingIOError: a reader holds the step.
         """
         self._unneeded_since.pop(step, None)
         self._known.pop(step, None)
         while self._steps.has(step):
             path = self._steps.path(step)
             self._backend.delete(path, RETIRED if moves else self._options.trash_directory)
-            self._tell("deleted", step)
+            self._send_event("deleted", step)
 
     def _remove(self, step: int) -> None:
         path = self._steps.path(step)
@@ -118,16 +126,16 @@ class Retention:
         self._unneeded_since.pop(step, None)
         self._known.pop(step, None)
         logger.info("deleted %s", path)
-        self._tell("deleted", step)
+        self._send_event("deleted", step)
 
-    def _tell(self, kind: Kind, step: int, error: Exception | None = None) -> None:
+    def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
         path = self._steps.path(step)
         event = Event(kind=kind, path=path, step=step, error=error)
         tell(event, self._options.on_event)
 
     def explain(self) -> dict[int, str]:
         """For every step whether it stays, and why."""
-        self._known.clear()  # whoever asks may not be the one who writes
+        self._known.clear()  # another process may have written steps since
         steps = self._steps.all()
         kept = self._kept(steps)
         return {
@@ -136,7 +144,7 @@ class Retention:
         }
 
     def _due(self) -> list[int]:
-        """What no policy keeps, and has not for as long as readers are given."""
+        """Steps that no policy has kept for at least ``Options.delete_grace_secs``."""
         steps = self._steps.all()
         if self._policy is None or len(steps) < 2:
             return []
@@ -148,14 +156,14 @@ class Retention:
         return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
 
     def _facts(self, step: int) -> keep.StepFacts | None:
-        """What is known of a step; read once, since thousands may stay."""
+        """The policy's input for a step; cached, since thousands of steps may stay."""
         facts = self._known.get(step) or self._steps.facts(step)
         if facts is not None:
             self._known[step] = facts
         return facts
 
     def _kept(self, steps: list[int]) -> dict[int, str]:
-        # what nobody can resume from must take no place of what somebody can
+        # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
         whole = [step for step in steps if step not in self._damaged]
         facts = {step: self._facts(step) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
@@ -166,6 +174,6 @@ class Retention:
         for step in self._damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
         if known:
-            # the newest step that is whole: what a run resumes from
+            # The newest intact step always stays: a run resumes from it.
             kept.setdefault(known[-1].step, "the newest step")
         return kept

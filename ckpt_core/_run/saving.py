@@ -1,4 +1,4 @@
-"""Saving one step into the tiers that take it: a snapshot for each, written one after the other."""
+"""Saves one step to the tiers that take it: one snapshot per tier, written one after the other."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ckpt_core._save import Links, PreparedSave, prepare_save, save_job
 
 
 class Saving:
-    """The saves of one Checkpointer: in each tier at most one is under way.
+    """The saves of one Checkpointer: at most one runs per tier.
 
     Args:
-        run: its directory.
-        saves: what is under way, which this adds to; that of the local tier is the first.
-        branch: decides who may commit.
-        asynchronous: saves are written in the background.
+        run: directory of the run.
+        saves: list to which this adds one entry per tier; the local tier comes first.
+        branch: checks that this writer still owns the directory.
+        asynchronous: write in a background thread.
 
     Attributes:
-        in_flight: of the persistent directory.
-        links: what is remembered of the last step, to share its files.
-        unsure: steps that were written, but it is not known whether they are durable.
+        in_flight: the save of the persistent directory.
+        links: files of the last step that the next one may hard-link.
+        unsure: steps whose save failed after the commit became visible, so they may not be durable.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Saving:
         self._local_staging = Staging(run.options.max_host_bytes)
         self.in_flight = InFlight(run.path)
         self.links = Links()
-        self.unsure: set[int] = set()
+        self.maybe_not_durable: set[int] = set()
         saves.append(self.in_flight)
 
     def set_local(self, local: LocalTier) -> None:
-        """Steps are saved to local directories first."""
+        """Adds a local tier, to which every step is saved first."""
         self._local = local
         self._saves.insert(0, local.in_flight)
 
     def make_way(self, persists: bool) -> None:
-        """Waits for the saves that a new one must not overtake, or refuses to."""
+        """Waits for running saves in the tiers of the new one; raises if ``on_pending="fail"``."""
         before = self._saves if persists else self._saves[:1]
         if self._options.on_pending == "fail":
             for running in before:
@@ -67,11 +67,13 @@ class Saving:
     def start(
         self, what: StepToSave, overwrite: bool, persists: bool, began: Callable[[], None]
     ) -> None:
-        """Takes the snapshots, and begins to write them; returns when all is written if nothing is asynchronous.
+        """Takes the snapshots and starts to write them; if synchronous, blocks until committed.
 
         Args:
-            persists: whether the persistent directory takes the step.
-            began: called when the snapshots are taken.
+            what: the step.
+            overwrite: replace a step of this number.
+            persists: also write to the persistent directory.
+            began: called after the snapshots were taken, before writing starts.
         """
         local = None if self._local is None else self._prepare_local(what, self._local, persists)
         persistent: PreparedSave | None = None
@@ -89,7 +91,7 @@ class Saving:
                 persistent.run()
         except BaseException:
             if persistent is not None:
-                persistent.undo()  # nothing, if it goes on
+                persistent.undo()  # no effect if its thread is already running
             raise
         if not self._asynchronous:
             settle_all(self._saves)
@@ -129,18 +131,21 @@ class Saving:
             write()
         except BaseException as error:
             if is_visible(error):
-                self.unsure.add(step)
+                self.maybe_not_durable.add(step)
             raise
         finally:
             self._staging.release()
         self._mine.add(step)
-        self.unsure.discard(step)
+        self.maybe_not_durable.discard(step)
         self._damaged.discard(step)
         if self._processes.index == 0:
             self._branch.committed(step)
 
     def _copying(self, staging: Staging) -> Copy | None:
-        """How the next save copies host memory; the one before, which had the same buffers, has ended."""
+        """The copy function of the next snapshot; None if synchronous, which needs no copy.
+
+        The previous save, which used the same buffers, has ended.
+        """
         if staging.lent:
             staging.release()
         return staging.copy if self._asynchronous else None

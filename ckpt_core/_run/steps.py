@@ -1,4 +1,4 @@
-"""The steps that lie in a directory: which there are, under which names, and what is known of them."""
+"""The committed steps in a directory: their numbers, directory names and metadata."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from ckpt_core._run.policies import keep
 
 
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
-    """Refuses to take a checkpoint, of ours or of Orbax, for a directory of them.
+    """Raises if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps.
 
     Args:
-        local: it lies in a file system.
+        backend: reads the directory.
+        directory: path or URL.
+        local: True in a file system.
 
     Raises:
-        CheckpointExists: with what to do.
+        CheckpointExists: it is a checkpoint; the message says what to pass instead.
     """
     for name in (RECORD_FILE, orbax_write.STEP_METADATA, orbax_write.ITEM_METADATA):
         try:
@@ -31,7 +33,7 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
             else:
                 found = backend.read(directory, name) is not None
         except (OSError, CheckpointError):
-            continue  # whoever reads or writes there meets it again
+            continue  # a later read or write raises the same error
         if found:
             parent = directory.rpartition("/")[0]
             raise CheckpointExists(
@@ -42,7 +44,7 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
 
 
 class Steps:
-    """The committed steps below a directory; every call looks at the directory anew."""
+    """The committed steps below a directory; every call lists the directory again."""
 
     def __init__(self, directory: str, backend: Backend, names: StepNames) -> None:
         self.directory = directory
@@ -56,17 +58,17 @@ class Steps:
     def latest(self) -> int | None:
         """The newest committed step, or None."""
         names = self._names_of_steps()
-        for step in sorted(names, reverse=True):  # the newest is asked first, and mostly alone
+        for step in sorted(names, reverse=True):  # usually the first one is committed
             if self._first_committed(names[step]) is not None:
                 return step
         return None
 
     def new_path(self, step: int) -> str:
-        """Where a step of this number is to be written."""
+        """The path to which a new step of this number is written."""
         return f"{self.directory}/{self._names.name(step)}"
 
     def _names_of_steps(self) -> dict[int, list[str]]:
-        """Step -> names of directories that may be it; of two, the one we would write is first."""
+        """Step -> names of directories that parse to it; the name that we would write is first."""
         found: dict[int, list[str]] = {}
         for name in self._backend.children(self.directory):
             step = self._names.parse(name)
@@ -77,11 +79,11 @@ class Steps:
         return found
 
     def numbers(self) -> list[int]:
-        """Every number that a directory is named after, committed or not; looks into none."""
+        """Every number that a directory is named after, committed or not; opens no directory."""
         return sorted(self._names_of_steps())
 
     def has(self, step: int) -> bool:
-        """Whether a step of this number is committed, under whichever name."""
+        """Whether a step of this number is committed, under any of its possible names."""
         return self._first_committed(self._names_of_steps().get(step, [])) is not None
 
     def _first_committed(self, names: list[str]) -> str | None:
@@ -91,7 +93,7 @@ class Steps:
         return None
 
     def _committed(self, at_least: int = 0) -> dict[int, str]:
-        """Step -> name of its directory, from a step on: each is looked into."""
+        """Committed step -> name of its directory, for steps from ``at_least``; opens each one."""
         found: dict[int, str] = {}
         for step, names in self._names_of_steps().items():
             name = self._first_committed(names) if step >= at_least else None
@@ -100,17 +102,17 @@ class Steps:
         return found
 
     def path(self, step: int) -> str:
-        """Where a step lies, under whichever name."""
+        """Path of an existing step, whatever its directory name; else where a new one would be."""
         name = self._names.name(step)
         if not self._backend.exists(f"{self.directory}/{name}"):
             name = self._committed().get(step, name)
         return f"{self.directory}/{name}"
 
     def open(self, step: int) -> Checkpoint:
-        """A step's metadata.
+        """A step with its metadata read.
 
         Raises:
-            CheckpointNotFound: with the steps that there are.
+            CheckpointNotFound: no such step; the message lists up to 10 that exist.
         """
         try:
             return open_checkpoint(self.path(check_step(step)))
@@ -118,7 +120,7 @@ class Steps:
             raise self._absent(step) from None
 
     def refuse_absent(self, step: int) -> None:
-        """Raises CheckpointNotFound, with the steps that there are; damaged ones are there."""
+        """Raises CheckpointNotFound if there is no such step; damaged steps exist."""
         if step not in self._committed():
             raise self._absent(step)
 
@@ -127,11 +129,11 @@ class Steps:
         return CheckpointNotFound(f"{self.directory} has no step {step}; it has: {known}")
 
     def opening(self, step: int) -> Callable[[], Checkpoint]:
-        """What opens a step later, where all processes can agree on whether it worked."""
+        """A function that opens a step later, inside the processes' agreement on the result."""
         return lambda: self.open(step)
 
     def facts(self, step: int) -> keep.StepFacts | None:
-        """What policies may know of a step; None where its record cannot be read."""
+        """The keep policy's input for a step; None if its record cannot be read."""
         try:
             opened = self.open(step)
         except (CheckpointError, OSError):
@@ -141,7 +143,7 @@ class Steps:
         return keep.StepFacts(step, created, opened.metrics)
 
     def all_facts(self) -> list[keep.StepFacts]:
-        """What is known of every step whose record can be read."""
+        """The keep policy's input for every step whose record can be read."""
         return [facts for step in self.all() if (facts := self.facts(step)) is not None]
 
     def refuse_taken(
@@ -152,17 +154,17 @@ class Steps:
         elsewhere: Set[int] = frozenset(),
         leaving: Set[int] = frozenset(),
     ) -> None:
-        """Refuses to write a step that is there, or that newer ones would hide.
+        """Raises if ``step`` exists, or if a newer one does, from which a restart would resume.
 
         Args:
-            step: to be written.
-            overwrite: it may be there.
-            damaged: steps that hide nothing: nobody can resume from them.
-            elsewhere: steps of this run that lie in other directories.
-            leaving: steps that make way for this one.
+            step: number to be written.
+            overwrite: an existing step of this number is no error.
+            damaged: newer steps that are ignored, since no run can resume from them.
+            elsewhere: steps of this run in local directories; they count as existing.
+            leaving: steps that will be moved away first; they do not count.
 
         Raises:
-            CheckpointExists: with what is there.
+            CheckpointExists: the message names the existing steps.
         """
         there = {*self._committed(at_least=step), *(n for n in elsewhere if n >= step)}
         steps = sorted(there - leaving)
@@ -181,7 +183,7 @@ class Steps:
             )
 
     def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """The newest step once it is newer than ``after``; None where none came in time."""
+        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout."""
         deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
         while True:
             newest = self.latest()

@@ -1,4 +1,4 @@
-"""Calls of one object from several threads, one after the other."""
+"""Serializes the calls that several threads make on one Checkpointer."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ R = TypeVar("R")
 
 
 class Turns:
-    """Whose turn it is; see ``in_turn``.
+    """The lock of one object and the name of the running call; see ``in_turn``.
 
     Args:
         directory: for messages.
-        saves: what the object saves in the background.
+        saves: the object's background saves.
     """
 
     def __init__(self, directory: str, saves: Sequence[InFlight]) -> None:
         self.directory = directory
         self.saves = saves
-        # of the interpreter's own: a signal handler cannot come between taking it and giving it back
+        # RLock is implemented in C: a signal handler cannot interrupt its acquire or release.
         self.lock = threading.RLock()
         self.doing: str | None = None
 
@@ -42,17 +42,17 @@ T = TypeVar("T", bound=TakesTurns)
 
 
 def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """A method that waits until no other thread is inside of one of these methods.
+    """Decorator: the method waits until no other thread is inside a decorated method of the object.
 
-    What cannot wait is refused, as it would wait for itself: a call from within another call (a
-    signal handler, a listener, a policy), and one from the thread of the object's own save.
+    Calls that would wait for themselves raise CheckpointError: a call from inside another call (in
+    a signal handler, a listener or a policy), and a call from the thread of a background save.
     """
     name = method.__name__
 
     @functools.wraps(method)
     def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
         if os.getpid() != HOME_PID:
-            raise forked()  # whose turn it was when the child was made, it is there for ever
+            raise forked()  # a lock that was held at the fork stays locked forever in the child
         turns = self._turns  # pyright: ignore[reportPrivateUsage]
         if any(save.is_this_thread for save in turns.saves):
             raise _refusal(turns, name, "its save in the background")
@@ -71,5 +71,5 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
 def _refusal(turns: Turns, name: str, inside: str) -> CheckpointError:
     return CheckpointError(
         f"{turns.directory}: {name}() was called from within {inside}, by a signal handler, a listener or "
-        "a policy: it would wait for itself. Note there what is to be done, and do it after that call"
+        "a policy: this would deadlock. Set a flag there instead, and make the call after that one returns"
     )

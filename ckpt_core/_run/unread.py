@@ -1,4 +1,4 @@
-"""Restored values that nobody has taken yet, so that ignoring them is noticed."""
+"""Tracks restored values that the caller has not read, and raises when a save ignores them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ckpt_core._tree import flatten
 
 
 class UnreadValues:
-    """What the last restore brought back and nobody took: values that were not read, and items left out.
+    """Results of the last restore that the caller never read, and items that it did not restore.
 
-    A loop has updated its state before it saves it, so which object is saved says nothing: of an item
-    whose restored value was never read, whatever is saved has grown from something else.
+    The identity of the saved object tells nothing, because a loop updates its state before it
+    saves. But if a restored value was never read, the state saved under its name cannot derive from
+    it.
     """
 
     def __init__(self) -> None:
@@ -25,21 +26,23 @@ class UnreadValues:
         self._left_out: Set[str] = frozenset()
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
-        """Remembers the names of what a restore could not set in place, and of what it left out.
+        """Notes which items a restore returned instead of setting in place, and which it left out.
 
         Args:
-            unexpected: the argument of the restore: with ``"ignore"`` items may be left out.
+            restored: result of the restore.
+            targets: targets of the restore, by item name.
+            unexpected: argument of the restore; with ``"ignore"`` the caller may leave items out.
         """
-        # not the result itself, which holds every restored array
+        # Keep no reference to the result itself: it holds every restored array.
         self._step, self._read = restored.step, restored.read_items
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
 
     def check(self, items: Mapping[str, Any]) -> None:
-        """Refuses to save anything under the name of a restored value that was never taken.
+        """Raises if an item is saved whose restored value was never read, or that was left out.
 
         Raises:
-            RestoredValueIgnored: naming the item.
+            RestoredValueIgnored: the message names the item.
         """
         self._returned -= self._read
         for name, value in items.items():
@@ -62,7 +65,7 @@ class UnreadValues:
 
 
 def _comes_back(target: Any) -> bool:
-    """Whether there is anything in a target that no adapter sets in place."""
+    """Whether a target has leaves that no adapter sets in place: the restore returns those."""
     if _adapters.adapter_for(target) is not None:
         return False
     flat = flatten(target, expand=lambda obj: ((), list) if _adapters.adapter_for(obj) else None)

@@ -1,9 +1,10 @@
-"""The only package that imports TensorStore: chunks and keys in and out of an OCDBT database.
+"""The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
-``writer`` opens and fills the database of an item, ``zarr`` says how one array lies in it, ``index`` tells where
-its values lie, ``arrays`` takes arrays out of any, ``data_files`` reads local files by the index, ``digests`` says
-what of a file a digest covers, ``bounds`` refuses what would end the process, ``merge`` joins the databases of
-several processes, ``keys`` is for stores that are no file systems.
+``writer`` opens and fills the database; ``zarr`` has the metadata and keys of one array; ``index``
+finds file and offset of each value; ``arrays`` reads arrays, by the index from local files or
+through TensorStore; ``digests`` determines which bytes of a file its digest covers; ``bounds``
+rejects input that would abort the process; ``merge`` joins the databases of several processes;
+``keys`` reads and writes objects of a store.
 """
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles

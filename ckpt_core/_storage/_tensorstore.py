@@ -1,4 +1,4 @@
-"""TensorStore, imported when something of it is first used: a record is read without it."""
+"""TensorStore, imported at first use: reading a record does not need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays out of an OCDBT database: by its index where files are local, by TensorStore otherwise."""
+"""Reads arrays from OCDBT databases: by the index if files are local, else through TensorStore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_FOREIGN_BYTES = 2**46
 
 
 def read_value(item: Location, key: str, offset: int, size_bytes: int, context: Any) -> bytes:
-    """A range of the value of a key, for stores whose files cannot be opened directly."""
+    """A byte range of a key's value, for stores whose files cannot be opened directly."""
     try:
         store: Any = ts.KvStore.open(database_spec(item), context=context).result()
         found: Any = store.read(key, byte_range=slice(offset, offset + size_bytes)).result()
@@ -40,12 +40,12 @@ def read_value(item: Location, key: str, offset: int, size_bytes: int, context: 
 
 @dataclass(frozen=True, slots=True)
 class ForeignArray:
-    """An array opened through its driver.
+    """An array opened through TensorStore.
 
     Attributes:
         store: TensorStore's handle.
-        dtype: name of its dtype.
-        shape: of the array.
+        dtype: name of the dtype.
+        shape: shape of the array.
     """
 
     store: Any
@@ -64,20 +64,20 @@ def open_array(
     values: Values | None = None,
     cached: bool = True,
 ) -> ForeignArray:
-    """An array of any layout that Orbax writes.
+    """Opens an array of any layout that Orbax writes.
 
     Args:
         item: location of the item.
-        name: of the array.
-        context: of the load.
-        zarr3: whether the layout is zarr v3, or v2.
-        ocdbt: whether arrays lie in a database, or in directories of their own.
-        limit_bytes: no chunk may claim to be larger; None for what memory there is.
-        values: what is stored, where the index has not been held against a record.
-        cached: keep decoded chunks, for who reads a chunk more than once.
+        name: name of the array.
+        context: TensorStore context of the load.
+        zarr3: True for zarr v3, False for v2.
+        ocdbt: True if arrays are in an OCDBT database, False if in directories of their own.
+        limit_bytes: maximum decoded size of a chunk; None for half of this process's memory.
+        values: sizes of the stored values, if the index was not checked against a record.
+        cached: keep decoded chunks, for callers that read a chunk more than once.
 
     Raises:
-        CheckpointCorrupt: it is not there, or its metadata is damaged or impossible.
+        CheckpointCorrupt: the array is missing, or its metadata is damaged or impossible.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
@@ -103,7 +103,7 @@ def open_array(
     except (ValueError, NotImplementedError) as error:
         raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
     shape = tuple(store.shape)
-    # a hostile shape or chunk would abort the process inside the allocation
+    # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
         raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
     refuse_chunks(store, name, memory_bytes() // 2 if limit_bytes is None else limit_bytes, values)
@@ -111,7 +111,7 @@ def open_array(
 
 
 def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) -> None:
-    """Parses an array's metadata first: TensorStore's parser dies of JSON nested very deep."""
+    """Parses an array's metadata with our parser: TensorStore's crashes on deeply nested JSON."""
     try:
         found: Any = ts.KvStore.open(kvstore, context=context).result().read(file).result()
     except (ValueError, NotImplementedError) as error:
@@ -124,13 +124,13 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) 
 def read_region(
     array: ForeignArray, region: Region, name: str, out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
-    """The values of a region, in memory of their own or in ``out``.
+    """Reads the values of a region into ``out``, or into a new array; blocks.
 
     Raises:
         CheckpointCorrupt: a chunk is missing or cannot be decoded.
     """
     part = array.store[region_slices(region)]
-    # TensorStore's domain keeps the region's own origin; the copy starts at zero
+    # A slice of a TensorStore keeps its origin; shift it to zero, to match ``out``.
     part = part.translate_to[(0,) * part.rank] if part.rank else part
     try:
         if out is None:
@@ -145,18 +145,18 @@ def read_region(
 
 _NOTHING = np.empty(0, np.uint8)
 _KEEPS_DESCRIPTORS = sys.version_info < (3, 13)
-"""Whether a mapping holds a file descriptor for as long as it lives."""
+"""Whether an mmap object keeps a file descriptor open (before Python 3.13)."""
 _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-"""The mappings of this process: what earlier loads gave may still be in use."""
+"""The live mappings of this process, also those of arrays that earlier loads returned."""
 
 
 class DataFiles:
-    """The data files of an item, each opened once; links are followed.
+    """The data files of an item; opens each once, and follows links.
 
     Args:
-        location: of the item.
-        sizes_bytes: that files may have, by name, where that is known.
-        may_map: whether the file at a path may be mapped.
+        location: location of the item.
+        sizes_bytes: file name -> maximum size, for files whose size the record has.
+        may_map: whether the file at a path may be memory-mapped.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class DataFiles:
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
-        """Bytes read into ``target``; fewer where the file ends."""
+        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end."""
         descriptor = self._descriptor(file)
         view: Any = memoryview(target.data)
         done = 0
@@ -185,10 +185,10 @@ class DataFiles:
         return done
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
-        """All bytes of a file in memory of our own, of which only what is changed takes room.
+        """All bytes of a file as a private copy-on-write mapping: only changed pages take memory.
 
-        The array, and every view of it, keeps the file's space on the disk. None where the system
-        allows no (further) mapping.
+        As long as the array or a view of it lives, the file keeps its disk space even if deleted.
+        None if the system allows no (further) mapping.
         """
         if file not in self._mapped:
             self._mapped[file] = self._map(file)
@@ -200,7 +200,7 @@ class DataFiles:
         descriptor = self._descriptor(file)
         if os.fstat(descriptor).st_size == 0:
             return _NOTHING
-        if not self._may_map((self._location / file).path):  # a link may lead to another disk
+        if not self._may_map((self._location / file).path):  # per file: it may be a link elsewhere
             return None
         arguments: Any = {} if _KEEPS_DESCRIPTORS else {"trackfd": False}
         try:
@@ -217,7 +217,7 @@ class DataFiles:
             return self._open[file]
 
     def check(self, files: Iterable[str]) -> None:
-        """Raises CheckpointCorrupt where one of the files is longer than it must be."""
+        """Raises CheckpointCorrupt if one of the files is missing or larger than recorded."""
         for file in files:
             if file in self._sizes and self._location.local:
                 self._descriptor(file)
@@ -233,7 +233,7 @@ class DataFiles:
             raise self._corrupt(file, what) from error
         status = os.fstat(descriptor)
         expected = self._sizes.get(file, status.st_size)
-        # what lacks at the end is found by whoever misses it, who knows the leaf
+        # A file that is too short is reported by the read, which can name the leaf.
         if stat.S_ISREG(status.st_mode) and status.st_size <= expected:
             return descriptor
         os.close(descriptor)
@@ -246,7 +246,7 @@ class DataFiles:
         return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
-        """Closes them all."""
+        """Closes all files; mappings live on in the arrays."""
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
@@ -254,6 +254,6 @@ class DataFiles:
 
 
 def _most_mappings() -> int:
-    """How many mappings may each hold a descriptor, so that most are left to the program."""
+    """Maximum number of mappings that hold a descriptor: 1/4 of the limit for the process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 4

@@ -1,4 +1,4 @@
-"""What TensorStore must not be given: it ends the process where memory does, and reads files of any size."""
+"""Rejects input on which TensorStore would run out of memory, which aborts the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core._options import KIB, MIB
 from ckpt_core._storage.writer import Location
 
 _MOST_COMPRESSED = 2**16
-"""Nothing is compressed better: zstd needs 4 bytes for 128 KiB of zeros."""
+"""Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""
 _SMALL_BYTES = 256 * MIB
 _MOST_INNER_CHUNKS = 2**24
 BLOSC_HEADER_BYTES = 16
@@ -25,17 +25,17 @@ _METADATA_FILES = ("zarr.json", ".zarray")
 
 
 def refuse_file(location: Location, name: str, most: int) -> None:
-    """Raises CheckpointCorrupt for a file that is longer than ``most`` bytes, or is none.
+    """Raises CheckpointCorrupt if a file is larger than ``most`` bytes or is not a regular file.
 
-    On an object store all is a plain object, and no longer than what its owner paid for.
+    Only for local files: objects in a store cannot be sparse, so huge ones are unlikely.
     """
     if not location.local:
         return
     try:
         status = os.stat((location / name).path)
     except FileNotFoundError:
-        return  # for who opens it to say
-    except (OSError, ValueError) as error:  # ValueError: of a name with a zero in it
+        return  # opening the file will report that
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
         if getattr(error, "errno", errno.ELOOP) not in _NO_SUCH_NAME:
             raise
         what = f"cannot be opened: {error}"
@@ -51,27 +51,33 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """The most memory that this process can have."""
+    """Maximum memory of this process: physical memory or RLIMIT_AS, in bytes."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return there if limit == resource.RLIM_INFINITY else min(there, limit)
 
 
 def most_chunk_bytes(stored_bytes: int) -> int:
-    """The most that a chunk can have when it is decoded, of so many bytes that are stored."""
+    """Maximum decoded size of a chunk, given the stored bytes."""
     return min(max(_SMALL_BYTES, _MOST_COMPRESSED * stored_bytes), memory_bytes() // 2)
 
 
 def most_stored_bytes(chunk_bytes: int) -> int:
-    """The most that a chunk takes when it is stored: what cannot be compressed grows a little."""
+    """Maximum stored size of a chunk: incompressible data grows a little."""
     return chunk_bytes + chunk_bytes // 8 + 64 * KIB
 
 
 class Values:
-    """The sizes of what is stored of the arrays of an item that has no record.
+    """Sizes of the stored values of each array, for an item without a record.
 
     Args:
-        sizes_bytes: by key, such as ``w/zarr.json`` and ``w/c/0/0``.
+        sizes_bytes: key and size of each value; keys are such as ``w/zarr.json`` and ``w/c/0/0``.
+
+    Attributes:
+        total_bytes: sum of all sizes.
+
+    Raises:
+        CheckpointCorrupt: an array's metadata is too large.
     """
 
     def __init__(self, sizes_bytes: Iterable[tuple[str, int]]) -> None:
@@ -92,7 +98,7 @@ class Values:
             self.total_bytes += size
 
     def largest(self, name: str) -> int:
-        """The largest value of an array."""
+        """Size in bytes of the largest value of an array; 0 if it has none."""
         return self._largest.get(name, 0)
 
     def keys(self, name: str) -> list[str]:
@@ -101,9 +107,9 @@ class Values:
 
 
 def _arrays_of(key: str) -> set[str]:
-    """The names of the array that a value belongs to, by the ways in which chunks are named.
+    """The possible array names of a value's key, for every naming of chunks.
 
-    ``w/c/0/1`` and ``w/c`` of zarr 3, ``w/0.1`` and ``w/0/1`` of zarr 2.
+    For array ``w``: ``w/c/0/1`` and ``w/c`` in zarr 3, ``w/0.1`` and ``w/0/1`` in zarr 2.
     """
     parts = key.split("/")
     last = len(parts) - 1
@@ -117,13 +123,13 @@ def _arrays_of(key: str) -> set[str]:
 
 
 def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None) -> None:
-    """Raises CheckpointCorrupt for an opened array whose chunks would take memory without a bound.
+    """Raises CheckpointCorrupt if reading an array's chunks could take too much memory.
 
     Args:
-        store: TensorStore's handle.
-        name: of the array.
-        limit_bytes: no chunk may claim to be larger.
-        values: what is stored; None where no more is known than that it is no longer than a chunk.
+        store: TensorStore's handle of the opened array.
+        name: name of the array.
+        limit_bytes: maximum decoded size of a chunk.
+        values: sizes of the stored values; None if they were checked against a record before.
     """
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())
@@ -139,7 +145,7 @@ def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None
     most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))
     if values.largest(name) > max(most, most_bytes("zarr.json")):
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk of {values.largest(name)} bytes, where {most} are the most",
+            f"array {name!r}: a chunk of {values.largest(name)} bytes exceeds the maximum of {most}",
             leaf=name,
         )
     if is_blosc(store):
@@ -150,7 +156,7 @@ def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None
 
 
 def is_blosc(store: Any) -> bool:
-    """Whether an opened array is compressed by blosc, which makes room for all that a header claims."""
+    """Whether an array is compressed by blosc, which allocates what a chunk's header claims."""
     codec: Mapping[str, Any] = store.codec.to_json() if store.codec is not None else {}
     compressor = codec.get("compressor") or {}
     names = [compressor.get("id")] + [entry.get("name") for entry in codec.get("codecs", ())]
@@ -158,7 +164,7 @@ def is_blosc(store: Any) -> bool:
 
 
 def read_head(kvstore: Any, key: str) -> bytes:
-    """The first bytes of a value; none where it is shorter."""
+    """The first 16 bytes of a value; empty if it is shorter or missing."""
     try:
         found = kvstore.read(key, byte_range=slice(0, BLOSC_HEADER_BYTES)).result()
     except ValueError:
@@ -167,10 +173,10 @@ def read_head(kvstore: Any, key: str) -> bytes:
 
 
 def refuse_blosc(header: bytes, chunk_bytes: int, name: str) -> None:
-    """Raises CheckpointCorrupt where blosc's header claims anything but the size of a chunk."""
+    """Raises CheckpointCorrupt if a blosc header claims another size than that of a chunk."""
     claimed = int.from_bytes(header[4:8], "little")
     if len(header) == BLOSC_HEADER_BYTES and claimed != chunk_bytes:
         raise CheckpointCorrupt(
-            f"array {name!r}: a chunk that claims to be {claimed} bytes, and must be {chunk_bytes}",
+            f"array {name!r}: a chunk claims to be {claimed} bytes, but must be {chunk_bytes}",
             leaf=name,
         )

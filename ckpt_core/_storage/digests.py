@@ -1,6 +1,7 @@
-"""What a digest of a data file covers: the bytes that no checksum of a block does.
+"""Digests of data files, which cover the bytes outside of all checksummed blocks.
 
-A save and ``verify`` must see the same ranges, or ``verify`` would raise false alarms: both take them from here.
+A save and ``verify`` both get the ranges here: with different ones, ``verify`` would report false
+damage.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ Ranges = list[tuple[int, int]]
 
 
 def ranges_in_blocks(directory: str, folder: str, context: Any) -> dict[str, Ranges]:
-    """(offset, size) of everything in a database that block checksums cover, by data file.
+    """Data file -> (offset, size) of everything in it that block checksums cover.
 
     Args:
-        directory: of the checkpoint, in a file system.
-        folder: of the database in it; files are named relative to the checkpoint.
-        context: of the save or load.
+        directory: path of the checkpoint, in a file system.
+        folder: folder of the database in it; file names are relative to the checkpoint.
+        context: TensorStore context of the save or load.
 
     Raises:
         CheckpointCorrupt: the index cannot be read.
@@ -40,12 +41,12 @@ def ranges_in_blocks(directory: str, folder: str, context: Any) -> dict[str, Ran
 
 
 def outside_of_blocks(size_bytes: int, in_blocks: Iterable[tuple[int, int]]) -> Ranges:
-    """(start, stop) of what a digest covers of a file of that size."""
+    """(start, stop) of the bytes that the digest of a file of that size covers."""
     return gaps(size_bytes, in_blocks)
 
 
 def crc32_of(path: str, ranges: Ranges) -> int:
-    """The digest of parts of a file, each ``(start, stop)``, which may be of any length."""
+    """CRC-32 of ranges of a file, each ``(start, stop)``; reads 4 MiB at a time."""
     crc = 0
     with open(os.fspath(path), "rb", buffering=0) as file:
         for start, stop in ranges:

@@ -1,4 +1,4 @@
-"""The index of an OCDBT database: a B+tree, of which only the wanted part is read."""
+"""Reads the index of an OCDBT database: a B+tree from keys to file ranges."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ckpt_core._storage.writer import Location
 
 _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB
-"""As it is stored: ours have some 64 KiB decoded, and Orbax asks for 100 MB."""
+"""Maximum stored size of a node. Ours have about 64 KiB decoded; Orbax configures up to 100 MB."""
 _MOST_BYTES_AT_ONCE = 4 * MIB
 _FEW_KEYS = 2**16
-"""Up to so many keys nobody counts how many there can be."""
+"""Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
 
 class Extent(NamedTuple):
-    """Where the value of a key lies.
+    """The place of a key's value.
 
     Attributes:
-        file: path relative to the item; empty where the value stands in the index itself.
-        offset: first byte.
-        size_bytes: length.
-        value: the value itself, for values in the index.
+        file: data file, relative to the item; empty if the value is inline in the index.
+        offset: offset of the first byte.
+        size_bytes: size of the value.
+        value: the value, if it is inline.
     """
 
     file: str
@@ -41,37 +41,37 @@ class Extent(NamedTuple):
 
 
 class Index(Mapping[str, Extent]):
-    """Keys of a database with their places, each of which is made out when it is asked for.
+    """Key -> place, for a database; each place is parsed when it is first used.
 
     Attributes:
-        files: those in which the index stands, besides the manifest.
+        files: files that contain the index, without the manifest.
     """
 
     def __init__(self, item: Location) -> None:
         self.files: set[str] = set()
         self._item = item
         self._entries: dict[bytes, str | bytes] = {}
-        self._made_out: dict[str, Extent] = {}
+        self._parsed: dict[str, Extent] = {}
 
     def add(self, prefix: bytes, entries: list[dict[str, Any]]) -> None:
-        """Takes in the entries of a leaf node, as ``ts.ocdbt.dump`` gives them."""
+        """Adds the entries of a leaf node, in the form of ``ts.ocdbt.dump``."""
         for entry in entries:
             value = entry.get("indirect_value")
             self._entries[prefix + entry["key"]] = entry["inline_value"] if value is None else value
 
     def __getitem__(self, key: str) -> Extent:
-        found = self._made_out.get(key)
+        found = self._parsed.get(key)
         if found is None:
-            found = self._made_out[key] = self._make_out(key)
+            found = self._parsed[key] = self._parse(key)
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
-        try:  # without the calls that Mapping makes for it: it is asked for every chunk
-            return self._made_out.get(key) or self[key]
+        try:  # faster than Mapping.get; called for every chunk
+            return self._parsed.get(key) or self[key]
         except KeyError:
             return default
 
-    def _make_out(self, key: str) -> Extent:
+    def _parse(self, key: str) -> Extent:
         entry = self._entries[key.encode(errors="surrogateescape")]
         if not isinstance(entry, str):
             return Extent("", 0, len(entry), bytes(entry))
@@ -94,14 +94,14 @@ def read_index(
     check: Callable[[Iterable[str]], None] = lambda _: None,
     most_keys: Callable[[], int] = lambda: sys.maxsize,
 ) -> Index:
-    """The keys of the database at ``item`` with their places.
+    """Reads the index of the database at ``item``; blocks.
 
     Args:
-        item: where the database lies.
-        context: of the load or save.
-        names: of the arrays that are wanted: what is certainly of others is not read.
-        check: raises where one of these files should not be read.
-        most_keys: gives how many keys there can be.
+        item: location of the database.
+        context: TensorStore context of the load or save.
+        names: names of the wanted arrays: subtrees without them are not read. None for all.
+        check: called with the index files before they are read; raises to reject one.
+        most_keys: returns the maximum number of keys that the database can have.
 
     Raises:
         CheckpointCorrupt: the index is missing or damaged.
@@ -144,27 +144,27 @@ def _unreadable(item: Location, error: Exception) -> CheckpointCorrupt:
 
 
 Place = tuple[str, bytes, bytes | None]
-"""Where a node lies, the prefix of its keys, the first key after them."""
+"""Reference to a node, prefix of its keys, first key after them (None for no end)."""
 KeyRange = tuple[bytes, bytes | None]
-"""First key, and first key after; None for no end."""
+"""First key, and first key after the range (None for no end)."""
 
 
 def _key_ranges(names: Iterable[str] | None) -> list[KeyRange]:
-    """Disjoint ranges, in order, that hold all keys of these arrays."""
+    """Disjoint ascending ranges that contain all keys of these arrays."""
     if names is None:
         return [(b"", None)]
     encoded = {name.encode(errors="surrogateescape") for name in names}
-    if b"" in encoded:  # a bare array has no name: its keys may be anywhere
+    if b"" in encoded:  # a bare array has an empty name, so its keys have no prefix
         return [(b"", None)]
     ranges: list[KeyRange] = []
     for start in sorted(name + b"/" for name in encoded):  # "w-ema/" comes before "w/"
-        stop = start[:-1] + b"0"  # "0" comes right after "/"
+        stop = start[:-1] + b"0"  # "0" is the ASCII character after "/"
         if not ranges or ranges[-1][1] is None or start >= ranges[-1][1]:
             ranges.append((start, stop))
     return ranges
 
 
-def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
+def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
     """Whether any of the ranges has keys in ``[start, stop)``."""
     after = bisect.bisect_right(ranges, start, key=lambda entry: entry[0])
     if after and (ranges[after - 1][1] is None or ranges[after - 1][1] > start):  # pyright: ignore
@@ -172,8 +172,8 @@ def _touches(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> bool:
     return after < len(ranges) and (stop is None or ranges[after][0] < stop)
 
 
-def _few_at_once(level: list[Place]) -> Iterator[list[Place]]:
-    """Nodes in parts that are read together: TensorStore ends the process where memory ends."""
+def _batches(level: list[Place]) -> Iterator[list[Place]]:
+    """Splits nodes into batches to read at once: TensorStore aborts if memory runs out."""
     nodes: list[Place] = []
     size_bytes = 0
     for place in level:
@@ -199,12 +199,12 @@ def _collect(
     check: Callable[[Iterable[str]], None],
     most_keys: Callable[[], int],
 ) -> None:
-    """Walks the B+tree level by level, the nodes of a level at once, where wanted keys may be."""
+    """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
     level: list[Place] = [(root, b"", None)]
     visited: set[str] = set()
     while level:
         below: list[Place] = []
-        for nodes in _few_at_once(level):
+        for nodes in _batches(level):
             for where, _, _ in nodes:
                 if where in visited:
                     raise ValueError("the index refers to itself")
@@ -227,22 +227,22 @@ def _collect(
 def _children(
     entries: list[dict[str, Any]], prefix: bytes, stop: bytes | None, ranges: list[KeyRange]
 ) -> Iterator[Place]:
-    """The nodes below one that may hold wanted keys: place, prefix of their keys, their end."""
+    """The children of an inner node that may have keys in ``ranges``."""
     starts = [prefix + entry["key"] for entry in entries]
     for entry, start, end in zip(entries, starts, [*starts[1:], stop], strict=True):
-        if _touches(ranges, start, end):
+        if _overlaps_any(ranges, start, end):
             yield entry["location"], prefix + entry["subtree_common_prefix"], end
 
 
 def _extent(reference: str) -> Extent:
-    """``kind:base:file:offset:length``, as OCDBT prints an indirect reference."""
+    """The place in a reference ``kind:base:file:offset:length``, as ``ts.ocdbt.dump`` prints it."""
     file, offset, length = reference.rsplit(":", 2)
     return Extent(_file_of(file), int(offset), int(length))
 
 
 @functools.lru_cache(1024)
 def _file_of(reference: str) -> str:
-    """The file that ``kind:base:file`` names, relative to the item."""
+    """The file in ``kind:base:file``, relative to the item."""
     _, base, file = reference.split(":")
     name = base + file if "%" not in reference else urllib.parse.unquote(base + file)
     if name.startswith("/") or ".." in name.split("/"):

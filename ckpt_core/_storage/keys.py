@@ -1,4 +1,4 @@
-"""Plain keys and values of an object store, for what is not an array."""
+"""Keys and values of an object store, for files that are not arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KeyValues:
         self._store: Any = ts.KvStore.open(location.spec(), context=new_context()).result()
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None where there is no such key."""
+        """The value, or None if there is no such key."""
         found = self._store.read(key).result()
         return bytes(found.value) if found.state == "value" else None
 
@@ -25,11 +25,12 @@ class KeyValues:
         self._store.write(key, value).result()
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        """Whether the value was written; False where something was there."""
+        """Writes the value if the key does not exist; whether it was written."""
         absent = self._store.read(key).result()
         if absent.state == "value":
             return False
-        # the generation of a missing key makes the write conditional on its absence
+        # `if_equal` with the generation of a missing key: the write fails if the key exists by
+        # then.
         written = self._store.write(key, value, if_equal=absent.stamp.generation).result()
         return bool(written.generation)
 
@@ -49,7 +50,7 @@ def prefix_end(prefix: str) -> str:
 
 
 def backend_of(local: bool) -> Backend:
-    """How directories of checkpoints work: those of a file system, or of an object store."""
+    """The backend for checkpoints in a file system (``local``) or an object store."""
     return (
         PosixBackend() if local else ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
     )

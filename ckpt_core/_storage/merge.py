@@ -1,4 +1,4 @@
-"""One database out of several, by their indexes alone: no data is copied."""
+"""Merges the databases of several processes by their indexes, without copying data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from ckpt_core._storage.writer import Location, database_spec, settled
 
 
 def merge(item: Location, process_count: int, context: Any, *, target_data_file_bytes: int) -> None:
-    """Makes the item's database out of those of all processes, without copying any data.
+    """Creates the item's database from those of all processes, without copying data.
 
-    Must use the context in which this process wrote: TensorStore copies index entries between
-    databases only within one context.
+    Called on process 0, after all processes have written.
+
+    Args:
+        item: location of the item.
+        process_count: number of processes, each with a database ``ocdbt.process_<i>``.
+        context: the context with which this process wrote: TensorStore copies index entries only
+            between databases of one context.
+        target_data_file_bytes: as for ``database_spec``.
     """
     doing = "merging the processes' databases"
     parent_spec = database_spec(item, target_data_file_bytes=target_data_file_bytes)

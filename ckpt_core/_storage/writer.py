@@ -1,4 +1,4 @@
-"""The OCDBT database of an item: where it lies, how it is opened, and how arrays are put in."""
+"""Writes the arrays of an item into its OCDBT database."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from ckpt_core._tree.leaves import LeafSpec
 
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
-"""A node of the index: whoever wants few arrays of many reads few nodes, about 600 keys each."""
+"""Maximum B+tree node (about 600 keys): small, so that partial loads read few nodes."""
 _WATCH_SECS = 0.1
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
-"""More than there are cores write no faster, and take them from the training step."""
+"""More threads than cores write no faster, and would slow the training step down."""
 SMALL_LEAF_BYTES = 256 * 1024
-"""Up to this size an array's chunks are cheaper as plain keys than through an opened array."""
+"""Up to this size it is faster to write an array's chunks as plain keys than to open the array."""
 _MANY_ARRAYS = 2000
 _FIRST_SHARE = 0.7
-"""Of many arrays so many go ahead: TensorStore is done with them when the rest has been queued."""
+"""Share of many arrays to commit first: TensorStore writes them while the others are queued."""
 _LEAST_REST_BYTES = 1024 * 1024
-"""A rest that is smaller would be a file too small to be shared with the next step."""
+"""Minimum size of the others: a smaller data file would not be hard-linked by the next step."""
 
 Piece = tuple[Region, np.ndarray[Any, Any]]
 KeyRun = tuple[bytes, bytes]
-"""First and last of a run of keys."""
+"""First and last key of a contiguous run of keys."""
 
 
 class ArrayToWrite(NamedTuple):
-    """One array: what is stored of it, and the pieces that this process writes.
+    """One array, and the pieces of it that this process writes.
 
     Attributes:
-        name: in the database.
-        spec: what is stored.
+        name: name in the database.
+        spec: dtype and shape.
         chunk: shape of its chunks.
         pieces: regions with their values.
-        size_bytes: of the pieces.
+        size_bytes: total size of the pieces.
         codec: name of its compression, or None.
-        source: weak reference to the ``jax.Array`` that it was taken from, or None.
+        source: weak reference to the ``jax.Array`` from which the values were copied, or None.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ArrayToWrite(NamedTuple):
 
     @property
     def stored(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str | None]:
-        """Dtype, shape, chunk shape, codec."""
+        """Stored dtype and shape, chunk shape, codec."""
         return self.spec.stored_dtype, self.spec.stored_shape, self.chunk, self.codec
 
 
@@ -73,8 +73,8 @@ class Location:
     """A directory of a file system, or a prefix of an object store.
 
     Attributes:
-        path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a slash at the end.
-        local: whether it is a path of a file system.
+        path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a trailing slash.
+        local: True for a path in a file system.
     """
 
     path: str
@@ -84,10 +84,10 @@ class Location:
         return Location(f"{self.path.rstrip('/')}/{name}", self.local)
 
     def spec(self) -> dict[str, Any]:
-        """TensorStore's spec of it.
+        """TensorStore's spec of the location.
 
         Raises:
-            CheckpointError: the path is no UTF-8.
+            CheckpointError: the path is not valid UTF-8.
         """
         if self.local:
             if any("\udc80" <= character <= "\udcff" for character in self.path):
@@ -101,18 +101,21 @@ class Location:
 
 @functools.cache
 def _process_wide() -> Any:
-    """What must outlive one save: the content of ``memory://``, which belongs to a context."""
+    """Parent context of the process: keeps the content of ``memory://`` between saves and loads."""
     return ts.Context({"memory_key_value_store": {}})
 
 
 def new_context(*, durable: bool = True) -> Any:
-    """A context for one save or load, to be dropped after it.
+    """A new TensorStore context for one save or load.
 
-    One context for all arrays of a save, since each context opens the database anew; not one per
-    process, since its cache would answer for directories that were replaced meanwhile.
+    Use one context for all arrays of a save, because each context opens the database again. Do not
+    reuse it for the next one: its cache may have data of a directory that was replaced meanwhile.
+
+    Args:
+        durable: fsync the files that are written.
 
     Raises:
-        ForkedProcess: in a forked child.
+        ForkedProcess: called in a forked child.
     """
     if os.getpid() != HOME_PID:
         raise forked()
@@ -129,9 +132,11 @@ def new_context(*, durable: bool = True) -> Any:
 def database_spec(
     location: Location, *, target_data_file_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Spec of the OCDBT database that lies at a location.
+    """Spec of the OCDBT database at a location; it stores values of up to 100 bytes in the index.
 
-    Values of up to 100 bytes stand in the index itself.
+    Args:
+        location: location of the database.
+        target_data_file_bytes: for writing: size at which TensorStore begins another data file.
     """
     spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
     if target_data_file_bytes is not None:
@@ -148,10 +153,10 @@ def database_spec(
 
 
 def counters() -> dict[str, float]:
-    """TensorStore's counters of this process since its start: name -> sum, zeros left out.
+    """TensorStore's metrics since the start of this process: name -> sum; without unused ones.
 
     Raises:
-        ForkedProcess: in a forked child.
+        ForkedProcess: called in a forked child.
     """
     if os.getpid() != HOME_PID:
         raise forked()
@@ -168,17 +173,17 @@ def counters() -> dict[str, float]:
 
 
 class ArrayWriter:
-    """Writes one process's arrays of one item; nothing is durable before ``finish``.
+    """Writes this process's arrays of one item; nothing is durable before ``finish``.
 
     Args:
         item: location of the item.
         process: index of this process.
-        process_count: where one process writes alone, its database is the item's own, and only
-            the data files lie where those of process 0 always do: there is nothing to merge.
-        context: of the save.
-        target_data_file_bytes: several files are written at once when the data exceeds it.
-        max_host_bytes: a transaction holds its values in memory until it is committed, so it is
-            cut at this size.
+        process_count: number of processes. A single process writes the item's database directly,
+            with data files in the folder of process 0, so that no merge is needed.
+        context: TensorStore context of the save.
+        target_data_file_bytes: size at which TensorStore begins another data file, in parallel.
+        max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
+            committed; a larger save is split into several.
     """
 
     def __init__(
@@ -213,11 +218,11 @@ class ArrayWriter:
         self._writes: list[Any] = []
 
     def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
-        """Queues keys of a database in a directory below this one: their index entries, no data.
+        """Queues copies of index entries from a database in a directory below; copies no data.
 
         Args:
             child: the directory, relative to this database.
-            runs: first and last key of each run of keys.
+            runs: runs of keys to copy.
         """
         doing = f"taking over {child}"
         spec = database_spec(self._location / child)
@@ -227,20 +232,20 @@ class ArrayWriter:
             settled(source.experimental_copy_range_to(self._keys, taken), doing)
 
     def put(self, arrays: Sequence[ArrayToWrite]) -> dict[str, list[int]]:
-        """Starts writing arrays, whose values must not change until ``finish``.
+        """Starts writing arrays; their values must not change until ``finish``.
 
-        Takes the values of small arrays out of their ``pieces``: TensorStore has copies of them.
+        Clears the ``pieces`` of small arrays, whose values TensorStore has copied.
 
         Returns:
-            The checksums of their chunks, by key.
+            Chunk key -> checksums of its blocks.
         """
         checksums: dict[str, list[int]] = {}
         large: list[ArrayToWrite] = []
         copied: list[list[Piece]] = []
-        known: dict[Any, tuple[bytes, str | None]] = {}  # by what hashes faster than a spec
-        ahead = self._going_ahead(arrays)
+        known: dict[Any, tuple[bytes, str | None]] = {}  # id(spec) hashes faster than the spec
+        first_count = self._count_to_commit_first(arrays)
         for position, array in enumerate(arrays):
-            if position == ahead:
+            if position == first_count:
                 self.start()
                 self._begin()
             name, spec, chunk, pieces, size_bytes, codec, _ = array
@@ -262,26 +267,26 @@ class ArrayWriter:
                 chunks = stored_chunks(name, pieces, chunk)
             for key, values in chunks:
                 data = values.tobytes()
-                # a plain key is cheaper than an opened array (11 us against 110)
+                # A plain key takes 11 us, an opened array 110 us.
                 self._make_room(len(data))
                 self._keys[key] = data
                 checksums[key] = [crc_of(data)]
             copied.append(pieces)
         self.start()
-        # to free thousands of values takes a while: TensorStore is busy meanwhile
+        # Freeing thousands of values takes time: do it while TensorStore writes.
         for pieces in copied:
             pieces.clear()
-        # checksums of what is large are computed while it is being written
+        # Compute the checksums of large arrays while TensorStore writes them.
         for array in large:
             for key, values in stored_chunks(array.name, array.pieces, array.chunk):
                 checksums[key] = checksum_chunk(values)
         return checksums
 
-    def _going_ahead(self, arrays: Sequence[ArrayToWrite]) -> int | None:
-        """How many arrays are handed over while the others are queued; None where all wait.
+    def _count_to_commit_first(self, arrays: Sequence[ArrayToWrite]) -> int | None:
+        """Number of arrays to commit first, while the others are queued; None for a single commit.
 
-        Where the first commit is slower than the queueing, the second one finds the manifest changed
-        and writes its nodes again: on an object store that would be the rule.
+        If the first commit ends after the second one has begun, the second finds the manifest
+        changed and writes its nodes again. On an object store that would be the usual case.
         """
         if not self._location.local or len(arrays) < _MANY_ARRAYS:
             return None
@@ -290,9 +295,9 @@ class ArrayWriter:
         return first if rest_bytes >= _LEAST_REST_BYTES else None
 
     def _put_large(self, array: ArrayToWrite) -> None:
-        """Queues regions of an array with their values, which are referred to and not copied.
+        """Queues the regions of an array; TensorStore references the values without copying them.
 
-        What is compressed is held in memory until its transaction is committed.
+        Compressed data stays in memory until its transaction is committed.
         """
         name = array.name
         store: Any = ts.open(
@@ -311,7 +316,7 @@ class ArrayWriter:
             pieces = _by_chunks(pieces, array.chunk)
         for region, values in pieces:
             self._make_room(values.nbytes)
-            # the caller keeps the values unchanged until finish(), so no copy is needed
+            # No copy is needed, because the caller does not change the values before finish().
             part = store.with_transaction(self._transaction)[region_slices(region)]
             self._writes.append(part.write(values, can_reference_source_data_indefinitely=True))
 
@@ -324,16 +329,16 @@ class ArrayWriter:
         self._held_bytes += size_bytes
 
     def start(self) -> None:
-        """Starts writing what was queued; the caller may compute meanwhile."""
+        """Starts the commit of the queued writes; does not wait for it."""
         for write in self._writes:
             settled(write.copy, "writing arrays")
         self._committing.append(self._transaction.commit_async())
 
     def finish(self, watch: Callable[[], None] | None = None) -> None:
-        """Waits until everything started is in the database, and durable if the context is.
+        """Blocks until all started writes are in the database, and durable if the context is.
 
         Args:
-            watch: called now and then meanwhile.
+            watch: called about every 0.1 s during the wait, for example to report progress.
         """
         for committing in self._committing:
             while watch is not None and not committing.done():
@@ -344,14 +349,14 @@ class ArrayWriter:
         self._committing.clear()
 
     def abort(self) -> None:
-        """Drops what was queued, and returns when nothing is being written any more."""
+        """Drops the queued writes; blocks until running ones have ended."""
         self._transaction.abort()
         for future in [*(write.copy for write in self._writes), *self._committing]:
             future.exception()
 
 
 def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:
-    """The pieces cut at the borders of chunks."""
+    """The pieces, cut at chunk boundaries."""
     for region, values in pieces:
         for part in chunk_parts(region, chunk):
             cut = tuple(
@@ -362,12 +367,12 @@ def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piec
 
 
 def settled(future: Any, doing: str) -> Any:
-    """The value of TensorStore's future, once it is there.
+    """Blocks until a TensorStore future is done; returns its value.
 
-    What a signal handler raises meanwhile comes out as it is, whatever its class.
+    An exception from a signal handler during the wait is raised unchanged, whatever its class.
 
     Raises:
-        OSError, CheckpointError: the future's own failure.
+        OSError, CheckpointError: the future failed.
     """
     error = future.exception()
     if error is not None:
@@ -379,7 +384,7 @@ _ERRNO = re.compile(r"os_error_code='(\d+)'")
 
 
 def system_error(error: Exception, doing: str) -> Exception:
-    """The error that a TensorStore failure stands for: an OSError where the system refused."""
+    """Converts a TensorStore error: to OSError if it has an errno, else to CheckpointError."""
     found = _ERRNO.search(str(error))
     if found is None:
         return CheckpointError(f"{doing}: {error}")

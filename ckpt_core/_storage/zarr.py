@@ -1,4 +1,4 @@
-"""How one array lies in a database: its ``zarr.json``, and the keys around it (zarr-specs, core v3)."""
+"""The ``zarr.json`` and the chunk keys of one array (zarr-specs, core v3)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
     configuration = {
         "cname": compressor,
         "clevel": level,
-        # bytes of one significance together; of single bytes (masks, small ints) the bits
+        # Byte shuffle groups bytes of equal significance; single bytes (masks) need bit shuffle.
         "shuffle": "shuffle" if itemsize > 1 else "bitshuffle",
         "typesize": itemsize,
         "blocksize": 0,
@@ -73,10 +73,10 @@ def _fill_value(dtype: str) -> Any:
 def layout_of(
     dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
 ) -> tuple[bytes, str | None]:
-    """``zarr.json`` of arrays, and the key below each where one chunk holds all of it."""
+    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
     metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
-    # values lie in a file in the order of their keys, an array's chunks before its
-    # metadata: filled up with blanks, it lets the next array begin where it can be mapped
+    # Values are stored in the order of their keys, an array's chunks before its zarr.json. Pad that
+    # with blanks, so that the next array begins at a multiple of 64 bytes and can be mapped.
     size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
     count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
     metadata += b" " * (-(len(metadata) + count * size) % _ALIGNMENT)

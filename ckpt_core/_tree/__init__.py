@@ -1,4 +1,4 @@
-"""Pytrees taken apart into paths, leaves and a structure, and put together again."""
+"""Flattens pytrees into paths, leaves and a structure, and rebuilds them."""
 
 from ckpt_core._tree.build import TRUSTED_ROOTS as TRUSTED_ROOTS
 from ckpt_core._tree.build import importable_type as importable_type

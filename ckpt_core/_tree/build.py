@@ -1,4 +1,4 @@
-"""Trees put together again, of live containers or of what is known of the saved ones."""
+"""Rebuilds trees: with the containers of a live target, or from the saved structure alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from ckpt_core._tree.static import NotPlain, static_fields
 def unflatten(
     root: Node, leaves: Iterable[Any], *, resolve: Callable[[Node], Any] | None = None
 ) -> Any:
-    """A tree of the structure ``root`` that holds ``leaves`` in order.
+    """A tree with the structure ``root`` and these leaves; the inverse of ``flatten``.
 
     Args:
-        root: a node of ``flatten(keep=True)``, which gives the same container types again, or one
-            read from disk, for which builtin containers are made.
-        leaves: one value per leaf.
-        resolve: for nodes without ``make`` that name a class: gives the function that rebuilds
-            them, or None for the default (a dict of fields).
+        root: a node of ``flatten(keep=True)``, which rebuilds the same container types, or one read
+            from disk, for which builtin containers are made.
+        leaves: one value per leaf, in the order of ``flatten``.
+        resolve: for nodes without ``make`` that name a class: returns the function that builds the
+            object from its children, or None for the default (a dict of fields).
+
+    Example:
+        >>> from ckpt_core._tree import flatten, unflatten
+        >>> flat = flatten({"layers": [1, (2, None)]}, keep=True)
+        >>> flat.leaves
+        [1, 2]
+        >>> unflatten(flat.root, [10, 20])
+        {'layers': [10, (20, None)]}
     """
     return _build(root, iter(leaves), resolve)
 
@@ -46,7 +54,7 @@ def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | N
         case "expanded":
             return children[0]
         case "code":
-            return None  # whoever has no function for it has refused it before
+            return None  # loads that need the function have raised before (refuse_missing)
         case "namedtuple" | "dataclass" | "custom" if resolve and (make := resolve(node)):
             return make(children)
         case "namedtuple":
@@ -68,11 +76,11 @@ _FACTORIES: dict[str, Any] = {
     },
     "None": None,
 }
-"""Factories that are found by name; whatever else a checkpoint names, nobody shall call."""
+"""The only default factories that a checkpoint may name: calling any other would be unsafe."""
 
 
 def _saved_dict(node: Node, children: list[Any]) -> dict[Any, Any]:
-    """A dictionary of the kind that was saved, if what made its new entries is known."""
+    """A dict, or a defaultdict if one was saved and its factory is in ``_FACTORIES``."""
     entries = zip(node.keys, children, strict=True)
     if not node.type_name.startswith(DEFAULTDICT):
         return dict(entries)
@@ -89,23 +97,23 @@ def _saved_dict(node: Node, children: list[Any]) -> dict[Any, Any]:
 
 
 def _stand_in(node: Node) -> Any:
-    """A NamedTuple with the saved fields, for a class that this process does not have."""
+    """A new namedtuple class with the saved fields, for a class that this process cannot find."""
     name = node.type_name.rpartition(":")[2].rpartition(".")[2]
     fields = [str(key) for key in node.keys]
-    make: Any = collections.namedtuple  # typed NamedTuples cannot be made from names alone
+    make: Any = collections.namedtuple  # pyright cannot check a namedtuple with dynamic fields
     return make(name if name.isidentifier() else "Saved", fields, rename=True)
 
 
 TRUSTED_ROOTS = frozenset({"optax", "flax", "chex", "jax"})
-"""Packages whose public classes may be looked up by importing the package itself."""
+"""Packages that may be imported to find a saved class among their public names."""
 
 
 def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
-    """The function that rebuilds a saved NamedTuple or dataclass, registered or not, if it is at hand.
+    """The function that rebuilds a saved NamedTuple or dataclass from its children, or None.
 
-    Only classes of modules that are imported already are used, and the public classes of a few
-    trusted packages; nothing is imported because a checkpoint says so. A class is taken only if
-    its fields are the saved ones.
+    Uses only classes of modules that are already imported, and public classes of ``TRUSTED_ROOTS``:
+    a checkpoint never decides what is imported. A class is used only if its fields are the saved
+    ones.
     """
     module_name, _, qualname = node.type_name.partition(":")
     try:
@@ -127,13 +135,13 @@ def importable_type(node: Node) -> Callable[[list[Any]], Any] | None:
 
 
 def _are_fields_of(cls: type, kind: str, fields: list[str]) -> bool:
-    """Whether these are all the fields of a class, which is one of that kind."""
+    """Whether ``cls`` is of this kind and has exactly these fields."""
     if kind == "namedtuple":
         return issubclass(cls, tuple) and list(getattr(cls, "_fields", ())) == fields
     if not dataclasses.is_dataclass(cls):
         return False
     known = [field.name for field in dataclasses.fields(cls)]
-    # jax knows the children of a registered one in the order in which they were registered
+    # The fields of a registered dataclass come in the order of registration, statics last.
     return known == fields or (kind == "custom" and sorted(known) == sorted(fields))
 
 
@@ -154,7 +162,7 @@ def _candidate_modules(module_name: str) -> Iterator[Any]:
     if module_name in sys.modules:
         yield sys.modules[module_name]
     if root in TRUSTED_ROOTS:
-        # public names outlive the private modules that define them
+        # A class may have moved to another private module since; its public name still exists.
         for public in (root, f"{root}.contrib", f"{root}.schedules"):
             if public in sys.modules:
                 yield sys.modules[public]

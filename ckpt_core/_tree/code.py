@@ -1,7 +1,8 @@
-"""Functions in trees: by name, since what they do is code and no state.
+"""Names of functions in pytrees: a function is code, not state, so a checkpoint stores its name.
 
-A module (a registered pytree class, such as Equinox's) may hold functions in its fields: an
-activation, a loss. A checkpoint records what they are called; the program that restores brings them.
+A module (a registered pytree class, such as Equinox's) may have functions in its fields, for
+example an activation or a loss. The restore takes the function from the target and compares the
+names.
 """
 
 from __future__ import annotations
@@ -26,46 +27,53 @@ from ckpt_core._lazy import jax
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, type(...))
 _OF = " of "
-"""Between the name of a transformed function and that of the function in it."""
+"""Separator between the name of a wrapper and that of the function it transforms."""
 _DEEPEST = 32
-"""So many functions within each other have a name."""
-Above = tuple[int, ...]
-"""The ids of what a function or an argument stands in: nothing is named by itself."""
+"""Maximum depth of nested wrappers and arguments that are named."""
+Enclosing = tuple[int, ...]
+"""ids of the enclosing functions and arguments, to detect cycles."""
 _INNER = ("__wrapped__", "fun", "fn", "_fun", "func")
-"""Where objects that stand for a function keep it."""
+"""Attributes in which wrapper objects store the wrapped function."""
 _INNER_VARIABLES = ("fun", "fn", "func", "f")
-"""What functions call the function that they were made of."""
+"""Closure variables in which wrapper functions store the wrapped function."""
 
 Named = tuple[str, str]
-"""The name of a function, and that of the one that it transforms where it goes by another name."""
+"""Name of a function, and the name of the function it transforms if that differs, else ``""``."""
 
 
 def function_name(value: Any) -> str | None:
-    """``module:qualname`` of a function, a transformed one, or a class; None for anything else.
+    """``module:qualname`` of a function, a transformed function or a class; None for anything else.
 
-    Of a ``functools.partial``, and of an object that does nothing but wrap functions, the arguments follow
-    in parentheses. After `` of `` follows what a function transforms, where its name does not say so
-    (``jax.vmap`` at times). What a method is bound to may be state, so a bound method is none.
+    For a ``functools.partial``, or an object that only wraps functions, the arguments follow in
+    parentheses. If a wrapper does not take the name of the function it transforms (as ``jax.vmap``
+    sometimes), that name follows after `` of ``. None for a bound method, whose object may be
+    state.
+
+    Example:
+        >>> import functools, math
+        >>> from ckpt_core._tree.code import function_name
+        >>> function_name(math.sqrt), function_name(functools.partial(math.pow, 2.0))
+        ('math:sqrt', 'math:pow(2.0)')
     """
     named = _named(value, ())
     return None if named is None else _joined(named)
 
 
 def code_name(value: Any) -> str | None:
-    """The name of anything that is code and no state: a function, or a sentinel by its class."""
+    """The name of a function, or of the class of a sentinel object; None for a value with state."""
     return function_name(value) or _sentinel_name(value)
 
 
 def wrapped_name(value: Any) -> str | None:
-    """The function that a container keeps where no leaf is (``jax.tree_util.Partial``), if it has a name."""
+    """The name of the function that a registered container such as jax's ``Partial`` wraps."""
     if isinstance(value, functools.partial):
         return function_name(value.func)
     name = getattr(value, "__qualname__", None)
     return function_name(value) if isinstance(name, str) else None
 
 
-def what_to_do(value: Any) -> str:
-    """What to do about a value that cannot be saved where it stands."""
+def advice_for(value: Any) -> str:
+    """Advice for the message about a leaf that cannot be saved."""
     if function_name(value) is not None:
         return (
             "functions are code, and no state: leave it out, or keep it in a field of a registered "
@@ -85,15 +93,22 @@ def what_to_do(value: Any) -> str:
 
 
 def same_function(one: str, other: str) -> bool:
-    """Whether two names are of one function, as far as names tell.
+    """Whether two names may denote the same function.
 
-    Packages move functions between their private modules, and the same file is ``__main__`` in one
-    program and a module in another: the root package and the name inside of the module count. A name
-    of before, which does not tell what is transformed, fits any that does.
+    Compares root package and qualified name only, since packages move functions between private
+    modules. ``__main__`` equals any package: a script in one program may be a module in another. A
+    name written by an earlier version, without `` of ``, equals a name with it.
+
+    Example:
+        >>> from ckpt_core._tree.code import same_function
+        >>> same_function("jax._src.nn:relu", "jax.nn.functions:relu")
+        True
+        >>> same_function("jax.nn:relu", "jax.nn:gelu")
+        False
     """
     (one_text, one_roots), (other_text, other_roots) = _parts(one), _parts(other)
     short, long = sorted((one_text, other_text), key=len)
-    # zip stops with the shorter name
+    # not strict: the shorter name may lack the part after " of "
     return (short == long or long.startswith(short + _OF)) and all(
         a == b or "__main__" in (a, b) for a, b in zip(one_roots, other_roots, strict=False)
     )
@@ -102,11 +117,11 @@ def same_function(one: str, other: str) -> bool:
 _MODULES = re.compile(
     r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.])([^\W\d][\w.]*):(?=[\w<])"""
 )
-"""Quoted text, which stays as it is, or the module of a name."""
+"""Matches a quoted string (group 1, left as it is) or the module in a name (group 2)."""
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
-    """A name without the modules in it, and their root packages."""
+    """A name with all modules removed, and the root packages of those modules."""
     roots: list[str] = []
 
     def without(found: re.Match[str]) -> str:
@@ -126,11 +141,11 @@ def _type_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _named(value: Any, above: Above) -> Named | None:
-    if id(value) in above or len(above) == _DEEPEST:
+def _named(value: Any, enclosing: Enclosing) -> Named | None:
+    if id(value) in enclosing or len(enclosing) == _DEEPEST:
         return None
     if isinstance(value, functools.partial):
-        return _named_partial(value, above)
+        return _named_partial(value, enclosing)
     if not callable(value):
         return None
     owner = getattr(value, "__self__", None)
@@ -138,68 +153,68 @@ def _named(value: Any, above: Above) -> Named | None:
         return None
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    above = (*above, id(value))
+    enclosing = (*enclosing, id(value))
     if not isinstance(name, str):
-        return _named_wrapper(value, above)
+        return _named_wrapper(value, enclosing)
     name = f"{module if isinstance(module, str) else 'builtins'}:{name}"
     for function in () if isinstance(value, type) else _inner_functions(value, name):
-        inner = _named(function, above)
+        inner = _named(function, enclosing)
         if inner is not None:
-            # most transformations take the name of what they transform
-            told = inner[1] if same_function(inner[0], name) else _joined(inner)
-            if told:
-                return name, told
+            # Most wrappers copy the name of the function they transform; then it is not repeated.
+            text = inner[1] if same_function(inner[0], name) else _joined(inner)
+            if text:
+                return name, text
     return name, ""
 
 
 def _inner_functions(value: Any, name: str) -> Iterator[Any]:
-    """What a function may be a transformation of."""
+    """Objects that may be the function which ``value`` transforms."""
     yield getattr(value, "__wrapped__", None)
     if isinstance(value, types.FunctionType) and "<locals>" in name and value.__closure__:
         held = dict(zip(value.__code__.co_freevars, value.__closure__, strict=True))
         for variable in _INNER_VARIABLES:
-            with contextlib.suppress(KeyError, ValueError):  # none of that name, or not set yet
+            with contextlib.suppress(KeyError, ValueError):  # no such variable, or an empty cell
                 yield held[variable].cell_contents
 
 
-def _named_partial(value: functools.partial[Any], above: Above) -> Named | None:
-    above = (*above, id(value))
-    function = _named(value.func, above)
-    told = _arguments(value.args, value.keywords, functools.partial(_argument, above=above))
-    return None if function is None or told is None else (f"{function[0]}({told})", function[1])
+def _named_partial(value: functools.partial[Any], enclosing: Enclosing) -> Named | None:
+    enclosing = (*enclosing, id(value))
+    function = _named(value.func, enclosing)
+    text = _arguments(value.args, value.keywords, functools.partial(_argument, enclosing=enclosing))
+    return None if function is None or text is None else (f"{function[0]}({text})", function[1])
 
 
-def _named_wrapper(value: Any, above: Above) -> Named | None:
-    """Of an object that wraps a function and keeps nothing that could be state."""
+def _named_wrapper(value: Any, enclosing: Enclosing) -> Named | None:
+    """The name of an object that wraps functions and has no attribute that could be state."""
     fields = getattr(value, "__dict__", None)
     if not isinstance(fields, dict) or not any(
-        _named(getattr(value, name, None), above) for name in _INNER
+        _named(getattr(value, name, None), enclosing) for name in _INNER
     ):
         return None
 
-    def told(field: Any) -> str | None:
+    def describe(field: Any) -> str | None:
         if field is None or isinstance(field, (bool, str)):
             return repr(field)
-        named = _named(field, above)
+        named = _named(field, enclosing)
         return None if named is None else _joined(named)
 
-    arguments = _arguments((), fields, told)
+    arguments = _arguments((), fields, describe)
     return None if arguments is None else (f"{_type_name(type(value))}({arguments})", "")
 
 
 def _arguments(
-    args: Iterable[Any], keywords: Mapping[str, Any], tell: Callable[[Any], str | None]
+    args: Iterable[Any], keywords: Mapping[str, Any], describe: Callable[[Any], str | None]
 ) -> str | None:
-    """Arguments as they are written, those with names in the order of these; None if one cannot be told."""
-    texts = [tell(value) for value in args]
-    named = [(name, tell(value)) for name, value in sorted(keywords.items())]
+    """Arguments as in a call, keyword arguments sorted by name; None if one has no text."""
+    texts = [describe(value) for value in args]
+    named = [(name, describe(value)) for name, value in sorted(keywords.items())]
     if None in texts or any(text is None for _, text in named):
         return None
     return ", ".join([*map(str, texts), *(f"{name}={text}" for name, text in named)])
 
 
-def _argument(value: Any, above: Above) -> str | None:
-    """An argument of a function as text, equal where the argument is; None for what may have a state."""
+def _argument(value: Any, enclosing: Enclosing) -> str | None:
+    """Text of an argument: the same for equal arguments; None for a value that may have state."""
     if isinstance(value, _PLAIN):
         return repr(value)
     cls = type(value)
@@ -211,37 +226,37 @@ def _argument(value: Any, above: Above) -> str | None:
         return f"Path({os.fspath(value)!r})"
     if isinstance(value, (np.ndarray, jax.Array)):
         return _array_name(value)
-    named = _named(value, above)
+    named = _named(value, enclosing)
     if named is not None:
         return _joined(named)
-    if id(value) in above or len(above) == _DEEPEST:
+    if id(value) in enclosing or len(enclosing) == _DEEPEST:
         return None
-    tell = functools.partial(_argument, above=(*above, id(value)))
+    describe = functools.partial(_argument, enclosing=(*enclosing, id(value)))
     if isinstance(value, slice):
-        return f"slice({_arguments((value.start, value.stop, value.step), {}, tell)})"
+        return f"slice({_arguments((value.start, value.stop, value.step), {}, describe)})"
     if isinstance(value, (tuple, list, dict, set, frozenset)):
-        return _container_name(value, tell)
+        return _container_name(value, describe)
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        told = _arguments((), fields, tell)
-        return None if told is None else f"{_type_name(cls)}({told})"
+        text = _arguments((), fields, describe)
+        return None if text is None else f"{_type_name(cls)}({text})"
     return _sentinel_name(value)
 
 
-def _container_name(value: Any, tell: Callable[[Any], str | None]) -> str | None:
-    """Of a builtin container, or of a class that is one."""
+def _container_name(value: Any, describe: Callable[[Any], str | None]) -> str | None:
+    """Text of a builtin container or an instance of a subclass; None if a part has no text."""
     parts: list[Any] = list(value.items()) if isinstance(value, dict) else list(value)
-    texts = [tell(part) for part in parts]
+    texts = [describe(part) for part in parts]
     if None in texts:
         return None
     ordered = isinstance(value, (tuple, list))
-    told = ", ".join(map(str, texts) if ordered else sorted(map(str, texts)))
-    marks = {tuple: f"({told})", list: f"[{told}]", dict: f"{{{told}}}"}
-    return marks.get(type(value), f"{_type_name(type(value))}({told})")
+    text = ", ".join(map(str, texts) if ordered else sorted(map(str, texts)))
+    marks = {tuple: f"({text})", list: f"[{text}]", dict: f"{{{text}}}"}
+    return marks.get(type(value), f"{_type_name(type(value))}({text})")
 
 
 def _array_name(array: Any) -> str | None:
-    """Dtype, shape and digest of an array; None where this process cannot see its values."""
+    """Dtype, shape and digest of an array; None if this process cannot read all its values."""
     if isinstance(array, jax.Array):
         if isinstance(array, jax.core.Tracer) or array.is_deleted():
             return None
@@ -260,14 +275,14 @@ def _array_name(array: Any) -> str | None:
 
 
 class _Empty:
-    """What an instance takes that holds nothing."""
+    """Its ``__basicsize__`` is that of an instance without C fields."""
 
 
 def _sentinel_name(value: Any) -> str | None:
-    """``module:qualname`` of the class of an object that is nothing but a mark.
+    """``module:qualname()`` of the class of a sentinel: an object without state; else None.
 
-    Such as the placeholder for a weight that is tied to another one (``equinox.nn.Shared``): of a class
-    that can be found by its name, with neither fields nor methods, and nothing that C code could hide.
+    For example the placeholder for a tied weight (``equinox.nn.Shared``). The class must be
+    importable by its name, and have no attributes, no methods and no C-level fields.
     """
     cls = type(value)
     if cls.__module__ == "builtins" or cls.__basicsize__ > _Empty.__basicsize__ or callable(value):

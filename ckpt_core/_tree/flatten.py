@@ -1,9 +1,9 @@
-"""Pytrees taken apart into paths, leaves and a structure.
+"""Flattens pytrees into paths, leaves and a structure.
 
 A *path* is a tuple with one entry per level: ``str`` for a dictionary's text key or a field name,
-``int`` for a position or a dictionary's int key, ``tuple`` for a dictionary's key that is one, as Flax has
-them. People read and type it with ``/`` between the entries (``~`` and ``/`` inside an entry are written
-``~0`` and ``~1``, as in JSON pointers).
+``int`` for a position or a dictionary's int key, ``tuple`` for a dictionary's tuple key (Flax has
+such). As text, entries are joined with ``/``; ``~`` and ``/`` inside an entry are escaped as ``~0``
+and ``~1``, as in JSON pointers.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from ckpt_core._tree.static import is_lost, static_text
 Key = str | int | tuple[Any, ...]
 """One level of a path; tuples (of text, ints and tuples) are keys of dictionaries."""
 Path = tuple[Key, ...]
-"""Where a leaf stands: one entry per level."""
+"""Path of a leaf: one entry per level."""
 
 MAX_DEPTH = 300
-"""Deepest tree that is saved or loaded; it bounds the recursion over hostile records too."""
+"""Maximum nesting of a tree; also bounds the recursion over a malicious record."""
 
 _PRIMITIVES = (int, float, bool, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One level of a structure: what the container is, and how it is made again.
+    """One node of a tree's structure: the type of the container, and how to rebuild it.
 
     Attributes:
         kind: ``leaf``, ``none``, ``dict``, ``ordered``, ``list``, ``tuple``, ``namedtuple``,
-            ``dataclass``, ``custom`` (a registered pytree node), ``code`` (a function in one, which
-            is no state) or ``expanded`` (a live object that an adapter took apart).
+            ``dataclass``, ``custom`` (a registered pytree node), ``code`` (a function inside one,
+            which is not state) or ``expanded`` (a live object whose state an adapter returned).
         keys: one path entry per child.
         children: the child nodes, in the order of ``keys``.
-        type_name: ``module:qualname`` of the class or function, for kinds that have one; of a leaf or an
-            expanded node the key under which Orbax's trees hold it one level deeper, if they do (``Below``).
-        make: rebuilds the container from its children; None where it was read from disk. Nodes are
-            equal whatever makes them.
-        static: what a ``custom`` node has besides its children, as JSON (``static_text``).
+        type_name: ``module:qualname`` of the class or function, for kinds that have one. For a leaf
+            or an expanded node: the extra key under which Orbax's trees have the value, see
+            ``Below``.
+        make: rebuilds the container from its children; None if the node was read from disk. Ignored
+            when nodes are compared.
+        static: static fields of a ``custom`` node, as JSON (``static_text``).
     """
 
     kind: str
@@ -64,11 +65,11 @@ NONE = Node("none")
 
 
 class Below:
-    """A value that Orbax's own trees hold one key deeper: stands for it in a tree that is flattened.
+    """Wrapper, in a tree to flatten, of a value that Orbax's trees have one key deeper.
 
-    An NNX Variable is a node to Orbax, whose array it calls ``value``. Paths, which people see, do without
-    that key; names of arrays, which Orbax sees, have it. The node of such a value is a ``leaf`` or
-    ``expanded`` one that has the key for ``type_name``.
+    To Orbax, an NNX Variable is a node with the child ``value``. Paths, which users see, omit that
+    key; stored array names, which Orbax reads, contain it. The value's node is a ``leaf`` or
+    ``expanded`` node with the key as its ``type_name``.
     """
 
     __slots__ = ("key", "value")
@@ -80,13 +81,13 @@ class Below:
 
 @functools.lru_cache(64)
 def leaf_below(key: str) -> Node:
-    """The node of a leaf that Orbax's trees hold one key deeper."""
+    """The node of a leaf that is wrapped in ``Below``."""
     return Node("leaf", (), (), key)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTree:
-    """A tree as parallel lists of paths and leaves, and the structure that held them."""
+    """A flattened tree: parallel lists of paths and leaves, and the structure."""
 
     paths: list[Path]
     leaves: list[Any]
@@ -94,7 +95,7 @@ class FlatTree:
 
 
 def format_path(path: Path) -> str:
-    """The path as people read it: entries joined with ``/``, ``(root)`` for the tree itself."""
+    """A path as text: ``("layers", 0, "a/b")`` gives ``layers/0/a~1b``, ``()`` gives ``(root)``."""
     if not path:
         return "(root)"
     text = "/".join(map(str, path))
@@ -107,7 +108,7 @@ def format_path(path: Path) -> str:
 
 
 def array_name(path: Path) -> str:
-    """The name under which Orbax's format stores a leaf: entries joined with ``.``, unescaped."""
+    """The array name in Orbax's format: ``("layers", 0, "w")`` gives ``layers.0.w``, unescaped."""
     return ".".join(map(str, path))
 
 
@@ -121,17 +122,25 @@ def flatten(
     """Paths, leaves and structure of a tree.
 
     Args:
-        tree: any nesting of dicts (str or int keys), lists, tuples, NamedTuples, dataclasses and
-            registered pytree nodes; None is part of the structure.
-        expand: gives, for an object that is no container, a tuple ``(state, finish)`` of the tree
-            to save in its place and the function that makes the object's value out of a new
-            state; None leaves the object a leaf.
-        keep: let ``root.make`` remember the live containers, for ``unflatten`` into their types.
-        saving: refuse what a checkpoint would hold nothing of.
+        tree: any nesting of dicts (keys are str, int, or tuples of them), lists, tuples,
+            NamedTuples, dataclasses and registered pytree nodes. None belongs to the structure.
+        expand: called for all but arrays, plain values, dicts, lists and tuples: returns ``(state,
+            finish)``, the tree to flatten in the object's place and the function that makes the
+            object's value from a new state; or None.
+        keep: set ``Node.make``, so that ``unflatten`` rebuilds the same container types.
+        saving: raise for objects of which a checkpoint would store nothing.
 
     Raises:
-        UnsupportedLeaf: a dictionary key that is neither str nor int, nesting beyond MAX_DEPTH or
-            beyond Python's own limit, or a container that holds itself.
+        UnsupportedLeaf: an unsupported dictionary key, nesting beyond MAX_DEPTH or Python's
+            recursion limit, or a container that contains itself.
+
+    Example:
+        >>> from ckpt_core._tree import flatten
+        >>> flat = flatten({"w": 1.5, "layers": [2, None, (3,)]})
+        >>> flat.paths, flat.leaves
+        ([('w',), ('layers', 0), ('layers', 2, 0)], [1.5, 2, 3])
+        >>> flat.root.kind, flat.root.keys, [node.kind for node in flat.root.children[1].children]
+        ('dict', ('w', 'layers'), ['leaf', 'none', 'tuple'])
     """
     walk = _Walk(expand, keep, saving)
     try:
@@ -158,7 +167,7 @@ class _Walk:
         self._saving = saving
         self._open: set[int] = set()
         self._known_leaf_types: set[type] = set(_PRIMITIVES[:-1])
-        self._modules = 0  # how many module-like nodes the walk is inside of
+        self._modules = 0  # number of enclosing registered classes with fields
 
     def visit(self, value: Any, path: Path) -> Node:
         cls = type(value)
@@ -206,7 +215,7 @@ class _Walk:
 
     def _dict(self, value: dict[Any, Any], path: Path) -> Node:
         for key in value:
-            # bool is an int to Python, but True and 1 are different keys to a reader
+            # type(), since a bool is an int too: True and 1 must not be the same key.
             if type(key) is not str and type(key) is not int and not is_plain_tuple(key):
                 where = format_path(path)
                 raise UnsupportedLeaf(
@@ -236,7 +245,7 @@ class _Walk:
         keys = tuple(keys)
         children: list[Node] = []
         for key, value in zip(keys, values, strict=True):
-            if type(value) in self._known_leaf_types:  # of thousands each a call less
+            if type(value) in self._known_leaf_types:  # inlined visit(): saves a call per leaf
                 self.paths.append((*path, key))
                 self.leaves.append(value)
                 children.append(LEAF)
@@ -249,16 +258,17 @@ class _Walk:
         return Node(kind, keys, tuple(children), type_name, make)
 
     def _object(self, value: Any, path: Path) -> Node:
-        """Everything that is neither builtin nor an array: the four ways to take it apart."""
+        """An object that is neither a builtin container nor an array, in this order of preference:
+        adapter, NamedTuple, registered pytree node, dataclass; else code or a leaf."""
         cls = type(value)
         expanded = self._expand(value) if self._expand else None
         if expanded is not None:
             state, finish = expanded
-            # who keeps the structure must not keep the live object with it
+            # A closure over `finish` only: the structure must not keep the live object alive.
             make = (lambda new: finish(new[0])) if self._keep else None
             return Node("expanded", (), (self.visit(state, path),), "", make)
         if hasattr(cls, "__next__"):
-            return self._leaf(value, path)  # jax warns of iterators before we can refuse them
+            return self._leaf(value, path)  # an iterator; jax's flatten would warn about it
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
             make = (lambda new: cls._make(new)) if self._keep else None
             fields: tuple[str, ...] = cls._fields
@@ -278,7 +288,7 @@ class _Walk:
         return self._leaf(value, path)
 
     def _registered(self, value: Any, path: Path, keyed: list[Any], treedef: Any) -> Node:
-        """An object of a class that jax knows how to take apart, into ``keyed``."""
+        """The node of a registered pytree class; ``keyed`` are its children with jax's keys."""
         is_static = not keyed and treedef.node_data()[1] is value
         if is_static and self._saving and not self._modules and is_lost(value):
             raise UnsupportedLeaf(
@@ -289,7 +299,7 @@ class _Walk:
                 type_name=f"{type(value).__module__}.{type(value).__qualname__}",
             )
         make = treedef.unflatten if self._keep else None
-        # a class with fields, rather than a mapping or a sequence with a class of its own
+        # A class with fields, as opposed to a registered mapping or sequence.
         module = any(isinstance(key_path[0], _field_keys()) for key_path, _ in keyed)
         self._modules += module
         node = self._container(
@@ -320,12 +330,12 @@ class _Walk:
 
 
 def _has_code(node: Node) -> bool:
-    """Whether a function is recorded below a node."""
+    """Whether a node has a ``code`` node below it."""
     return any(child.kind == "code" or _has_code(child) for child in node.children)
 
 
 def is_plain_tuple(key: Any) -> bool:
-    """Whether it is a tuple of text, ints and such tuples: what a key can be that is no text and no int."""
+    """Whether ``key`` is a tuple of str, int and such tuples, which may be a dictionary key."""
     return type(key) is tuple and all(
         type(part) is str or type(part) is int or is_plain_tuple(part) for part in key
     )
@@ -337,7 +347,7 @@ def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]
         return lambda new: collections.defaultdict(factory, zip(keys, new, strict=True))
     if type(value) is not collections.OrderedDict:
         return lambda new: dict(zip(keys, new, strict=True))
-    attributes = dict(vars(value))  # torch hangs the versions of modules on a state_dict
+    attributes = dict(vars(value))  # torch stores module versions as attributes of a state_dict
 
     def make(new: list[Any]) -> Any:
         made = collections.OrderedDict(zip(keys, new, strict=True))
@@ -351,7 +361,7 @@ def _dataclass_maker(value: Any, names: list[str]) -> Callable[[list[Any]], Any]
     cls = type(value)
 
     def make(new: list[Any]) -> Any:
-        # __init__ may compute or refuse; a copy of the fields is what was saved
+        # Set the fields without __init__, which may compute other values or raise.
         made = object.__new__(cls)
         for name, child in zip(names, new, strict=True):
             object.__setattr__(made, name, child)
@@ -361,7 +371,7 @@ def _dataclass_maker(value: Any, names: list[str]) -> Callable[[list[Any]], Any]
 
 
 DEFAULTDICT = "collections:defaultdict of "
-"""Begins the type name of a ``dict`` node that is a defaultdict; its factory's name follows."""
+"""Prefix of the type name of a ``dict`` node that is a defaultdict; the factory's name follows."""
 
 
 def _factory_name(factory: Any) -> str:
@@ -373,7 +383,7 @@ def _factory_name(factory: Any) -> str:
 
 @functools.cache
 def _field_keys() -> tuple[type, ...]:
-    """What jax calls the children of a class with fields; the second where it names none."""
+    """jax's key types for the children of a class with fields: with names, and without."""
     return jax.tree_util.GetAttrKey, jax.tree_util.FlattenedIndexKey
 
 

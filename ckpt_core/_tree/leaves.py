@@ -1,6 +1,6 @@
-"""What kinds of leaves there are, and the array or text that each is stored as.
+"""The kinds of leaves, and the array or text as which each is stored.
 
-Zarr and Orbax lack some of the values that training state holds. Those travel in a *carrier*:
+Zarr and Orbax have no type for some values of training states. These are stored in a *carrier*:
 
 ==============================  ================================================
 value                           stored as
@@ -31,12 +31,12 @@ import numpy as np
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.code import function_name, what_to_do
+from ckpt_core._tree.code import advice_for, function_name
 
 ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
-"""Leaves that come back as arrays."""
+"""Kinds of leaves that are loaded as arrays."""
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
-"""Leaves that are stored as text."""
+"""Kinds of leaves that are stored as text."""
 
 KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
 """Every kind of leaf."""
@@ -73,18 +73,18 @@ _PLAIN_DTYPES = frozenset(
 _BYTE_CARRIED = frozenset({"uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"})
 _KEY_IMPLS = {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}
 KEY_WORDS = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
-"""uint32 words that one key of each implementation takes."""
+"""Size of one key of each PRNG implementation, in uint32 words."""
 
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """What a leaf is, apart from its value.
+    """Kind, dtype and shape of a leaf.
 
     Attributes:
         kind: ``jax``, ``numpy``, ``key``, ``numpy_scalar``, ``int``, ``float``, ``bool``,
             ``complex``, ``bytes``, or one of TEXT_KINDS.
-        dtype: dtype of the elements by name; the implementation for a key; empty for text.
-        shape: logical shape; a key array has the shape of the keys, without their words.
+        dtype: name of the element dtype; for a key the PRNG implementation; empty for text.
+        shape: logical shape; for a key array the shape of the keys, without their uint32 words.
         detail: ``weak`` for a weakly typed jax scalar, the bit generator's name for a Generator,
             ``>`` for a big-endian numpy array.
     """
@@ -122,7 +122,7 @@ class LeafSpec:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes that the leaf takes on disk, uncompressed; 0 for text."""
+        """Uncompressed size on disk in bytes; 0 for text."""
         if self.kind in TEXT_KINDS:
             return 0
         return math.prod(self.stored_shape) * self.numpy_dtype.itemsize
@@ -137,10 +137,10 @@ class LeafSpec:
 
 
 def dtype_from_name(name: str) -> np.dtype[Any]:
-    """The numpy dtype of that name, ml_dtypes included.
+    """The numpy or ml_dtypes dtype of that name.
 
     Raises:
-        ValueError: not a dtype of numbers that a checkpoint holds.
+        ValueError: checkpoints do not support the dtype.
     """
     found = _DTYPES.get(name)
     if found is None:
@@ -149,19 +149,19 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
 
 
 STORED_DTYPES = _PLAIN_DTYPES
-"""Names of the dtypes that zarr arrays can have."""
+"""Names of the dtypes that stored zarr arrays may have."""
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in _PLAIN_DTYPES | _BYTE_CARRIED}
 
 
 def key_impl(dtype: Any) -> str:
-    """The PRNG implementation that a key dtype (``key<fry>``) stands for."""
+    """The PRNG implementation of a key dtype: ``key<fry>`` gives ``threefry2x32``."""
     short = str(dtype).removeprefix("key<").removesuffix(">")
     return _KEY_IMPLS.get(short, short)
 
 
 @lru_cache(4096)
 def leaf_spec(kind: str, dtype: str, shape: tuple[int, ...] = (), detail: str = "") -> LeafSpec:
-    """The description, one object for all leaves that are alike."""
+    """A cached ``LeafSpec``: equal leaves share one object, which saves time and memory."""
     return LeafSpec(kind, dtype, shape, detail)
 
 
@@ -171,7 +171,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def is_known_impl(impl: str) -> bool:
-    """Whether jax has a PRNG implementation of that name that can be stored."""
+    """Whether checkpoints support the PRNG implementation of that name."""
     return impl in KEY_WORDS
 
 
@@ -181,14 +181,20 @@ def is_key_dtype(dtype: Any) -> bool:
 
 
 def describe(leaf: Any, path: Path) -> LeafSpec:
-    """What a leaf is; its data is not touched.
+    """The ``LeafSpec`` of a leaf; does not read its data.
 
     Args:
         leaf: the value, or a ``jax.ShapeDtypeStruct``.
-        path: where it stands, for messages.
+        path: path of the leaf, for messages.
 
     Raises:
-        UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
+        UnsupportedLeaf: the value cannot be saved; the message has path, type and advice.
+
+    Example:
+        >>> import numpy as np
+        >>> from ckpt_core._tree.leaves import describe
+        >>> str(describe(np.zeros((2, 3), "float32"), ("w",))), describe(7, ("step",)).kind
+        ('float32[2,3]', 'int')
     """
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if isinstance(leaf, jax.core.Tracer):
@@ -209,7 +215,7 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
             leaf, path, "its buffer was donated or deleted: save before the step that donates it"
         )
     dtype = leaf.dtype
-    if not isinstance(dtype, np.dtype):  # only extended dtypes, of keys, are not numpy's
+    if not isinstance(dtype, np.dtype):  # jax's extended dtypes, which are those of PRNG keys
         impl = key_impl(dtype)
         if impl not in KEY_WORDS:
             raise _unsupported(leaf, path, f"PRNG implementation {impl!r} is not known")
@@ -223,7 +229,7 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
 
 
 def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
-    # jax knows more dtypes than can be stored, numpy many more: objects, dates, records
+    # numpy has many dtypes that cannot be stored: objects, dates, records.
     if dtype.name not in _DTYPES or dtype.itemsize != _DTYPES[dtype.name].itemsize:
         raise _unsupported(
             leaf,
@@ -253,7 +259,7 @@ def _describe_python(leaf: Any, path: Path) -> LeafSpec:
         return LeafSpec("random_state")
     if cls is random.Random:
         return LeafSpec("py_random")
-    raise _unsupported(leaf, path, what_to_do(leaf))
+    raise _unsupported(leaf, path, advice_for(leaf))
 
 
 def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
@@ -267,12 +273,12 @@ def _unsupported(leaf: Any, path: Path, advice: str) -> UnsupportedLeaf:
 
 
 def to_text(leaf: Any, spec: LeafSpec) -> str:
-    """The text that a leaf of TEXT_KINDS is stored as."""
+    """The text as which a leaf of TEXT_KINDS is stored."""
     match spec.kind:
         case "str":
             return leaf
         case "bigint":
-            return hex(leaf)  # decimal digits are limited in length by Python, hex is not
+            return hex(leaf)  # Python limits the length of decimal conversions, not of hex
         case "generator":
             return json.dumps(_plain(_generator_state(leaf)))
         case "random_state":
@@ -282,7 +288,7 @@ def to_text(leaf: Any, spec: LeafSpec) -> str:
 
 
 def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """All that decides what a Generator draws and what its children will."""
+    """The state of a Generator: of its bit stream, and of its seed, which ``spawn`` uses."""
     bits = generator.bit_generator
     state: dict[str, Any] = {"state": bits.state}
     seed = bits.seed_seq
@@ -297,14 +303,14 @@ def _generator_state(generator: np.random.Generator) -> dict[str, Any]:
 
 
 _MOST_SEED_WORDS = 2**24
-"""Of entropy that a seed is mixed from; numpy has 4 unless told otherwise."""
+"""Maximum ``pool_size`` of a stored numpy SeedSequence, in uint32 words; numpy's default is 4."""
 
 
 def from_text(text: str, spec: LeafSpec) -> Any:
-    """The leaf that ``to_text`` gave this text for.
+    """The leaf from its text; the inverse of ``to_text``.
 
     Raises:
-        ValueError, KeyError, TypeError: the text is not such a state.
+        ValueError, KeyError, TypeError: the text is not a valid state of this kind.
     """
     match spec.kind:
         case "str":
@@ -355,7 +361,7 @@ def _unplain(value: Any) -> Any:
 
 
 def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
-    """The stored array of a leaf that lives on the host; a view of numpy arrays where possible."""
+    """The array as which a host leaf is stored; a view of a numpy array if possible."""
     if spec.kind == "bytes":
         return np.frombuffer(leaf, np.uint8)
     array = np.asarray(leaf, dtype_from_name(spec.dtype))
@@ -365,20 +371,20 @@ def to_host_array(leaf: Any, spec: LeafSpec) -> np.ndarray[Any, Any]:
 
 
 def as_stored(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
-    """The same bytes under the dtype that is stored."""
+    """A view of the array with the dtype that is stored."""
     stored = dtype_from_name(spec.stored_dtype)
     return array if array.dtype == stored else array.view(stored)
 
 
 def as_logical(array: np.ndarray[Any, Any], spec: LeafSpec) -> np.ndarray[Any, Any]:
-    """The stored bytes under the leaf's own dtype (key data stays uint32)."""
+    """A view of the stored array with the leaf's own dtype; key data stays uint32."""
     if spec.kind == "key" or spec.stored_dtype == spec.dtype:
         return array
     return array.view(dtype_from_name(spec.dtype))
 
 
 def from_host_array(array: np.ndarray[Any, Any], spec: LeafSpec) -> Any:
-    """The leaf of a host kind (numpy, scalars, bytes) that was stored as ``array``."""
+    """The leaf of a host kind (numpy, scalar, bytes); the inverse of ``to_host_array``."""
     match spec.kind:
         case "bytes":
             return array.tobytes()

@@ -1,4 +1,4 @@
-"""Saved leaves against wanted ones: patterns, renames, and every mismatch at once. Pure."""
+"""Matches saved leaves to a target's by path: patterns, renames, all mismatches at once. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Select = Callable[[Path, LeafSpec], bool]
 
 @dataclass(frozen=True)
 class MatchRules:
-    """How strictly the two sides must agree.
+    """How strictly saved and wanted leaves must agree.
 
     Attributes:
-        rename: saved path -> wanted path, as text.
-        cast: whether a dtype may be converted to the wanted one.
-        missing: ``error``, or ``keep`` what the target holds.
-        unexpected: ``error``, or ``ignore`` what was saved.
-        loose_keys: text keys fit ints (Orbax's own trees keep no key types).
+        rename: saved path -> wanted path, both as text.
+        cast: whether to convert a saved dtype to the wanted one, instead of a mismatch.
+        missing: for wanted leaves that were not saved: ``error``, or ``keep`` the target's value.
+        unexpected: for saved leaves that are not wanted: ``error`` or ``ignore``.
+        loose_keys: the keys ``"0"`` and ``0`` are equal, because Orbax's trees store no key types.
     """
 
     rename: Callable[[str], str] | None = None
@@ -39,12 +39,12 @@ class MatchRules:
 
 @dataclass
 class Match:
-    """Which saved leaf goes where.
+    """The result of ``match``.
 
     Attributes:
-        source: for every wanted leaf the position of the saved one, or None to keep it.
-        mismatches: everything that does not fit.
-        missing, unexpected, cast: paths, for the report.
+        source: per wanted leaf, the index of its saved leaf, or None to keep the target's value.
+        mismatches: all errors.
+        missing, unexpected, cast: paths of such leaves, for the report; errors or not.
     """
 
     source: list[int | None] = field(default_factory=list[int | None])
@@ -65,14 +65,23 @@ def match(
     """Pairs saved and wanted leaves by path.
 
     Args:
-        saved: what the checkpoint holds.
-        wanted: what the target asks for; a None spec takes whatever was saved.
-        rules: how strictly.
-        selected: leaves outside this selection are kept and neither missing nor unexpected.
-        item: for the messages.
+        saved: path and spec of each leaf of the checkpoint.
+        wanted: path and spec of each leaf of the target; a None spec accepts any saved leaf.
+        rules: how strictly they must agree.
+        selected: other leaves keep the target's value, and are neither missing nor unexpected.
+        item: name of the item, for messages.
+
+    Example:
+        >>> from ckpt_core._tree.leaves import LeafSpec
+        >>> from ckpt_core._tree.match import MatchRules, match
+        >>> f32 = LeafSpec("jax", "float32", (2,))
+        >>> saved, wanted = [(("b",), f32), (("w",), f32)], [(("w",), f32), (("v",), f32)]
+        >>> found = match(saved, wanted, MatchRules())
+        >>> found.source, found.missing, found.unexpected
+        ([1, None], ['v'], ['b'])
     """
     result = Match()
-    # a renamed path was typed by a person, who cannot type the difference between "0" and 0
+    # The text of a renamed path cannot distinguish the keys "0" and 0.
     loose = rules.loose_keys or rules.rename is not None
     by_key: dict[object, int] = {}
     for position, (path, _) in enumerate(saved):
@@ -133,7 +142,7 @@ def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:
 
 
 def parse_path(text: str) -> Path:
-    """The entries of a path that a person typed; all of them text."""
+    """The entries of a path given as text, all of them str: ``a/0`` gives ``("a", "0")``."""
     if text in ("", "(root)"):
         return ()
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in text.split("/"))
@@ -145,7 +154,7 @@ _PYTHON_NUMBERS = {"int": "iu", "float": "f", "bool": "b", "complex": "c"}
 def _compare(
     path: str, saved: LeafSpec, wanted: LeafSpec, rules: MatchRules, result: Match, item: str | None
 ) -> None:
-    """Adds the mismatches of one pair."""
+    """Adds the mismatches of one pair of leaves to ``result``."""
 
     def differs(kind: str) -> None:
         result.mismatches.append(Mismatch(path, kind, str(saved), str(wanted), None, item))
@@ -168,7 +177,7 @@ def _compare(
         return
     loose = _PYTHON_NUMBERS.get(saved.kind) or _PYTHON_NUMBERS.get(wanted.kind)
     if loose and _dtype_group(saved.dtype) == _dtype_group(wanted.dtype):
-        return  # a Python number has no width of its own; a value that does not fit is an error
+        return  # a Python number has no fixed width; assembling raises if the value does not fit
     drops_imaginary = _dtype_group(saved.dtype) == "c" != _dtype_group(wanted.dtype)
     if rules.cast and not drops_imaginary:
         result.cast.append(path)
@@ -177,7 +186,7 @@ def _compare(
 
 
 def _group(spec: LeafSpec) -> str:
-    """Leaves of different groups never stand for one another."""
+    """The group of a leaf's kind; a leaf of one group never fits a target of another."""
     numbers = ("jax", "numpy", "numpy_scalar", "float", "bool", "complex", "int")
     return "number" if spec.kind in numbers else spec.kind
 
@@ -191,11 +200,11 @@ def _dtype_group(name: str) -> str:
 
 
 def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
-    """Adds to missing and unexpected leaves the most similar name that is free on the other side."""
+    """Adds to each missing or unexpected leaf the most similar unmatched path of the other side."""
     missing = [entry.path for entry in mismatches if entry.kind == "missing"]
     unexpected = [entry.path for entry in mismatches if entry.kind == "unexpected"]
     if len(missing) + len(unexpected) > 200:
-        return mismatches  # difflib is quadratic, and nobody reads two hundred hints
+        return mismatches  # difflib takes quadratic time
     saved_names, wanted_names = unexpected, missing
     found: list[Mismatch] = []
     for entry in mismatches:
@@ -208,7 +217,7 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
 
 
 def pattern_to_regex(pattern: str) -> re.Pattern[str]:
-    """A path pattern as a regular expression: ``*`` within an entry, ``**`` across entries."""
+    """A path pattern as a regex: ``*`` and ``?`` within an entry, ``**`` across entries."""
     parts: list[str] = []
     for part in pattern.split("/"):
         if part == "**":
@@ -218,7 +227,7 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
                 "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part)
             )
     text = "/".join(parts)
-    # "a/**" holds a itself, "**/b" holds b itself
+    # "a/**" also matches "a", and "**/b" also matches "b".
     many = re.escape("") + r"(?:[^/]+(?:/[^/]+)*)?"
     text = text.replace("/" + many, r"(?:/[^/]+)*")
     text = text.replace(many + "/", r"(?:[^/]+/)*")
@@ -226,11 +235,11 @@ def pattern_to_regex(pattern: str) -> re.Pattern[str]:
 
 
 class Named:
-    """The selection of leaves by their names.
+    """Selects leaves by exact paths; called with a path and a spec.
 
     Args:
-        names: paths as people write them.
-        item: that the leaves are in.
+        names: paths as text.
+        item: name of the item that has the leaves.
     """
 
     def __init__(self, names: frozenset[str], item: str) -> None:
@@ -246,9 +255,9 @@ class Named:
         return bool(self.among((path,)))
 
     def among(self, paths: Sequence[Path]) -> list[int]:
-        """The positions of those that are selected."""
+        """Indices of the selected paths."""
         ends, tails, names = self._ends, self._tails, self._names
-        # nearly all differ in the last entry, or in the last two: quicker to see than a whole path
+        # Compare the last one and two entries first: cheaper than formatting every path.
         return [
             position
             for position, path in enumerate(paths)
@@ -261,7 +270,7 @@ class Named:
 
 
 def _entries(part: str) -> list[Any]:
-    """What an entry of a path may be that is written so."""
+    """The path entries that have this text: ``"3"`` may be the key ``"3"`` or the key ``3``."""
     text = part.replace("~1", "/").replace("~0", "~")
     if text.startswith("(") and text.endswith(")"):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
@@ -275,7 +284,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,4000}")
 def positions_of(
     paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Select | None
 ) -> Sequence[int]:
-    """Which leaves are selected."""
+    """Indices of the selected leaves; of all if ``selected`` is None."""
     if selected is None:
         return range(len(paths))
     if isinstance(selected, Named):
@@ -290,9 +299,16 @@ def positions_of(
 def selector(
     only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
 ) -> Select | None:
-    """The selection that ``only=`` asks for, over paths inside ``item``.
+    """The predicate for the argument ``only=``; None selects all leaves.
 
-    A pattern is tried on the path inside the item and on ``item/path``.
+    A pattern matches if it matches the path inside the item, or ``item/path``.
+
+    Example:
+        >>> from ckpt_core._tree.leaves import LeafSpec
+        >>> from ckpt_core._tree.match import selector
+        >>> wanted = selector("params/**", item="state")
+        >>> wanted(("params", "w"), LeafSpec("int")), wanted(("opt", "w"), LeafSpec("int"))
+        (True, False)
     """
     if only is None:
         return None
@@ -312,21 +328,26 @@ def selector(
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:
-    """The function from saved to wanted paths that ``rename=`` asks for.
+    """The function from saved to wanted paths for the argument ``rename=``.
 
-    A mapping replaces whole leading entries: ``{"encoder": "backbone"}`` turns ``encoder/w`` into
-    ``backbone/w``; the longest match counts.
+    A mapping replaces whole leading entries; of several matches, the longest is used.
+
+    Example:
+        >>> from ckpt_core._tree.match import renamer
+        >>> rename = renamer({"encoder": "backbone"})
+        >>> rename("encoder/w"), rename("encoder2/w")
+        ('backbone/w', 'encoder2/w')
     """
     return Renames(rename) if isinstance(rename, Mapping) else rename
 
 
 class Idle(NamedTuple):
-    """An entry of ``rename=`` that nothing which was saved begins with.
+    """An entry of ``rename=`` that matches no saved path.
 
     Attributes:
-        old, new: what it maps.
-        nearest: what was saved that is most like ``old``, or None.
-        done: whether something was saved as ``new``, so that there is nothing to do.
+        old, new: the entry.
+        nearest: the most similar saved path or leading part of one, or None.
+        done: whether ``new`` was saved, so that the rename is unnecessary.
     """
 
     old: str
@@ -336,7 +357,7 @@ class Idle(NamedTuple):
 
 
 class Renames:
-    """The function that a mapping of saved to wanted paths stands for."""
+    """The rename function of a mapping; see ``renamer``."""
 
     def __init__(self, rename: Mapping[str, str]) -> None:
         self._table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
@@ -350,11 +371,11 @@ class Renames:
         return path
 
     def idle(self, paths: Iterable[str]) -> list[Idle]:
-        """The entries with which none of these paths begins."""
+        """The entries of the mapping that match none of these saved paths."""
         begun: dict[str, None] = {}
         for path in paths:
             begun |= dict.fromkeys(_beginnings(path))
-        candidates = list(begun)[:2000]  # difflib takes its time for each
+        candidates = list(begun)[:2000]  # difflib compares with each: bounds the time
         return [
             Idle(old, new, _closest(old.strip("/"), candidates), new in begun)
             for old, new in self._table
@@ -363,7 +384,7 @@ class Renames:
 
 
 def _beginnings(path: str) -> Iterator[str]:
-    """A path and all that it lies in."""
+    """A path and its parents: ``a/b/c`` gives ``a/b/c``, ``a/b``, ``a``."""
     while path:
         yield path
         path = path.rpartition("/")[0]

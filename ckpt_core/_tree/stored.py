@@ -1,4 +1,4 @@
-"""The names under which leaves are stored: those of Orbax's own trees of the same objects."""
+"""The paths under which leaves are stored: those in Orbax's own trees of the same objects."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from ckpt_core._tree.flatten import LEAF, Node, Path
 
 
 def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
-    """For each leaf its path in Orbax's trees: with the keys that ours leave out (``Below``).
+    """For each leaf, its path in Orbax's trees: with the keys that our paths omit (``Below``).
 
     Args:
         root: the structure.
-        paths: of its leaves, in its order; they come back as they are where none is stored deeper.
+        paths: paths of its leaves, in order; returned unchanged if no leaf has an omitted key.
+
+    Example:
+        >>> from ckpt_core._tree import Below, flatten, stored_paths
+        >>> flat = flatten({"kernel": Below("value", 1.5), "step": 3})
+        >>> flat.paths, stored_paths(flat.root, flat.paths)
+        ([('kernel',), ('step',)], [('kernel', 'value'), ('step',)])
     """
     if not _any_below(root):
         return paths

@@ -1,1 +1,1 @@
-"""Which steps to save (``when``) and which to keep (``keep``): pure functions over plain facts."""
+"""Which steps to save (``when``) and which to keep (``keep``): pure functions, without I/O."""

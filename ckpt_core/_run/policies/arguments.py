@@ -1,4 +1,4 @@
-"""What the Checkpointer's short arguments stand for."""
+"""Checks the Checkpointer's short arguments (``max_to_keep=``, ...) and makes policies of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def choose_save_policy(policy: when.Decision | None, interval: int | None) -> wh
 
 
 def whole_number(name: str, value: object) -> int:
-    """The value of an argument that counts something, at least 1.
+    """``value`` as an int of at least 1.
 
     Raises:
-        TypeError, ValueError: with the argument's name.
+        TypeError, ValueError: it is not; the message contains ``name``.
     """
     try:
         number = operator.index(value)  # pyright: ignore[reportArgumentType]
@@ -78,7 +78,7 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """The metrics as Python floats.
 
     Raises:
-        TypeError: something that is no number.
+        TypeError: a name is not a str, or a value is not a scalar number.
     """
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(
@@ -101,7 +101,7 @@ def _what(value: object) -> str:
 
 
 def _instead(name: object, value: object) -> str:
-    """What to write where no number was given for a metric."""
+    """Advice for the message about a metric that is not a number."""
     if not isinstance(name, str):
         return "names are str"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What to keep: policies that can be joined with ``|``; the newest step is always kept.
+"""Which steps to keep: policies that can be joined with ``|``; the newest step is always kept.
 
 Example:
     >>> from ckpt_core import keep
@@ -19,17 +19,18 @@ _POLICIES = ("all", "best", "every_secs", "every_steps", "latest", "newer_than",
 
 
 def __dir__() -> list[str]:
-    return list(_POLICIES)  # what a person looks for here
+    return list(_POLICIES)  # tab completion shows only the policies
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a policy may know of a step.
+    """What a keep policy gets to know about one step.
 
     Attributes:
-        step: its number.
-        created_unix_secs: when it was committed; 0 where that is not known (steps that Orbax wrote).
-        metrics: what was saved with it.
+        step: number of the step.
+        created_unix_secs: time of the commit, in Unix seconds; 0 if unknown (steps written by
+            Orbax).
+        metrics: ``metrics=`` of its save.
     """
 
     step: int
@@ -39,7 +40,7 @@ class StepFacts:
 
 Selection = Callable[[Sequence[StepFacts]], Mapping[int, str]]
 Chooser = Callable[[Sequence[StepFacts]], Iterable[int]]
-"""A function of the user's own; a dict of step to reason will do too."""
+"""A user's function: returns the steps to keep, or a dict of step to reason."""
 
 
 _NO_TIME = "when it was written is not known"
@@ -47,7 +48,10 @@ _NO_TIME = "when it was written is not known"
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """Gives, for steps in ascending order, those to keep with the reason; ``a | b`` keeps both's."""
+    """Called with all steps, ascending: returns ``{step: reason}`` for those to keep.
+
+    ``a | b`` keeps the steps that ``a`` or ``b`` keeps.
+    """
 
     select: Selection
     name: str
@@ -73,9 +77,9 @@ class KeepPolicy:
 
 
 def by(choose: Chooser) -> KeepPolicy:
-    """What a function of your own chooses: the numbers of the steps to keep, or a dict with reasons.
+    """A policy from your own function, which returns step numbers to keep, or a dict with reasons.
 
-    A plain function as ``keep_policy=`` means the same.
+    Passing the function itself as ``keep_policy=`` does the same.
     """
     name = getattr(choose, "__name__", repr(choose))
 
@@ -95,10 +99,10 @@ def by(choose: Chooser) -> KeepPolicy:
 
 
 def policy_of(policy: object) -> KeepPolicy:
-    """A policy as it is, and a function as the policy that it means.
+    """``policy`` itself if it is a ``KeepPolicy``; a function is wrapped with ``by``.
 
     Raises:
-        TypeError: neither.
+        TypeError: it is neither.
     """
     if isinstance(policy, KeepPolicy):
         return policy
@@ -109,7 +113,7 @@ def policy_of(policy: object) -> KeepPolicy:
     )
 
 
-def all() -> KeepPolicy:  # named as users write it: keep.all()
+def all() -> KeepPolicy:  # shadows the builtin, so that users can write keep.all()
     """Every step."""
     return KeepPolicy(lambda steps: {facts.step: "all are kept" for facts in steps}, "all()")
 
@@ -125,11 +129,11 @@ def latest(n: int) -> KeepPolicy:
 
 
 def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
-    """The ``n`` steps with the best value of a metric; steps where it is missing or NaN never win.
+    """The ``n`` steps with the best value of a metric, ignoring steps without it and NaN.
 
     Args:
         metric: its name in ``metrics=``.
-        n: how many; of equal values the newer ones.
+        n: how many steps; if values are equal, the newer step ranks higher.
         mode: ``"min"`` or ``"max"``.
     """
     n = operator.index(n)
@@ -149,7 +153,7 @@ def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
 
 
 def every_steps(interval: int) -> KeepPolicy:
-    """Steps that ``interval`` divides."""
+    """Steps that are multiples of ``interval``."""
     interval = operator.index(interval)
     if interval < 1:
         raise ValueError(f"every_steps({interval}): the interval must be at least 1")
@@ -162,7 +166,10 @@ def every_steps(interval: int) -> KeepPolicy:
 
 
 def every_secs(interval_secs: float) -> KeepPolicy:
-    """The first step, and then each that is at least ``interval_secs`` younger than the last kept."""
+    """The oldest step, then each committed at least ``interval_secs`` after the last one kept.
+
+    Steps whose commit time is unknown are kept too.
+    """
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         kept: dict[int, str] = {}
@@ -179,7 +186,7 @@ def every_secs(interval_secs: float) -> KeepPolicy:
 
 
 def steps(chosen: Iterable[int]) -> KeepPolicy:
-    """These steps."""
+    """The steps with these numbers."""
     numbers = frozenset(operator.index(step) for step in chosen)
     return KeepPolicy(
         lambda facts: {entry.step: "chosen by number" for entry in facts if entry.step in numbers},
@@ -188,7 +195,7 @@ def steps(chosen: Iterable[int]) -> KeepPolicy:
 
 
 def newer_than(secs: float) -> KeepPolicy:
-    """Steps committed within ``secs`` before the newest one."""
+    """Steps committed at most ``secs`` before the newest one, and those whose time is unknown."""
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         if not steps:

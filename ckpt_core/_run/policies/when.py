@@ -17,16 +17,16 @@ _POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "
 
 
 def __dir__() -> list[str]:
-    return list(_POLICIES)  # what a person looks for here
+    return list(_POLICIES)  # tab completion shows only the policies
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveContext:
-    """What a policy may look at besides the step.
+    """What a save policy gets to know besides the step number.
 
     Attributes:
         newest_step: the newest step that is saved or being saved, or None.
-        secs_since_save: since the last save began; infinite where there was none.
+        secs_since_save: seconds since this Checkpointer's last save began; infinite if it had none.
         saving: whether an asynchronous save is running.
         preempted: whether this run was told to stop.
     """
@@ -42,14 +42,14 @@ Decision = Callable[[int, SaveContext], bool]
 
 @dataclass(frozen=True)
 class SavePolicy:
-    """Says for a step whether to save it; ``a | b`` saves where either does."""
+    """Called with a step and a ``SaveContext``: True to save; ``a | b`` saves if either does."""
 
     decide: Decision
     name: str
     listens: bool = False
-    """Whether it asks for preemption, so that somebody must listen for the signal."""
+    """True if it reads ``SaveContext.preempted``: the Checkpointer must listen for the signal."""
     by_step: bool = False
-    """Whether the step alone decides; else process 0 decides, and tells the others."""
+    """True if only the step number decides; otherwise process 0 decides and tells the others."""
 
     def __call__(self, step: int, context: SaveContext) -> bool:
         return bool(self.decide(step, context))
@@ -65,7 +65,7 @@ class SavePolicy:
 
 
 def any_of(*policies: Decision) -> SavePolicy:
-    """Saves where any of the policies, or functions of (step, context), does."""
+    """Saves if any of the policies, or functions of (step, context), returns True."""
     name = " | ".join(getattr(policy, "name", repr(policy)) for policy in policies)
     return SavePolicy(
         lambda step, context: any(policy(step, context) for policy in policies),
@@ -76,7 +76,7 @@ def any_of(*policies: Decision) -> SavePolicy:
 
 
 def every_steps(interval: int) -> SavePolicy:
-    """Every step that ``interval`` divides."""
+    """Every step that is a multiple of ``interval``."""
     interval = _at_least_one(interval, "interval")
     return SavePolicy(
         lambda step, _: step % interval == 0, f"every_steps({interval})", by_step=True
@@ -84,13 +84,13 @@ def every_steps(interval: int) -> SavePolicy:
 
 
 def at_steps(steps: Iterable[int]) -> SavePolicy:
-    """These steps."""
+    """The steps with these numbers."""
     chosen = frozenset(operator.index(step) for step in steps)
     return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})", by_step=True)
 
 
 def every_secs(interval_secs: float) -> SavePolicy:
-    """When the last save began at least ``interval_secs`` ago, by the clock of process 0."""
+    """Saves when the last save began at least ``interval_secs`` ago, by the clock of process 0."""
     return SavePolicy(
         lambda _, context: context.secs_since_save >= interval_secs,
         f"every_secs({interval_secs:g})",
@@ -98,7 +98,7 @@ def every_secs(interval_secs: float) -> SavePolicy:
 
 
 def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
-    """Whenever no save is running, but not more often than the interval."""
+    """Saves whenever no save is running, but at most once per ``minimum_interval_secs``."""
     return SavePolicy(
         lambda _, context: not context.saving and context.secs_since_save >= minimum_interval_secs,
         f"continuously({minimum_interval_secs:g})",
@@ -106,13 +106,13 @@ def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
 
 
 def first() -> SavePolicy:
-    """The first step of a directory that holds none."""
+    """Saves if the directory holds no step yet."""
     return SavePolicy(lambda _, context: context.newest_step is None, "first()")
 
 
 def preempted() -> SavePolicy:
-    """The step at which the run was told to stop."""
-    # all processes agree on that step already, by jax's preemption sync point
+    """Saves the step at which the run was told to stop."""
+    # by_step: jax's preemption sync point already gives all processes the same step.
     return SavePolicy(
         lambda _, context: context.preempted, "preempted()", listens=True, by_step=True
     )

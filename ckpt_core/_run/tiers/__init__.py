@@ -1,8 +1,8 @@
-"""A fast local tier over the persistent directory: the steps of both, and where each is read.
+"""The steps of a fast local tier and of the persistent directory, and from which one each is read.
 
-Each process keeps the newest steps in a directory of its own (``LocalTier``); the persistent
-directory takes steps in the background. What is restored is complete across all processes, wherever
-it lies.
+Each process keeps the newest steps in a directory of its own (``LocalTier``); a background thread
+writes steps to the persistent directory. Only steps that are complete across all processes are
+restored, from either tier.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ckpt_core._run.tiers.save import StepToSave as StepToSave
 
 
 class Tiers:
-    """The steps of a run, wherever they lie.
+    """The steps of a run in both tiers.
 
     Args:
         persistent: the directory that all processes share.
-        local: the local tier; None where there is none.
+        local: the local tier, or None.
     """
 
     def __init__(self, persistent: Steps, local: LocalTier | None) -> None:
@@ -37,23 +37,23 @@ class Tiers:
         self._local = local
 
     def all(self) -> list[int]:
-        """Every step that is complete in one of the tiers, ascending."""
+        """Every step that is complete in at least one tier, ascending."""
         if self._local is None:
             return self._persistent.all()
         return sorted({*self._persistent.all(), *self._local.complete})
 
     def latest(self) -> int | None:
-        """The newest of them, or None."""
+        """The newest step that is complete in at least one tier, or None."""
         newest = self._persistent.latest()
         if self._local is None or not self._local.complete:
             return newest
         return max(self._local.complete | ({newest} if newest is not None else set()))
 
     def open(self, step: int) -> Checkpoint:
-        """A step's metadata; of the persistent directory, if it is there.
+        """A step with its metadata read; from the persistent directory if it has the step.
 
         Raises:
-            CheckpointNotFound: with the steps that there are.
+            CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
         """
         try:
             return self._persistent.open(step)
@@ -63,15 +63,15 @@ class Tiers:
             return self._local.opening(step)()
 
     def opening(self, step: int) -> _load.Opening:
-        """What opens a step later, where all processes can agree on whether it worked."""
+        """A function that opens a step later, inside the processes' agreement on the result."""
         return lambda: self.open(step)
 
     def restore(self, step: int, targets: Mapping[str, Any], request: Any) -> Restored:
-        """A step restored from local directories if it is whole there, else from the persistent one.
+        """Restores a step from the local tier if complete there, else from the persistent one.
 
         Raises:
-            CheckpointNotFound: it is in neither.
-            CheckpointCorrupt: it is damaged, wherever it is.
+            CheckpointNotFound: no tier has it.
+            CheckpointCorrupt: every tier that has it holds a damaged copy.
         """
         damage: CheckpointCorrupt | None = None
         if self._local is not None and step in self._local.complete:
@@ -85,4 +85,4 @@ class Tiers:
         except CheckpointNotFound:
             if damage is None:
                 raise
-            raise damage from None  # it was in local directories only
+            raise damage from None  # only the local tier has the step

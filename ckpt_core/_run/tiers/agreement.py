@@ -1,7 +1,8 @@
-"""What the processes agree on about their local directories: judged by process 0, from plain text.
+"""Agreement of the processes on their local steps: each sends text, process 0 decides.
 
-A step in local directories is *complete* when every process has it, with one token: the token names
-the attempt, so the same step number of two different pasts is not taken for one checkpoint.
+A local step is *complete* when every process has it with the same token. The token identifies the
+save that wrote it, so parts of two saves with the same step number are never taken for one
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from dataclasses import dataclass
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 
 _NAMED = 5
-"""So many of the processes that lack a step are named."""
+"""Maximum number of processes named in a message as lacking a step."""
 
 
 @dataclass(frozen=True)
 class Complete:
-    """Which steps lie whole in the local directories.
+    """Which steps are complete in the local directories.
 
     Attributes:
-        steps: that all processes have, with the token of each.
-        partial: those that only some have, or not of one attempt; and processes that differ.
+        steps: step -> token, for steps that all processes have with that token.
+        partial: step -> up to 5 processes that lack it or have another token, for all other steps.
     """
 
     steps: dict[int, str]
@@ -30,7 +31,7 @@ class Complete:
 
 
 def judge_steps(texts: Sequence[str]) -> str:
-    """The answer that ``parse_complete`` reads, of what ``dump_steps`` gave on each process."""
+    """On process 0: merges the ``dump_steps`` text of each process; ``parse_complete`` reads it."""
     everyone: list[dict[str, str]] = [json.loads(text) for text in texts]
     steps: dict[str, str] = {}
     partial: dict[str, list[int]] = {}
@@ -45,7 +46,7 @@ def judge_steps(texts: Sequence[str]) -> str:
 
 
 def dump_steps(tokens: Mapping[int, str]) -> str:
-    """The steps that one process has, with the token of each."""
+    """The steps of one process with their tokens, as text for ``judge_steps``."""
     return json.dumps(tokens)
 
 
@@ -58,20 +59,24 @@ def parse_complete(answer: str) -> Complete:
 
 
 def vote(error: Exception, there: bool) -> str:
-    """What one process makes of its failure to restore a local step, for ``judge_failure``.
+    """One process's vote after a failed restore of a local step, for ``judge_failure``.
+
+    Returns ``"leave"`` (try another copy), ``"raise"`` (no other copy would help) or ``""``
+    (abstain).
 
     Args:
-        there: whether the step still is in the directory of this process.
+        error: what the restore raised here.
+        there: whether the step is still in the directory of this process.
     """
     if isinstance(error, CheckpointNotFound):
-        return "" if there else "leave"  # a missing item is no matter of the directory
+        return "" if there else "leave"  # there: only an item is missing
     if isinstance(error, (CheckpointCorrupt, OSError)):
-        return "leave"  # the directory is bad: another copy may be good
+        return "leave"  # the files here are bad: another copy may be good
     if type(error) is CheckpointError:
-        return ""  # most likely what another process met
+        return ""  # most likely the report of another process's failure
     return "raise"  # the code is wrong, not the directory
 
 
 def judge_failure(votes: Sequence[str]) -> str:
-    """``"leave"`` where all shall go on to another copy of the step or to another step."""
+    """``"leave"`` if all processes shall try another copy or another step, else ``"raise"``."""
     return "leave" if "leave" in votes and "raise" not in votes else "raise"

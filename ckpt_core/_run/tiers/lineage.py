@@ -1,8 +1,9 @@
-"""Which steps in local directories count: the name of the run, and its lineage.
+"""Run name and lineage: they decide which steps in local directories may be restored.
 
-Both stand in ``.ckpt-run`` in the persistent directory. A local directory outlives the run, and may be
-on a host that is away for a while. So whoever writes to the persistent directory, with local directories
-or without, begins a new lineage there wherever the steps of the old one may no longer be its past.
+Both are stored in ``.ckpt-run`` in the persistent directory. A local directory outlives the run and
+may be on a host that is offline for a while, so its steps may belong to a history that training has
+left. A writer of the persistent directory, with or without local directories, therefore begins a
+new lineage whenever it continues from anything else than the newest local step.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 
 RUN_FILE = ".ckpt-run"
-"""In the persistent directory: the name of the run, and its lineage."""
+"""File in the persistent directory with the run name and the lineage, one per line."""
 
 
 class Run(NamedTuple):
-    """Which steps in local directories count.
+    """Identifies the local steps that may be restored.
 
     Attributes:
-        name: of the run, and of its folders in local directories; empty where it has none yet.
-        lineage: changes when training goes on from elsewhere than the newest local step.
+        name: name of the run, and of its folder in local directories; empty if it has none yet.
+        lineage: 16 hex digits; changes when training continues from another step than the newest
+            local one.
     """
 
     name: str
@@ -37,14 +39,18 @@ class Run(NamedTuple):
 def find_run(
     backend: Backend, directory: str, processes: Processes, options: Options, make: bool
 ) -> Run:
-    """The run whose persistent directory this is, as process 0 reads or makes it.
+    """The run of a persistent directory, as process 0 reads or creates it; all must call it.
 
-    A local directory outlives the run. Its steps are found again by the run's name alone, so what
-    another run left there is never resumed from: not one whose persistent directory was removed to
-    start anew, nor one of which this directory is a copy.
+    Local steps are found by the run's name alone, so steps that another run left in the same local
+    directory are never restored: neither those of a run whose persistent directory was deleted, nor
+    those of a run from which this persistent directory was copied.
 
     Args:
-        make: give the run a name if it has none; else an empty one is given.
+        backend: reads and writes the directory.
+        directory: the persistent directory.
+        processes: the processes of this run.
+        options: for the time limit.
+        make: give the run a name if it has none; otherwise the result has an empty name.
     """
     return _told_by_first(
         directory, processes, options, lambda: _read_or_make(backend, directory, make)
@@ -52,13 +58,16 @@ def find_run(
 
 
 def next_run(backend: Backend, directory: str, *, goes_on: bool, make: bool) -> Run:
-    """The run before a save, for process 0: with a new lineage, unless training goes on in the old one.
+    """On process 0, before a save: the run, with a new lineage unless ``goes_on``.
 
-    A host that was away keeps local steps of a past that the others have left: its steps lie there
-    under the old lineage, and nobody looks for that any more.
+    A host that was offline may still hold local steps of a history that training has left; they
+    carry the old lineage, so no restore considers them.
 
     Args:
-        make: give the run a name if it has none: somebody has local directories.
+        backend: reads and writes the directory.
+        directory: the persistent directory.
+        goes_on: training continues from the newest local step: keep the lineage.
+        make: give the run a name if it has none, because this writer has local directories.
     """
     run = _read_or_make(backend, directory, make)
     return run if goes_on or not run.name else _write(backend, directory, run.name)
@@ -85,7 +94,7 @@ def _read_or_make(backend: Backend, directory: str, make: bool) -> Run:
 
 
 def _write(backend: Backend, directory: str, placed: str) -> Run:
-    """A new lineage of a run, or of a new one."""
+    """Writes a new lineage; a new run name too if ``placed`` (see ``_placed``) is empty."""
     name = placed.rpartition("-")[0] or f"run-{secrets.token_hex(8)}"
     lineage = secrets.token_hex(8)
     backend.put(directory, RUN_FILE, f"{name}\n{lineage}\n".encode())
@@ -93,6 +102,6 @@ def _write(backend: Backend, directory: str, placed: str) -> Run:
 
 
 def _placed(name: str, directory: str) -> str:
-    """The name of the run together with the place of its directory: a copy is another run."""
+    """The run name with a hash of its directory's path: a copied directory is another run."""
     where = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()
     return f"{name}-{where[:8]}"

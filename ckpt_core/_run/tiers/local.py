@@ -1,4 +1,4 @@
-"""The local tier: the newest steps in a directory of each process's own, on a fast disk or in memory."""
+"""The local tier: each process keeps the newest steps in its own directory, on disk or tmpfs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ckpt_core._run.tiers.save import LocalSave, StepToSave
 from ckpt_core._save import SaveJob
 
 LINEAGE_FILE = ".ckpt-lineage"
-"""In a local directory: the lineage of the steps that lie there."""
+"""File in a local directory with the lineage of the steps there."""
 _FOLDER = re.compile(r"process_\d+-of-\d+")
 
 
@@ -46,7 +46,7 @@ def local_root(directory: str | os.PathLike[str]) -> str:
     """The absolute path of a ``local_directory``.
 
     Raises:
-        ValueError: it is no path of this host.
+        ValueError: it is a URL and not a path on this host.
         NotADirectoryError: it is a file.
     """
     root, local = resolve(directory)
@@ -60,9 +60,12 @@ class LocalTier:
     """The steps of one run in local directories; all processes make the same calls.
 
     Args:
-        root: directory of this process, or of all processes of a host; see ``local_root``.
-        run: of which the steps count; without a name where it has none yet, and hence no steps.
-        read_only: nothing is written or removed.
+        root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
+        run: the run whose steps count; if its name is empty, there are no local steps yet.
+        names: names of step directories.
+        processes: the processes of this run.
+        options: options of the Checkpointer.
+        read_only: nothing is written or deleted.
     """
 
     def __init__(
@@ -86,30 +89,33 @@ class LocalTier:
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
         self._lineage = run.lineage
-        self._marked = True  # what lies there says of which lineage it is
+        self._lineage_is_written = (
+            True  # False: the lineage file must be written before the next save
+        )
         if not read_only:
-            with contextlib.suppress(OSError):  # whoever saves there meets it again
+            with contextlib.suppress(OSError):  # a save there raises the same error
                 self._backend.clean(self.directory)
         self.look()
 
     @property
     def complete(self) -> set[int]:
-        """The steps that all processes have, as was agreed on last."""
+        """The steps that all processes have, as of their last agreement."""
         return set(self._complete)
 
     @property
-    def foreign(self) -> set[int]:
-        """Those of them that an earlier run of this job saved."""
+    def from_earlier_run(self) -> set[int]:
+        """The complete steps that an earlier process of this run saved, not this object."""
         return set(self._complete) - self._mine
 
     def claim(self) -> None:
-        """Takes this process's directory over: the next commit of an older run in it fails.
+        """Claims this process's directory: the next commit of an older writer there fails.
 
-        What cannot be written can be restored all the same; the first save then meets the error.
+        If the directory cannot be written, only warns: a restore still works, and the first save
+        will raise the error.
         """
         try:
             if not self._backend.exists(f"{self.directory}/{LINEAGE_FILE}"):
-                self._mark()  # empty as yet
+                self._write_lineage()  # no step was saved there yet
             self._fence.take()
         except OSError as error:
             if raised_by_a_handler(error) is not None:
@@ -117,12 +123,12 @@ class LocalTier:
             logger.warning("%s could not be claimed for this run: %s", self.directory, error)
 
     def follow(self, run: Run) -> None:
-        """Makes the steps count that are of the run's lineage as it is now: others may write to it."""
+        """Takes over the run's current lineage, which another writer may have changed."""
         if run.lineage:
             self._lineage = run.lineage
 
     def look(self) -> None:
-        """Looks into the directories of all processes, and agrees on the steps that are complete."""
+        """Lists the local steps of each process; all agree on those that every process has."""
         mine = dump_steps(self._tokens())
         answer = self._processes.gather_decide(
             next_tag(),
@@ -142,7 +148,7 @@ class LocalTier:
         self._complete = found.steps
 
     def _tokens(self) -> dict[int, str]:
-        """What lies in the directory of this process: step -> token; what cannot be read is not there."""
+        """Step -> token, for the readable steps of this process; logs the unreadable ones."""
         found: dict[int, str] = {}
         try:
             lineage = self._backend.read(self.directory, LINEAGE_FILE) or b""
@@ -165,19 +171,19 @@ class LocalTier:
         return found
 
     def opening(self, step: int) -> _load.Opening:
-        """What opens this process's part of a step."""
+        """A function that opens this process's part of a step."""
         return self._steps.opening(step)
 
     def prepare(self, what: StepToSave, copy: Copy | None) -> Callable[[], None]:
-        """Takes the snapshot now, and gives the function that saves it and removes older steps."""
+        """Takes the snapshot; returns the function that commits it and deletes old steps."""
         path = self._steps.new_path(what.step)
         if not self._backend.exists(f"{self.directory}/{OWNER_FILE}"):
-            # the directory was emptied, or never was: that is no other writer
+            # The directory is new or was emptied; no other writer has claimed it. Claim it again.
             self._fence.close()
             self._fence = Fence(self.directory, self._backend)
-            self._marked = False
-        if not self._marked:
-            self._mark()
+            self._lineage_is_written = False
+        if not self._lineage_is_written:
+            self._write_lineage()
         job = SaveJob(
             path,
             True,
@@ -195,8 +201,9 @@ class LocalTier:
 
         def save_and_retain() -> None:
             if what.step not in self._complete and self._is_mine():
-                self._discard(what.step)  # the rest of a try, or of another past
-            # processes replace theirs one by one: between the first and the last it is not whole
+                self._discard(what.step)  # left by a failed save, or of another lineage
+            # The processes replace their parts at different moments: meanwhile the step is
+            # incomplete.
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             token = save.write_and_commit()
             self._mine.add(what.step)
@@ -206,7 +213,7 @@ class LocalTier:
         return save_and_retain
 
     def _is_mine(self) -> bool:
-        """Whether nobody took the directory over: what lies there may be another run's by now."""
+        """Whether this writer still owns the directory; if not, its steps may be another run's."""
         try:
             self._fence.check()
         except (CheckpointError, OSError):
@@ -214,7 +221,7 @@ class LocalTier:
         return True
 
     def _retain(self, saved: int, token: str) -> None:
-        """Keeps the newest complete steps and this one; all else that this process has there goes."""
+        """Keeps the newest complete steps and ``saved``; deletes this process's other steps."""
         complete = {**self._complete, saved: token}
         newest = sorted(complete)[-self._options.local_max_to_keep :]
         self._complete = {step: complete[step] for step in {*newest, saved}}
@@ -223,15 +230,15 @@ class LocalTier:
                 self._discard(step)
 
     def _discard_leftovers(self) -> None:
-        """Removes what processes that are gone left beside this one's directory.
+        """Deletes the directories that dead processes of this run left next to this one's.
 
-        The run may have had more of them, or this host others of them. Those that live are in the
-        middle of this save too, and hold their owner files.
+        There are such if the run had more processes before, or if other ones ran on this host. Live
+        processes take part in this save and hold the locks of their owner files.
         """
         try:
             self._discard_unowned()
         except OSError as error:
-            logger.warning("could not tidy up beside %s: %s", self.directory, error)
+            logger.warning("could not delete leftovers next to %s: %s", self.directory, error)
 
     def _discard_unowned(self) -> None:
         folder, _, mine = self.directory.rpartition("/")
@@ -241,11 +248,11 @@ class LocalTier:
             if name == mine or not _FOLDER.fullmatch(name):
                 continue
             if is_abandoned(path, self._backend, locks_work):
-                with contextlib.suppress(OSError):  # others of this host do the same
+                with contextlib.suppress(OSError):  # other processes of this host may delete it too
                     self._backend.delete(path)
 
     def _discard(self, step: int) -> None:
-        """Removes this process's part of a step; a failure is reported and not fatal."""
+        """Deletes this process's part of a step; a failure is only logged."""
         path = self._steps.path(step)
         if not self._backend.exists(path):
             return
@@ -257,43 +264,53 @@ class LocalTier:
             logger.warning("could not delete %s: %s", path, error)
 
     def delete_where(self, unwanted: Callable[[int], bool]) -> None:
-        """Removes steps, whole or not, on all processes."""
+        """Deletes this process's part of the unwanted steps, complete or not; all must call it."""
         for step in {*self._complete, *self._steps.all()}:
             if unwanted(step):
                 self._discard(step)
         self._complete = {s: token for s, token in self._complete.items() if not unwanted(s)}
 
     def goes_on_from(self, persistent: int | None) -> bool:
-        """Whether the newest complete step here is the newest of all: every save comes here first."""
+        """Whether the newest complete local step is at least as new as the persistent one.
+
+        Every save goes to the local tier first, so otherwise local steps were lost.
+
+        Args:
+            persistent: newest step of the persistent directory, or None.
+        """
         return bool(self._complete) and max(self._complete) >= (persistent or 0)
 
     def begin_lineage(self, run: Run, up_to: int) -> None:
-        """Makes the steps here those of the run's lineage; all processes must call it.
+        """Takes over the run's lineage; all processes must call it.
 
         Args:
-            up_to: the newest of the complete steps that stay, if the lineage is a new one.
+            run: the run, possibly with a new lineage.
+            up_to: if the lineage is new, complete steps up to this one stay and all others are
+                deleted.
         """
         if run.lineage == self._lineage:
             return
         left = [step for step in sorted(self._complete) if step > up_to]
         if left:
             logger.warning(
-                "%s: training does not go on from %s: removed", self.directory, str(left)[1:-1]
+                "%s: deleted steps %s: training does not continue from them",
+                self.directory,
+                str(left)[1:-1],
             )
         self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
         for step in self._steps.all():
             if step not in self._complete:
                 self._discard(step)
-        self._lineage, self._marked = run.lineage, False
-        self._mark()
+        self._lineage, self._lineage_is_written = run.lineage, False
+        self._write_lineage()
 
-    def _mark(self) -> None:
-        """Notes of which lineage the steps in the directory are."""
-        self._marked = False
+    def _write_lineage(self) -> None:
+        """Writes the lineage file."""
+        self._lineage_is_written = False
         try:
             self._backend.put(self.directory, LINEAGE_FILE, self._lineage.encode())
-            self._marked = True
-        except OSError as error:  # the next save tries again: until then nothing here is looked for
+            self._lineage_is_written = True
+        except OSError as error:  # the next save tries again; until then restores skip it
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
@@ -301,19 +318,22 @@ class LocalTier:
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
     ) -> Restored | CheckpointCorrupt:
-        """A step restored from the local directories; the damage, where all agree to leave it.
+        """Restores a step from the local directories; all processes must call it.
+
+        Returns the error instead if the local copy is damaged and all agreed to try another copy.
 
         Raises:
-            StructureMismatch: the targets do not fit; and whatever else is no matter of the disk.
+            StructureMismatch: the targets do not match the checkpoint.
+            Exception: any other error that is not caused by the local files.
         """
         try:
             return _load.restore_checkpoint(self._steps.opening(step), targets, request, step)
         except (BarrierTimeout, NotTogether):
-            raise  # nobody would come to agree on anything more
+            raise  # the other processes would not take part in another agreement
         except Exception as error:
             if self._processes.count == 1 and raised_by_a_handler(error) is not None:
                 raise
-            # one of all failed, and so did all: here they go on to another copy, or all raise
+            # If one process fails, all fail: agree to try another copy, or to raise.
             mine = vote(error, self._backend.exists(self._steps.path(step)))
             verdict = self._processes.gather_decide(
                 next_tag(),
@@ -345,5 +365,5 @@ class LocalTier:
         return damage
 
     def close(self) -> None:
-        """Lets the directory go."""
+        """Releases the claim on the directory."""
         self._fence.close()

@@ -1,4 +1,4 @@
-"""Saving into local directories: every process writes what it holds, and all commit or none."""
+"""Saves into local directories: each process writes the shards it holds, and all commit or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALL = "save into local directories"
 
 @dataclass(frozen=True)
 class StepToSave:
-    """What is saved, and what is noted of it; see ``Checkpointer.save``."""
+    """The items of one step and the fields of its record; see ``Checkpointer.save``."""
 
     step: int
     items: Mapping[str, Any]
@@ -30,16 +30,17 @@ class StepToSave:
 
 
 class LocalSave:
-    """One save of all processes, each into a directory of its own: all commit, or none.
+    """One save of all processes, each into its own directory: all commit, or none.
 
-    ``take_snapshot`` is called by the caller of the save, ``write_and_commit`` by whoever writes. The processes
-    agree three times: that they save the same, that all have made it durable and may still write, and that
-    all have committed.
+    The thread that calls ``save`` runs ``take_snapshot``, the background thread
+    ``write_and_commit``. The processes agree three times: that they save the same; that all have
+    made their files durable and still own their directories; and that all have committed.
 
     Args:
-        job: of this process's own checkpoint; what is at its target is replaced.
-        fence: says whether this run may still write there.
-        tidy: called when this process has committed and none has gone on: all hold their fences.
+        job: the process-local checkpoint; an existing one at its target is replaced.
+        fence: checks that this writer still owns the directory.
+        tidy: called after this process's commit, before the last agreement: every live process
+            still holds its claim then.
     """
 
     def __init__(self, job: SaveJob, fence: Fence, tidy: Callable[[], None]) -> None:
@@ -55,7 +56,7 @@ class LocalSave:
         self._all_wrote = False
 
     def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Everything that must be of this moment; what fails here is told to the other processes."""
+        """Copies all that the caller may change later; an error is sent to the other processes."""
         self._events.happened("save_started")
         try:
             self._fields = self._job.fields.frozen()
@@ -65,17 +66,17 @@ class LocalSave:
                 self._events.happened("save_failed", error=error)
                 raise
             self._refusal = (
-                error  # the others wait for this process: they are told, and it is raised then
+                error  # raised by write_and_commit, after it was sent to the processes that wait
             )
-        except BaseException as error:  # told as well, but nothing of it waits
+        except BaseException as error:  # interrupts: send to the others, and raise at once
             self._job.processes.refuse(self._tag, _CALL, error)
             raise
         self._blocking_secs = self._events.happened("snapshot_taken")
 
     def write_and_commit(self) -> str:
-        """The token of the attempt, when all processes have committed.
+        """Blocks until all processes have committed; returns the token of this save.
 
-        Where one of them fails before, it raises on all, and nothing is left of the step.
+        If one process fails before the commits, all raise and nothing of the step remains.
         """
         with self._events.failing():
             token = self._agree_to_start()
@@ -86,7 +87,7 @@ class LocalSave:
         return token
 
     def _agree_to_start(self) -> str:
-        """Agreement 1: all are about to save the same; gives the token of process 0."""
+        """Agreement 1: all processes save the same; returns the token that process 0 chose."""
         job = self._job
         return agree_to_save(
             job.processes,
@@ -107,7 +108,7 @@ class LocalSave:
         )
 
     def _write(self, write: Write, token: str) -> None:
-        """This process's part, of which agreement 2 is the last step before publishing."""
+        """Writes and commits this process's part; agreement 2 is right before the commit."""
         job = self._job
         try:
             self._fence.take()
@@ -123,16 +124,16 @@ class LocalSave:
             self._tidy()
         except BaseException as error:
             if not self._all_wrote:
-                self._tell(error)
+                self._send_failure(error)
             raise
 
-    def _tell(self, error: BaseException) -> None:
-        """The others wait to hear that this process has written."""
+    def _send_failure(self, error: BaseException) -> None:
+        """Reports an error in agreement 2, where the other processes wait for this one."""
 
         def failed() -> None:
             raise error
 
-        with contextlib.suppress(BaseException):  # it is raised by whoever calls this
+        with contextlib.suppress(BaseException):  # the caller raises the error itself
             self._on_all("written", failed)
 
     def _on_all(self, moment: str, work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What processes say to each other: a value with the call that it belongs to, or why there is none."""
+"""Messages between processes: a value with the call it belongs to, or the reason for a failure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckpt_core._errors import BarrierTimeout, CheckpointError
 
 
 class NotTogether(CheckpointError):
-    """Another process does something else, or cannot take part: it will not come to what follows."""
+    """Another process makes a different call or failed, so it will not reach the next agreement."""
 
 
-class Said(NamedTuple):
-    """A value, or an answer.
+class Message(NamedTuple):
+    """A value of one process, or the answer of process 0.
 
     Attributes:
-        call: what the process is about to do; empty within a round.
+        call: what the process is about to do; empty after the first agreement of a round.
         text: the value.
     """
 
@@ -25,15 +25,15 @@ class Said(NamedTuple):
     text: str
 
     def dump(self) -> str:
-        # errors tell of paths, which need not be text
+        # Error texts contain paths, which may have undecodable bytes (surrogates).
         text = self.text.encode(errors="backslashreplace").decode()
         return f"={self.call}\n{text}"
 
-    def taken(self, call: str) -> str:
-        """The text, for a process that came for the same.
+    def value_for(self, call: str) -> str:
+        """The text, for a process that makes the same call.
 
         Raises:
-            CheckpointError: it belongs to another call.
+            NotTogether: the text belongs to another call.
         """
         if self.call != call:
             raise NotTogether(_differing([self.call, call], "here"))
@@ -41,12 +41,13 @@ class Said(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there is no value, or no answer.
+    """The reason why a process sends no value, or process 0 no answer.
 
     Attributes:
-        call: empty; whatever the process wanted, it does not any more.
-        text: what is said to the others.
-        absent: for whom process 0 has waited in vain; None where that is not why.
+        call: always empty: the process gave up its call.
+        text: message for the other processes.
+        absent: processes for which process 0 waited until the timeout; None if that is not the
+            reason.
     """
 
     call: str
@@ -58,27 +59,27 @@ class Failure(NamedTuple):
 
     @staticmethod
     def of(index: int, error: BaseException) -> Failure:
-        """That of a process with this error."""
+        """The message that process ``index`` sends after ``error``."""
         absent = list(error.absent) if isinstance(error, BarrierTimeout) else None
         return Failure("", f"process {index} gave up: {type(error).__name__}: {error}", absent)
 
-    def taken(self, call: str) -> str:
-        """Raises what the others are told."""
+    def value_for(self, call: str) -> str:
+        """Raises the failure in the process that received it."""
         if self.absent is not None:
             raise BarrierTimeout(self.text, absent=self.absent)
         raise NotTogether(self.text)
 
 
-def parse(text: str) -> Said | Failure:
-    """What a process said, or process 0 answered."""
+def parse(text: str) -> Message | Failure:
+    """The message that ``dump`` wrote."""
     head, _, rest = text[1:].partition("\n")
     if text.startswith("="):
-        return Said(head, rest)
+        return Message(head, rest)
     return Failure(head, *json.loads(rest))
 
 
-def judged(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Said | Failure:
-    """The answer to what all processes said, by index: what the judge says, if all came for one call."""
+def answer_to(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Message | Failure:
+    """On process 0: the answer to the messages of all processes; a failure if the calls differ."""
     everyone = [parse(text) for text in texts]
     for one in everyone:
         if isinstance(one, Failure):
@@ -87,7 +88,7 @@ def judged(texts: Sequence[str], judge: Callable[[list[str]], str]) -> Said | Fa
     other = next((index for index, call in enumerate(calls) if call != calls[0]), None)
     if other is not None:
         return Failure("", _differing([calls[0], calls[other]], f"in process {other}"))
-    return Said(calls[0], judge([one.text for one in everyone]))
+    return Message(calls[0], judge([one.text for one in everyone]))
 
 
 def _differing(calls: Sequence[str], where: str) -> str:
@@ -99,17 +100,17 @@ def _differing(calls: Sequence[str], where: str) -> str:
 
 
 def first_failure(texts: Sequence[str]) -> str:
-    """Index and text of the first that tells of an error, as JSON; empty where none does."""
+    """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty."""
     failed = [(index, text[1:]) for index, text in enumerate(texts) if text.startswith("!")]
     return json.dumps(failed[0]) if failed else ""
 
 
-def meanwhile(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
-    """What the absent processes wait for, as the end of a sentence; empty where they do not.
+def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:
+    """In which calls the absent processes wait, as the end of a message; empty if in none.
 
     Args:
-        entries: what stands at the service: keys with their values.
-        absent: indices of processes.
+        entries: keys and values at the coordination service.
+        absent: indices of the processes.
     """
     found: list[str] = []
     for key, text in entries:
