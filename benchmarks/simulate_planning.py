@@ -127,7 +127,7 @@ def agreeing(processes: int) -> str:
         start.wait()
         began = time.monotonic()
         for turn in range(rounds):
-            here.agree(f"simulated/{turn}", "x" * 250, lambda values: values[0], 60)
+            here.gather_decide(f"simulated/{turn}", "x" * 250, lambda values: values[0], 60)
         took[number] = time.monotonic() - began
         start.wait()
         own.client.shutdown()

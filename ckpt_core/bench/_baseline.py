@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,12 @@ class Comparison:
         """What fails the comparison."""
         return tuple(delta for delta in self.deltas if delta.worse)
 
+    @property
+    def changed(self) -> list[Delta]:
+        """The metrics whose median changed: those that fail first, then by size of the change."""
+        found = [delta for delta in self.deltas if delta.change]
+        return sorted(found, key=lambda delta: (not delta.worse, -abs(delta.change)))
+
 
 def capture_baseline(result: SuiteResult, directory: Path) -> Path:
     """Writes ``<git sha>.json`` (``unknown.json`` outside of git) and gives its path."""
@@ -65,7 +72,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
             "label": f"{case.group}: {case.label}",
             "config": case.config,
             "metrics": {
-                f"{operation}_{metric}": summary.as_json()
+                f"{operation}_{metric}": dataclasses.asdict(summary)
                 for operation, metrics in case.by_operation().items()
                 for metric, summary in metrics.items()
             },

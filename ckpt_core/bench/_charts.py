@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ckpt_core.bench._rows import number
 from ckpt_core.bench._stats import Summary
-from ckpt_core.bench._table import number
 
 WIDTH = 480
 """Of charts of lines, in units of their drawing: few, so that on a telephone they can be read."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench._yaml import (
-    ConfigError,
     Node,
     Reader,
     at_least,
@@ -212,8 +211,6 @@ def _one_or_many(reader: Reader, found: Mapping[str, Node], key: str, parse: Any
 
 def _named(checkpoints: list[CheckpointConfig]) -> tuple[CheckpointConfig, ...]:
     """With names that differ, so that a table can tell them apart."""
-    from dataclasses import replace
-
     named: list[CheckpointConfig] = []
     for number, config in enumerate(checkpoints):
         name = config.name or (f"checkpoint {number}" if len(checkpoints) > 1 else "")
@@ -368,6 +365,3 @@ def _benchmark(reader: Reader, node: Node) -> list[BenchmarkConfig]:
         else:
             reader.complain(options, f"options must be a mapping, not {describe(options.value)}")
     return [BenchmarkConfig(generator, values, found["generator"].line)]
-
-
-__all__ = ["ConfigError", "SuiteConfig", "load_suite", "parse_suite"]

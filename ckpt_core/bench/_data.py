@@ -32,13 +32,12 @@ class HostData:
     def put(self, mesh: Any) -> Any:
         """The tree as new jax arrays, all of them there."""
         if self._config.path is not None:
-            return jax.block_until_ready(load_onto(self._config.path, self._sharding_path()))
+            return jax.block_until_ready(
+                load_onto(self._config.path, self._config.sharding_config_path)
+            )
         if self._tree is None:
             return None
         return jax.block_until_ready(_put(self._tree, mesh))
-
-    def _sharding_path(self) -> str | None:
-        return self._config.sharding_config_path
 
 
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -87,7 +86,7 @@ def _put(tree: Any, mesh: Mesh | None) -> Any:
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 
-def load_onto(path: str, sharding_path: str | None, **arguments: Any) -> Any:
+def load_onto(path: str, sharding_path: str | None) -> Any:
     """A checkpoint loaded onto the shardings of a file, or onto those it was saved with.
 
     The file maps ``a.b.c`` to ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"},
@@ -97,9 +96,9 @@ def load_onto(path: str, sharding_path: str | None, **arguments: Any) -> Any:
         ConfigError: a leaf that the file lacks, or describes in another shape or dtype.
     """
     if sharding_path is None:
-        return ckpt.load(path, **arguments)
+        return ckpt.load(path)
     wanted = read_shardings(sharding_path)
-    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted), **arguments)
+    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted))
 
 
 def _chooser(path: str, file: str, wanted: Mapping[str, Any]) -> Any:

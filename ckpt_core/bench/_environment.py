@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _PACKAGES = (
     "jax",
     "jaxlib",
@@ -66,19 +68,15 @@ def git_sha() -> str | None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path lies on, as the kernel names it."""
-    best, kind = "", "unknown"
-    place = str(path.resolve())
-    try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return kind
-    for line in mounts:
-        _, where, type_, *_ = line.split()
-        inside = place == where or place.startswith(where.rstrip("/") + "/")
-        if inside and len(where) >= len(best):
-            best, kind = where, type_
-    return kind
+    """The type of the file system that holds a path, as the kernel names it."""
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if path.resolve().is_relative_to(mount.mountpoint)
+    ]
+    # Of two mounts at one place the later hides the earlier, and sorting is stable.
+    mounts.sort(key=lambda mount: len(mount.mountpoint))
+    return mounts[-1].fstype if mounts else "unknown"
 
 
 def warnings_about(environment: dict[str, Any]) -> list[str]:

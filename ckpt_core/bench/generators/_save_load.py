@@ -132,6 +132,18 @@ def save_and_load(context: TestContext, state: Any) -> TestResult:
     return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
 
 
+def sharded_library(options: SaveLoadOptions) -> Library:
+    """The library of the options.
+
+    Raises:
+        Skipped: it is not installed, or it cannot save arrays that several devices hold.
+    """
+    lib = make_library(str(options.library), options.storage())
+    if not lib.sharded:
+        raise Skipped(f"{options.library} knows no shardings")
+    return lib
+
+
 def measure_save(
     metrics: Metrics, lib: Library, path: Path, prepared: Any, size: int, keys: list[str] | None
 ) -> None:

@@ -27,8 +27,8 @@ from ckpt_core.bench.generators._save_load import (
     measure_save,
     notes_of,
     save_and_load,
+    sharded_library,
 )
-from ckpt_core.bench.libraries import make_library
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,7 @@ class ReplicaParallelSave(BenchmarksGenerator):
         options: Any = context.options
         if context.pytree is None:
             raise Skipped("needs a checkpoint_config with a spec or a path")
-        lib = make_library(str(options.library), options.storage())
-        if not lib.sharded:
-            raise Skipped(f"{options.library} knows no shardings")
+        lib = sharded_library(options)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
         state = jax.tree.map(

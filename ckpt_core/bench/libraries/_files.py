@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ckpt_core.bench._settle import fsync_all
 from ckpt_core.bench.libraries._base import Library, Storage
 from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
 
@@ -111,16 +112,10 @@ class Floor(Library):
         try:
             for start in range(0, len(state), 1000):  # below the limit of one writev
                 _write_all(descriptor, list(state[start : start + 1000]))
-            if self.storage.durable is not False:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if self.storage.durable is not False:
-            parent = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(parent)
-            finally:
-                os.close(parent)
+            fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:
         del like
