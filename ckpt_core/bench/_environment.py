@@ -1,4 +1,4 @@
-"""Where figures were measured: machine, versions, revision."""
+"""Describes where a benchmark ran: machine, versions, revision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGES = (
 
 
 def describe_environment(output: Path) -> dict[str, Any]:
-    """Facts that figures depend on; starts jax's backend."""
+    """Facts that the measurements depend on; initializes jax's backend."""
     import jax
 
     import ckpt_core
@@ -80,7 +80,7 @@ def file_system(path: Path) -> str:
 
 
 def warnings_about(environment: dict[str, Any]) -> list[str]:
-    """What makes figures from here worth less, in words."""
+    """Sentences about what makes measurements on this machine unreliable."""
     found: list[str] = []
     if environment["file_system"] in ("tmpfs", "ramfs"):
         found.append("the output lies on a RAM disk: fsync costs nothing there")

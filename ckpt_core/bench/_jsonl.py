@@ -1,4 +1,4 @@
-"""JSON lines: one for the environment, one for each run as it ends, one for each case."""
+"""results.jsonl: a line for the environment, one for each run when it ends, one for each case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "results.jsonl"
 
 
 class JsonLines:
-    """Writes runs as they end, so that whatever happens later they are there."""
+    """Writes each run when it ends, so that a later crash does not lose it."""
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ class JsonLines:
         self._write("run", {"label": case.label, "group": case.group, **record})
 
     def finish(self, result: SuiteResult) -> None:
-        """The statistics of every case, and the end."""
+        """Writes the statistics of every case, and the record of the end."""
         for case in result.cases:
             self._write("case", _case_record(case))
         self._write("end", {"interrupted": result.interrupted, "failed": len(result.failed)})

@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: no script, no font, no address of anything else."""
+"""Writes report.html: one file without scripts, fonts or links, which opens offline."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FILE = "report.html"
 
 
 def write_page(output: Path, result: SuiteResult, comparison: Comparison | None = None) -> Path:
-    """Writes ``<output>/report.html`` and gives it."""
+    """Writes ``<output>/report.html`` and returns its path."""
     path = output / FILE
     path.write_text(page(result, comparison), encoding="utf-8")
     return path
 
 
 def page(result: SuiteResult, comparison: Comparison | None = None) -> str:
-    """The page of a result, as text."""
+    """The HTML of a result."""
     body = [_header(result)]
     if comparison is not None:
         body.append(_comparison(comparison))
@@ -50,7 +50,7 @@ def page(result: SuiteResult, comparison: Comparison | None = None) -> str:
 
 
 def _colours(result: SuiteResult) -> dict[str, int]:
-    """The same colour for the same label wherever it appears; ckpt has the first."""
+    """Label -> colour, the same on the whole page; ckpt has the first colour."""
     labels = dict.fromkeys(case.varying.get("library", case.label) for case in result.cases)
     ordered = sorted(labels, key=lambda label: label != "ckpt")
     return {label: index for index, label in enumerate(ordered)}
@@ -134,7 +134,7 @@ def _html_table(
     numeric: Iterable[int] = (),
     stacked: bool = False,
 ) -> str:
-    """A table; ``stacked`` ones stand as lists of names and values on a narrow screen."""
+    """A table; on a narrow screen a ``stacked`` one becomes a list of names and values."""
     right = set(numeric)
 
     def cell(tag: str, index: int, text: str) -> str:
@@ -164,7 +164,7 @@ def _all_metrics(cases: Iterable[CaseResult]) -> str:
 
 
 def _scaling(result: SuiteResult) -> list[str]:
-    """Times over a swept number, and over the size of the checkpoint, where there are three or more."""
+    """Line charts of time over a swept number, and over checkpoint size, with at least 3 points."""
     found: list[str] = []
     for group, cases in result.groups.items():
         for axis in dict.fromkeys(name for case in cases for name in case.varying):

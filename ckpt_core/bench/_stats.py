@@ -1,4 +1,4 @@
-"""Statistics of a few repeats."""
+"""Statistics of a small number of repeats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Summary:
-    """Of the values of one metric.
+    """The statistics of one metric.
 
     Attributes:
         ci95: half the width of the 95 % confidence interval of the mean; None for one value.

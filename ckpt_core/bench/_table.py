@@ -1,4 +1,4 @@
-"""The results on a terminal."""
+"""Prints the results on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core.bench._rows import number, operations_of, rows_of
 
 
 def print_result(result: SuiteResult, console: Console) -> None:
-    """Everything a person wants to know right after a run."""
+    """Prints the environment, warnings, a table for each group, and skipped and failed cases."""
     facts = result.environment
     console.print(
         f"[bold]{escape(result.suite_name)}[/bold]: jax {facts['versions'].get('jax')} on "
@@ -72,7 +72,7 @@ def _print_skipped(cases: Iterable[CaseResult], console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """What changed since the baseline: all gated metrics that got worse, then the rest by size."""
+    """Prints what changed since the baseline: metrics that fail first, then the main others by size."""
     console.print()
     sha = (comparison.sha or "unknown")[:12]
     table = Table(title=f"against the baseline {sha}", title_justify="left", pad_edge=False)

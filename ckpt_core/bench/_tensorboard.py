@@ -1,4 +1,4 @@
-"""TensorBoard's files, by its own writer; neither torch nor tensorflow is needed."""
+"""Writes TensorBoard's event files with its own writer, which needs neither torch nor tensorflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Summary: Any = summary_pb2.Summary  # pyright: ignore
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
-    """Writes ``<output>/tensorboard`` and gives it; each case is a run, each host one below it."""
+    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process."""
     root = output / "tensorboard"
     for case in result.cases:
         if case.by_operation():
@@ -33,7 +33,7 @@ def write_tensorboard(output: Path, result: SuiteResult) -> Path:
 
 
 class _Writer:
-    """Events of one directory."""
+    """Writes the events of one directory."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class _Writer:
 
 
 def _write_hosts(root: Path, case: CaseResult) -> None:
-    """Every value of every process; the step is the repeat, or counts values within repeats."""
+    """Writes every value of every process; the step is the number of the value in its series."""
     runs = [run for run in case.runs if run.kind == COUNTED and run.error is None]
     hosts = max((len(run.hosts) for run in runs), default=0)
     for host in range(hosts):

@@ -1,4 +1,4 @@
-"""Loading onto another sharding, and loading once for all replicas."""
+"""Measures loading onto another sharding, and reading once for all replicas."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ckpt_core.bench.generators._save_load import SaveLoadOptions, notes_of, sha
 
 @dataclass(frozen=True)
 class ReshardingOptions(SaveLoadOptions):
-    """As ``SaveLoad``, and what to load.
+    """Those of ``SaveLoad``, and what to load.
 
     Attributes:
-        reference_checkpoint_path: an existing checkpoint; null saves the suite's own first.
-        reference_sharding_path: JSON of the sharding of every leaf; null turns every spec around
-            on the suite's mesh, so that no shard stays what it was.
+        reference_checkpoint_path: an existing checkpoint; null saves the suite's data first.
+        reference_sharding_path: JSON file with the sharding of every leaf; null reverses the
+            partition spec of every leaf on the suite's mesh, so that the shards differ.
     """
 
     reference_checkpoint_path: str | list[str | None] | None = None
@@ -45,7 +45,7 @@ class ReshardingOptions(SaveLoadOptions):
 
 @benchmark_options(ReshardingOptions)
 class Resharding(BenchmarksGenerator):
-    """``load`` onto another sharding than that of the save."""
+    """Measures ``load`` onto another sharding than that of the save."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
@@ -90,7 +90,7 @@ def _save_then_load(context: TestContext, like: Any, *, resharded: bool) -> Test
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:
-    """The array on the spec read backwards; on one device where that does not divide it."""
+    """The array with its partition spec reversed; replicated if that does not divide its shape."""
     if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(leaf.sharding, NamedSharding):
         return leaf
     spec = list(leaf.sharding.spec) + [None] * (len(leaf.shape) - len(leaf.sharding.spec))
@@ -104,14 +104,14 @@ def _turned(leaf: Any, mesh: Any) -> Any:
 
 @dataclass(frozen=True)
 class LoadAndBroadcastOptions(ReshardingOptions):
-    """As ``Resharding``, with the broadcast on."""
+    """Those of ``Resharding``, with broadcast turned on."""
 
     use_load_and_broadcast: bool | list[bool] = True
 
 
 @benchmark_options(LoadAndBroadcastOptions)
 class LoadAndBroadcast(BenchmarksGenerator):
-    """``load`` of arrays that several devices hold alike, read once and sent to the others."""
+    """Measures ``load`` of replicated arrays: one process reads each and sends it to the others."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         if context.pytree is None or context.mesh is None:
