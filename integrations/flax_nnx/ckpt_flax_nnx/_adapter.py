@@ -84,7 +84,7 @@ class NNXAdapter:
             _tell_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
-        """Sets arrays on some Variables of ``obj``, by path; returns the arrays that were set.
+        """Sets arrays on some Variables of ``obj``, by path; returns the arrays that they hold now.
 
         It skips bare arrays, Variables that hold trees of arrays, and mutable references, whose
         memory is written to: ``set_state`` sets those.
