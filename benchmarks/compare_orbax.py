@@ -1,21 +1,21 @@
-"""ckpt beside Orbax v1 on the same state, in one process: python benchmarks/compare_orbax.py
+"""Compares ckpt with Orbax v1 on the same state, in one process: python benchmarks/compare_orbax.py
 
-Two states: many small leaves and a few large ones. Every round runs each contestant once, in turn,
-so that a slow minute of the machine meets all of them; the table shows the median and, behind it,
+Two states: many small leaves and a few large ones. Every round runs each library once, in turn,
+so that a slow minute of the machine affects all of them; the table shows the median, and then
 the fastest and slowest round. ckpt fsyncs every file and directory and records checksums when it
 saves, and verifies them when it loads; Orbax fsyncs data files only, and neither records nor verifies
-checksums. The floor is what the same bytes cost
-without any checkpoint: one file, written and fsynced, then read.
+checksums. The floor is the time for the same bytes without any checkpoint: one file, written and
+fsynced, then read.
 
-What would distort such figures is kept out of them: a first round is not counted; what was written
-is synced before the next clock starts; old checkpoints are deleted while no clock runs; arrays are
-waited for before and after; loads come from the page cache, for everyone; and the process keeps the
-memory that it frees (malloc is told so, for all contestants), since a virtual machine that returns
-memory to its host pays up to 10 us for every page it touches again, which would then be most of
-what is timed (for the same reason a file of that size is written and deleted before each save, and
-the contestants take turns in being first). The directory must be on a real disk: on a RAM disk fsync costs nothing.
+To keep the figures comparable: the first round is not counted; earlier writes are synced before each
+measurement; old checkpoints are deleted between measurements; each measurement waits for its arrays
+before and after; all loads read from the page cache; the libraries take turns in being first. The
+process keeps the memory that it frees (a setting of malloc, for all libraries): a virtual machine that
+returns memory to its host needs up to 10 us for every page it touches again, which would be most of
+the measured time. For the same reason a file of that size is written and deleted before each save.
+The directory must be on a real disk: on a RAM disk fsync costs nothing.
 
-`--check` exits with 1 where a target is missed.
+`--check` exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Timings:
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Nothing left to write or to collect from before; no collection in between."""
+    """Syncs the disk and collects garbage before the block; no garbage collection inside it."""
     os.sync()
     gc.collect()
     gc.disable()
@@ -200,7 +200,7 @@ def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _check_equal(state: Any, loaded: Any) -> None:
-    """A load that gives something else is no load: compared outside of the clocks."""
+    """Ends the program if the loaded state differs from the saved one; not measured."""
     for saved, found in zip(jax.tree.leaves(state), jax.tree.leaves(loaded), strict=True):
         if not isinstance(found, jax.Array) or not np.array_equal(saved, found):
             raise SystemExit("a loaded array is not the one that was saved")
@@ -217,10 +217,10 @@ def measure(workload: Workload, directory: Path, rounds: int) -> Timings:
     timings, warm_up = Timings(), Timings()
     for number in range(rounds + 1):
         into = timings if number else warm_up
-        # Fresh arrays: an array that was saved before may hold its host copy already.
+        # New arrays, because an array that was saved before may have cached its host copy.
         state = workload.state()
         names = list(contestants)
-        turn = number % len(names)  # each comes first in some round, right after the new arrays
+        turn = number % len(names)  # each library comes first in some round
         for name in names[turn:] + names[:turn]:
             _one_round(name, contestants[name], state, directory / "checkpoint", into)
             print(f"  round {number} of {rounds}: {name}", file=sys.stderr)
@@ -228,7 +228,7 @@ def measure(workload: Workload, directory: Path, rounds: int) -> Timings:
 
 
 def _warm_free_memory(path: Path, size_bytes: int) -> None:
-    """Touches the free memory that the files will go into: see KEEP_MEMORY, here for the kernel."""
+    """Writes and deletes a file of this size, so that the kernel has free pages for the save."""
     block = memoryview(bytes(MIB))
     with path.open("wb", buffering=0) as file:
         for _ in range(size_bytes // MIB):
@@ -279,7 +279,7 @@ def print_table(workload: Workload, timings: Timings) -> None:
 
 
 def missed(targets: tuple[Target, ...], results: dict[str, Timings]) -> list[str]:
-    """Prints every target beside what was measured; returns those that were missed."""
+    """Prints every target and the measured factor; returns the missed ones."""
     failures = []
     print("\ntargets")
     for target in targets:
@@ -312,7 +312,7 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_
 
 
 def _keep_memory() -> None:
-    """Starts this program anew with a malloc that gives no memory back; it reads this only at start."""
+    """Restarts this program with a malloc that keeps freed memory: libc reads this only at start."""
     if not KEEP_MEMORY.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY})
 

@@ -1,10 +1,10 @@
-"""What compression saves and costs, by kind of data: python benchmarks/compression.py
+"""Measures size and speed of compression by kind of data: python benchmarks/compression.py
 
-Every kind is saved and loaded with every codec, in turn, a few rounds; the table shows how large
-the checkpoint is beside the uncompressed one, and the medians of saving and loading in GB/s of
-uncompressed data. Saves are durable and loads verified, from the page cache. Weights are drawn
-from a normal distribution, which compresses as badly as trained ones; moments decay over many
-magnitudes; tokens are integers below 50,000; masks are a tenth ones.
+Every kind is saved and loaded with every codec, in turn, for a few rounds; the table shows the size
+as a fraction of the uncompressed checkpoint, and the medians of saving and loading in GB/s of
+uncompressed data. Saves are durable; loads are verified and read from the page cache. Weights are
+drawn from a normal distribution, which compresses as badly as trained ones; moments decay over many
+magnitudes; tokens are integers below 50,000; a tenth of each mask is ones.
 """
 
 from __future__ import annotations

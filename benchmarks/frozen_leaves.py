@@ -1,9 +1,9 @@
-"""The second save of a state of which 99 % did not change: python benchmarks/frozen_leaves.py
+"""Measures the second save of a state that is 99 % unchanged: python benchmarks/frozen_leaves.py
 
-Three Checkpointers save the same state in turn, one leaf of it new each time: one that writes
-everything, one that is passed the very objects of the step before, and one that is passed what a
-jitted function handed through, which are other objects. The table shows the bytes that each step
-does not share with the one before, and medians (least, most) of the time of a durable save.
+Three Checkpointers save the same state in turn, with one new leaf each time: the first writes
+everything, the second gets the same array objects as in the step before, and the third gets arrays
+that passed through a jitted function, which are new objects. The table shows the bytes that each step
+does not share with the one before, and the median (minimum, maximum) time of a durable save.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What an asynchronous save costs a training step on an accelerator, and what the copy could cost.
+"""Measures how an asynchronous save slows training on an accelerator, and the copy bandwidth.
 
 ::
 
     python benchmarks/gpu_snapshot.py                  # a state of 4 GiB
     python benchmarks/gpu_snapshot.py --mib 256 --rounds 3
 
-Prints, for each place that ``Options(snapshot=)`` knows and in turn: how long ``save_async`` blocks,
-how much longer the next steps take while the save runs, and how long until it is committed; beside them
-the bandwidth of a bare copy to the host, of one that many arrays share, and of one into page-locked
-memory. Runs on a CPU too, where it shows nothing but that it runs. The state is saved to a RAM disk where
-there is one: it is the copy that is measured, not the disk.
+Prints for each value of ``Options(snapshot=)``, measured in turn: how long ``save_async`` blocks,
+how much longer the next steps take while the save runs, and how long until it is committed. Also prints
+the bandwidth of a plain copy to the host, of a copy of many arrays at once, and of a copy into
+page-locked memory. On a CPU it runs, but the figures mean nothing. The state is saved to a RAM disk if
+there is one, because the copy is measured, not the disk.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
     kinds = {memory.kind for memory in device.addressable_memories()}
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
-        # jax keeps the host copy of an array, so each round copies new ones
+        # jax caches the host copy of an array, so each round copies new arrays.
         fresh, many = one + 0, [leaf + 0 for leaf in state.values()]
         jax.block_until_ready((fresh, many))
         found.setdefault("one array", []).append(seconds(functools.partial(np.asarray, fresh)))
@@ -86,7 +86,7 @@ def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
 def save_during_training(
     state: dict[str, jax.Array], x: jax.Array, place: Any, folder: Path, steps: int
 ) -> tuple[dict[str, jax.Array], jax.Array, dict[str, float]]:
-    """One save between steps, which go on while it runs."""
+    """Measures one save and the training steps that run during it."""
     shutil.rmtree(folder, ignore_errors=True)
     for _ in range(2):
         state, x = train_step(state, x)

@@ -1,13 +1,14 @@
-"""How long Keras callbacks hold up training: ours beside those of Keras, in one process, in turn.
+"""Measures how long Keras callbacks block training: ckpt's and Keras', in one process, in turn.
 
 ::
 
     python benchmarks/keras_callback.py                 # a state of about 200 MB
     python benchmarks/keras_callback.py --width 512     # smaller
 
-Blocking per save is the time from entering a callback's events to leaving them, summed over one
-epoch. *First* is the save with none before it, *pending* those that find another one on its way;
-``on_train_end`` is apart. Step time is that of ``fit`` with and without the callback, by epoch.
+Blocking per save is the time inside the callback's methods, summed over one
+epoch. *First* is a save while no other is running, *pending* one that starts while the previous one
+is still running; ``on_train_end`` is shown separately. Step time is that of ``fit`` with and without
+the callback, by epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def state_bytes(model: Any) -> int:
 
 
 def timed(callback: Any) -> tuple[Any, list[float], list[float]]:
-    """The callback with clocks around what it does after an epoch, and at the end of training."""
+    """The callback, with its methods at the end of an epoch and of training timed."""
     epochs: list[float] = []
     ends: list[float] = []
 
@@ -75,7 +76,7 @@ def callbacks(folder: Path) -> dict[str, Callable[[], Any]]:
 
 
 def blocking(model: Any, data: Any, rounds: int, saves: int) -> dict[str, dict[str, float]]:
-    """Seconds per save, medians over rounds; every round asks all callbacks in turn."""
+    """Seconds per save, medians over rounds; every round runs all callbacks in turn."""
     first: dict[str, list[float]] = {}
     pending: dict[str, list[float]] = {}
     end: dict[str, list[float]] = {}
@@ -100,7 +101,7 @@ def blocking(model: Any, data: Any, rounds: int, saves: int) -> dict[str, dict[s
 
 
 class Clock(keras.callbacks.Callback):
-    """Seconds of the steps of one epoch, before other callbacks have its end."""
+    """Measures the seconds of the steps of one epoch; runs before the other callbacks."""
 
     seconds = 0.0
 
@@ -112,10 +113,10 @@ class Clock(keras.callbacks.Callback):
 
 
 def step_times(rounds: int, steps: int) -> dict[str, dict[str, float]]:
-    """A step of a small model that saves once, after the last step of the epoch.
+    """Step times of a small model that saves once, after the last step of the epoch.
 
-    Microseconds, and the median over rounds of the ratio to ``fit`` without a callback in the same
-    round. Another callback begins in each round, so that none is always the one after a pause.
+    In microseconds, with the median over rounds of the ratio to ``fit`` without a callback in the same
+    round. Each round begins with another callback, so that none always runs first after a pause.
     """
     model = make_model(32, 4)
     x, y = np.ones((steps * 4, 32), "f4"), np.ones((steps * 4, 1), "f4")

@@ -1,9 +1,9 @@
-"""Small things that are waited for: importing, opening, one leaf of many, numpy arrays.
+"""Measures short waits: importing, opening a directory, one leaf of many, numpy arrays.
 
     python benchmarks/latencies.py
 
-Each figure is the median over repeats, with the least and the most; what is compared with something is
-measured in turn with it.
+Each figure is the median over repeats, with minimum and maximum; figures that are compared are
+measured in turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Milliseconds = dict[str, list[float]]
 
 
 def clock(found: Milliseconds, name: str, work: Callable[[], Any]) -> Any:
-    """Runs it, notes how long it took, and gives its result."""
+    """Runs ``work``, records its time, and returns its result."""
     began = time.perf_counter()
     result = work()
     found.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
@@ -40,21 +40,21 @@ def clock(found: Milliseconds, name: str, work: Callable[[], Any]) -> Any:
 
 
 def imports(found: Milliseconds, rounds: int) -> None:
-    """In processes of their own, each with jax imported before."""
+    """Times imports in new processes that have imported jax before."""
     script = "import time, jax; a = time.perf_counter(); import {}; print(time.perf_counter() - a)"
     for turn in range(rounds + 1):
         for module in ("ckpt_core", "orbax.checkpoint"):
             run = subprocess.run(
                 [sys.executable, "-c", script.format(module)], capture_output=True, text=True
             )
-            if turn and run.returncode == 0:  # the first one reads files from the disk
+            if turn and run.returncode == 0:  # not the first, which reads files from the disk
                 found.setdefault(f"import {module}, beyond import jax", []).append(
                     float(run.stdout) * 1e3
                 )
 
 
 def many_steps(found: Milliseconds, folder: Path, rounds: int, steps: int) -> None:
-    """Opening a directory of so many steps, all alike: copies of one."""
+    """Times opening a directory of many steps, all copies of one."""
     ckpt.save(folder / "0", {"w": jnp.ones(4)})
     for step in range(1, steps):
         shutil.copytree(folder / "0", folder / str(step))
@@ -66,7 +66,7 @@ def many_steps(found: Milliseconds, folder: Path, rounds: int, steps: int) -> No
 
 
 def one_leaf(found: Milliseconds, folder: Path, rounds: int, leaves: int) -> None:
-    """One leaf of thousands."""
+    """Times loading one leaf of thousands."""
     state = {f"layer{n}": jnp.full((16, 16), n, jnp.float32) for n in range(leaves)}
     ckpt.save(folder, state)
     for turn in range(rounds):
@@ -78,7 +78,7 @@ def one_leaf(found: Milliseconds, folder: Path, rounds: int, leaves: int) -> Non
 
 
 def numpy_arrays(found: Milliseconds, folder: Path, rounds: int) -> None:
-    """0.5 GiB in 16 leaves as numpy, beside checksums of as many bytes in memory that is warm."""
+    """Times loading 0.5 GiB in 16 leaves as numpy, and checksums of as many bytes in mapped memory."""
     state = {f"w{n}": np.full((2048, 4096), n, np.float32) for n in range(16)}
     ckpt.save(folder, state)
     blocks = [

@@ -1,8 +1,8 @@
-"""Where one save and one load spend their time: python benchmarks/profile_save.py [--leaves 5000]
+"""Profiles one save and one load: python benchmarks/profile_save.py [--leaves 5000]
 
-Prints the time inside each module of `ckpt_core`, its own and all that it called, in all threads
+Prints the time inside each module of `ckpt_core`, including the functions it called, in all threads
 that run Python, and then the most expensive functions of the calling thread. Profiled calls are
-slower than real ones; the wall times above the tables are of a run without a profile.
+slower than normal ones; the wall times above the tables are from a run without profiling.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stages:
         module = frame.f_code.co_filename[len(PACKAGE) :]
         if event == "call":
             self.calls[module] += 1
-            # Time counts for a module from where it is entered until it is left altogether.
+            # Measure from the outermost call into a module until that call returns.
             outer = any(entered == module for entered, _ in stack)
             stack.append((module, None if outer else time.perf_counter()))
         elif stack:

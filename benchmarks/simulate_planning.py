@@ -1,11 +1,11 @@
-"""Planning, agreeing and merging for thousands of processes, in one process.
+"""Simulates planning, agreements and merging of thousands of processes in one process.
 
     python benchmarks/simulate_planning.py
 
-Drives the code that a save runs, without the processes: the planner of `ckpt_core` with shardings
-over devices that do not exist, its agreements with many clients of one coordination service, and
-its merge with as many small databases, and the digests of their files. Prints one table each;
-docs/scaling.md draws conclusions.
+Runs the code of a save without the processes: the planner of `ckpt_core` with shardings over devices
+that do not exist, agreements of many clients of one coordination service, the digests of the files of
+many processes, and the merge of many small databases. Prints a table for each;
+docs/scaling.md draws the conclusions.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Shape = tuple[int, ...]
 
 
 class FakeDevice:
-    """A device of some process."""
+    """A device that has only a process index."""
 
     def __init__(self, process: int) -> None:
         self.process_index = process
 
 
 class FakeSharding:
-    """Cut over the first dimension into so many shards, and copied beyond."""
+    """Shards the first dimension into ``shards`` pieces, replicated over the remaining devices."""
 
     is_fully_addressable = False
 
@@ -59,7 +59,7 @@ class FakeSharding:
         self._shards = shards
 
     def devices_indices_map(self, shape: Shape) -> dict[FakeDevice, Any]:
-        """As that of a sharding of jax."""
+        """Like the method of a jax sharding."""
         step = shape[0] // self._shards
         rest = (slice(None),) * (len(shape) - 1)
         cuts = [(slice(n * step, (n + 1) * step), *rest) for n in range(self._shards)]
@@ -67,7 +67,8 @@ class FakeSharding:
 
 
 def model(processes: int, layers: int) -> list[tuple[Any, Shape]]:
-    """A transformer's leaves with optimizer state: FSDP over 64 processes, copied beyond; small ones everywhere."""
+    """Leaves of a transformer with optimizer state: FSDP over at most 64 processes, replicated beyond;
+    small leaves are replicated everywhere."""
     shards = min(processes, 64) * DEVICES_PER_PROCESS
     cut, copied = FakeSharding(processes, shards), FakeSharding(processes, 1)
     shapes = [(cut, (8192, 8192)), (cut, (8192, 2048)), (cut, (28672, 8192)), (copied, (8192,))]
@@ -77,7 +78,7 @@ def model(processes: int, layers: int) -> list[tuple[Any, Shape]]:
 
 
 def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
-    """Plans them as a save does; gives the bytes that the process writes."""
+    """Plans the leaves as a save does; returns the bytes that the process writes."""
     planner = LeafPlanner(process, CHUNK_BYTES, own=False)
     return sum(
         planner.leaf("", leaf_spec("jax", DTYPE, shape), (sharding, True), None).size_bytes
@@ -86,7 +87,7 @@ def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
 
 
 def planning(processes: int, layers: int) -> str:
-    """One row: how long one process plans, and how even the shares are."""
+    """One row: planning time of a process, and the balance of the written bytes."""
     leaves = model(processes, layers)
     chosen = sorted({*range(0, processes, max(1, processes // SAMPLED)), processes - 1})
     secs: list[float] = []
@@ -106,7 +107,7 @@ def planning(processes: int, layers: int) -> str:
 
 
 def agreeing(processes: int) -> str:
-    """One row: an agreement of so many clients, each in a thread, of one real service."""
+    """One row: an agreement of many clients, each in a thread, of one real service."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -127,7 +128,7 @@ def agreeing(processes: int) -> str:
         start.wait()
         began = time.monotonic()
         for turn in range(rounds):
-            here.agree(f"simulated/{turn}", "x" * 250, lambda values: values[0], 60)
+            here.gather_decide(f"simulated/{turn}", "x" * 250, lambda values: values[0], 60)
         took[number] = time.monotonic() - began
         start.wait()
         own.client.shutdown()
@@ -143,7 +144,7 @@ def agreeing(processes: int) -> str:
 
 
 def merging(processes: int, arrays: int) -> str:
-    """One row: process 0 merges the databases of so many processes, each with a chunk of each array."""
+    """One row: process 0 merges a database from each process, with one chunk of each array."""
     with tempfile.TemporaryDirectory() as folder:
         item = Location(folder, True)
         context = new_context(durable=False)
@@ -180,12 +181,12 @@ def merging(processes: int, arrays: int) -> str:
 
 
 def digesting(processes: int) -> str:
-    """One row: process 0 takes what the others told of their files, and compares sizes."""
+    """One row: process 0 combines the others' lists of files, and compares sizes."""
     with tempfile.TemporaryDirectory() as folder:
         attempt = PosixBackend().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
         told: list[str] = []
         for process in range(processes):
-            # one process's index, data and checksums
+            # index, data and checksums of one process
             names = [f"state/ocdbt.process_{process}/manifest.ocdbt"]
             names += [f"state/ocdbt.process_{process}/d/{process * 3 + n:032x}" for n in range(3)]
             names.append(f"state/checksums/process_{process}")

@@ -1,9 +1,9 @@
-"""Start-up of a training script: restore, then compile, against a restore that overlaps with it.
+"""Compares two start-ups of a training script: restore then compile, and both at the same time.
 
     python benchmarks/startup_overlap.py [--mib 512] [--layers 24] [--repeats 5]
 
-Each run is a fresh process that has imported everything and has its devices, as a script has at
-that point; it compiles without a cache. Prints medians in seconds, the ways taken in turn.
+Each run is a new process that has imported everything and initialized its devices, like a script at
+that point; it compiles without a cache. The two ways take turns; prints medians in seconds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How much a save slows the training beside it, and how much of that any writing would.
+"""Measures how much a save slows concurrent training, compared with plain writing threads.
 
     python benchmarks/step_disturbance.py
 
-One loop of jitted steps runs alone, beside saves of a state, and beside plain threads that write,
-fsync and checksum the same bytes; in turn. A step is slower beside a save because two things share the
-cores and memory: what plain threads cost is what no library could avoid. Also printed: for how long a
-save can hold Python's interpreter lock, and how much memory the first step after a save takes, as it
-must leave alone what is being written.
+A loop of jitted steps runs in turn: alone, during saves of a state, and while plain threads write,
+fsync and checksum the same bytes. A step is slower during a save because both share the
+cores and the memory bandwidth; no library can avoid the part that plain threads cause. Also printed: an
+upper bound for the time that a save holds Python's interpreter lock, and how much memory the first step
+after a save takes, since it cannot reuse the memory that is being written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def step(x: jax.Array) -> jax.Array:
 
 
 def steps_while(x: jax.Array, work: Callable[[], Any], least: int) -> tuple[list[float], float]:
-    """Seconds of the steps that run while ``work`` does in another thread, and those of the work."""
+    """Seconds of each step while ``work`` runs in another thread, and seconds of the work."""
     done = threading.Event()
     took: list[float] = []
 
@@ -69,10 +69,10 @@ def steps_while(x: jax.Array, work: Callable[[], Any], least: int) -> tuple[list
 
 
 def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
-    """The same bytes written, made durable and checksummed by two threads, and nothing else.
+    """Writes, fsyncs and checksums the same bytes in two threads.
 
-    As a save does that replaces another, they are written beside the old ones, which are deleted
-    then: a disk may be slower where blocks were not written to lately.
+    Like a save that replaces another, it writes new files beside the old ones and then deletes the
+    old ones: a disk may be slower at blocks that were not written recently.
     """
     old = folder.with_name(f"{folder.name}.old")
     if folder.exists():
@@ -94,10 +94,10 @@ def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
 
 
 def python_share(work: Callable[[], Any]) -> tuple[float, float]:
-    """CPU seconds of the thread that does the work, and all its seconds.
+    """CPU seconds of the thread that does the work, and its wall seconds.
 
-    The first is the most for which the interpreter lock can have been held: checksums, which release
-    it, are in it too.
+    The first is an upper bound for the time that it held the interpreter lock; it includes
+    checksums, which release the lock.
     """
     began, cpu_began = time.perf_counter(), time.thread_time()
     work()
@@ -105,7 +105,7 @@ def python_share(work: Callable[[], Any]) -> tuple[float, float]:
 
 
 def new_memory(donate: Any, state: dict[str, jax.Array]) -> tuple[int, dict[str, jax.Array]]:
-    """For how many bytes a donating step could not use the memory that was donated to it."""
+    """The bytes of donated memory that a donating step could not reuse."""
     before = {leaf.unsafe_buffer_pointer() for leaf in state.values()}
     state = jax.block_until_ready(donate(state))
     fresh = [leaf for leaf in state.values() if leaf.unsafe_buffer_pointer() not in before]
@@ -154,7 +154,7 @@ def main() -> None:
                     python_share(functools.partial(ckpt.save, target, tree))
                 )
                 shutil.rmtree(target)
-        hosts.clear()  # views, which would keep the arrays from being donated
+        hosts.clear()  # these views would prevent the arrays from being donated
         donate = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
         state = jax.block_until_ready(donate(state))
         undisturbed_bytes, state = new_memory(donate, state)

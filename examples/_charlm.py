@@ -1,6 +1,6 @@
-"""What `train_nnx.py` trains: a small character transformer, its optimizer and its data pipeline.
+"""A small character transformer, its optimizer and its data pipeline, for `train_nnx.py`.
 
-Nothing here knows of checkpoints.
+This module contains nothing about checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VOCABULARY = 128  # ASCII
 CONTEXT = 64
 BATCH = 8
 
-# Text that every machine has, whatever else it lacks: Python's own sources.
+# Python's own sources: text that every machine has.
 SOURCES = (
     "argparse.py",
     "ast.py",

@@ -1,4 +1,4 @@
-"""What a run leaves for the comparison: every loss to the bit, a fingerprint of its last state."""
+"""Records a run for the comparison: the bits of every loss, and digests of the final state."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from flax import nnx
 
 
 class LossLog:
-    """Appends one line a step: the loss as people read it, and its float32 bit pattern."""
+    """Appends one line per step: the loss as a decimal number, and its float32 bit pattern."""
 
     def __init__(self, path: Path):
-        # O_APPEND and one write a line: a killed run leaves whole lines.
+        # O_APPEND and one write per line, so that a killed run leaves complete lines.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, step: int, loss: jax.Array) -> None:
@@ -27,7 +27,7 @@ class LossLog:
 
 
 def write_fingerprint(path: Path, model: Any, optimizer: Any, data: Any) -> None:
-    """Writes the SHA-256 of every leaf of the final state, and of what the data would give next."""
+    """Writes the SHA-256 of every leaf of the final state, and of the next batch of the data."""
     groups = {
         "parameters": _digests(nnx.state(model, nnx.Param)),
         "optimizer state": _digests(nnx.state(optimizer)),

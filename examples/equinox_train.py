@@ -3,8 +3,8 @@
     python examples/equinox_train.py --directory runs/equinox   # kill it when you like, start it again
     python examples/equinox_train.py --check                    # proves that resuming is exact
 
-Equinox models are pytrees: what was restored comes back as a new one. Their functions (activations)
-are code: the model that the program has made brings them.
+Equinox models are pytrees, so a restore returns a new one. Their functions (activations)
+are code: they come from the model that the program has made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIMIZER = optax.adamw(3e-3)
 
 
 def make_model(key: jax.Array) -> eqx.nn.Sequential:
-    """A small network with dropout; its layers and an activation stand in one list."""
+    """A small network with dropout; its layers and an activation are in one list."""
     first, second = jax.random.split(key)
     return eqx.nn.Sequential(
         [
@@ -42,7 +42,7 @@ def make_model(key: jax.Array) -> eqx.nn.Sequential:
 
 
 def make_data(seed: int) -> Any:
-    """Endless batches of points and of what shall be learned of them."""
+    """Endless batches of points and their targets."""
     points = np.random.default_rng(seed).normal(size=(512, 8)).astype(np.float32)
     dataset = grain.MapDataset.source(points).seed(seed).shuffle().repeat().batch(32)
     return iter(dataset.to_iter_dataset())
@@ -50,7 +50,7 @@ def make_data(seed: int) -> Any:
 
 @eqx.filter_jit(donate="all")
 def train_step(model: Any, opt_state: Any, key: jax.Array, batch: Any) -> tuple[Any, ...]:
-    """One update; gives the new model, optimizer state and key, and the loss before it."""
+    """One update; returns the new model, optimizer state and key, and the loss before it."""
     key, used = jax.random.split(key)
 
     def loss_of(model: Any) -> jax.Array:
@@ -64,7 +64,7 @@ def train_step(model: Any, opt_state: Any, key: jax.Array, batch: Any) -> tuple[
 
 
 def train(directory: Path, report: Callable[..., None], total_steps: int = 60) -> Any:
-    """The model after `total_steps` updates, however often interrupted."""
+    """Trains up to `total_steps` updates, from the newest checkpoint if there is one."""
     model = make_model(jax.random.key(0))
     opt_state = OPTIMIZER.init(eqx.filter(model, eqx.is_array))
     key = jax.random.key(1)
@@ -72,7 +72,7 @@ def train(directory: Path, report: Callable[..., None], total_steps: int = 60) -
 
     with ckpt.Checkpointer(directory, save_interval_steps=5, max_to_keep=2) as checkpointer:
         restored = checkpointer.restore_latest(model=model, opt_state=opt_state, key=key, data=data)
-        if restored:  # pytrees come back as new ones, the iterator is set in place
+        if restored:  # pytrees are returned as new ones; the iterator is set in place
             model, opt_state, key = restored["model"], restored["opt_state"], restored["key"]
         first_step = restored.step + 1 if restored else 0
         print(f"starting at step {first_step}", flush=True)
@@ -90,7 +90,7 @@ def show(step: int, loss: jax.Array) -> None:
 
 
 def main() -> int:
-    """Parses the command line; gives the exit status."""
+    """Parses the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/equinox"))
     parser.add_argument("--steps", type=int, default=60)

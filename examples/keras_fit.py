@@ -1,12 +1,12 @@
-"""Keras on handwritten digits: killed in the middle of an epoch, started again, the same bits.
+"""Trains Keras on handwritten digits: killed in mid-epoch and resumed, it ends with the same bits.
 
 ::
 
     python examples/keras_fit.py                          # the demonstration, about a minute
-    python examples/keras_fit.py --directory runs/digits  # a training; start it again to go on
+    python examples/keras_fit.py --directory runs/digits  # a training; start it again to continue
 
-The demonstration trains once without a stop, and once with a process that is killed (SIGKILL, no
-chance to tidy up) and started again. It compares every weight, optimizer slot and random seed.
+The demonstration trains once without a stop, and once in a process that is killed (SIGKILL, without
+any clean-up) and started again. It compares every weight, optimizer slot and random seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
 
 def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
-    """One process: goes on from the newest step in the directory, if there is one."""
+    """Trains in this process, from the newest step in the directory if there is one."""
     import keras
     import sklearn.datasets
 
@@ -45,11 +45,11 @@ def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=0.05)
 
     class Kill(keras.callbacks.Callback):
-        """A machine that is taken away: nothing is flushed, nobody is asked."""
+        """Kills this process at one step, like a machine that loses power."""
 
         def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
             if kill_at and int(self.model.optimizer.iterations) == kill_at:
-                checkpoint.wait_until_finished()  # so that the demonstration always resumes here
+                checkpoint.wait_until_finished()  # so that the demonstration resumes at this step
                 print(f"killed after {kill_at} batches", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -71,7 +71,7 @@ def train(directory: str, epochs: int, save_freq: int, kill_at: int) -> None:
 
 
 def start(directory: Path, epochs: int, save_freq: int, kill_at: int = 0) -> str:
-    """What a training in a process of its own printed."""
+    """Runs a training in a new process and returns what it printed."""
     command = [sys.executable, __file__, "--directory", str(directory), "--epochs", str(epochs)]
     command += ["--save-freq", str(save_freq), "--kill-at", str(kill_at)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -83,7 +83,7 @@ def start(directory: Path, epochs: int, save_freq: int, kill_at: int = 0) -> str
 
 
 def demonstrate(epochs: int, save_freq: int) -> None:
-    """Straight, and killed and resumed; the fingerprints must be one."""
+    """Trains without a stop, and killed and resumed; both fingerprints must be equal."""
     with tempfile.TemporaryDirectory() as folder:
         print("--- without a stop")
         straight = start(Path(folder) / "straight", epochs, save_freq)
@@ -97,7 +97,7 @@ def demonstrate(epochs: int, save_freq: int) -> None:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

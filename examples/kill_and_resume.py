@@ -1,8 +1,8 @@
-"""Kills `train_nnx.py` in the middle of its saves and shows that nothing was lost, to the bit.
+"""Kills `train_nnx.py` in the middle of its saves and shows that no bit of the result changes.
 
-One run goes through. Another is killed with SIGKILL while a checkpoint is being written, several
-times, at moments spread over the time that a save takes, and started again each time. Then both
-runs must agree in every loss they ever computed and in every leaf of the state they end with.
+One run is not interrupted. Another is killed with SIGKILL while it writes a checkpoint, several
+times, at moments spread over the duration of a save, and started again each time. Both runs must
+agree in every loss they computed and in every leaf of their final state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 WANTED_HITS = 5
 MOST_KILLS = 12
-FIRST_KILL_STEP = 0  # the very first save: the resumed run then finds no checkpoint at all
+FIRST_KILL_STEP = 0  # the first save, so that the resumed run finds no checkpoint
 STEPS_BETWEEN_KILLS = 16
 # Where in a save to kill, as a fraction of the time of the uninterrupted run's shortest save.
 MOMENTS = (0.0, 0.5, 0.25, 0.6, 0.1)
@@ -31,7 +31,7 @@ class Life:
     """One process of the interrupted run, from its start to its death."""
 
     first_step: int = 0
-    saving_step: int | None = None  # None: it lived to the end
+    saving_step: int | None = None  # None: it was not killed
     delay_secs: float = 0.0
     hit: bool = False
     unfinished_bytes: int = 0
@@ -39,7 +39,7 @@ class Life:
 
 
 def demonstrate(directory: Path, total_steps: int) -> int:
-    """Runs the whole demonstration below `directory`; gives the exit status."""
+    """Runs the whole demonstration below `directory`; returns the exit status."""
     started = time.monotonic()
     directory = directory.expanduser().resolve()
     straight, killed = directory / "straight", directory / "killed"
@@ -69,7 +69,7 @@ def demonstrate(directory: Path, total_steps: int) -> int:
 
 
 def run_through(run: Path, total_steps: int) -> float:
-    """Runs to the end; gives the least of the seconds from the return of a `save` to its commit."""
+    """Runs to the end; returns the shortest time from the return of a `save` to its commit."""
     in_flight_secs: list[float] = []
     with start(run, total_steps) as process:
         for line in lines_of(process):
@@ -84,7 +84,7 @@ def run_through(run: Path, total_steps: int) -> float:
 
 
 def run_with_kills(run: Path, total_steps: int, save_secs: float) -> list[Life]:
-    """Starts, kills and starts again until the run reaches its end."""
+    """Starts, kills and restarts the run until it reaches its end."""
     lives: list[Life] = []
     next_kill_step = FIRST_KILL_STEP
     while True:
@@ -96,12 +96,12 @@ def run_with_kills(run: Path, total_steps: int, save_secs: float) -> list[Life]:
         describe(life)
         if life.saving_step is None:
             return lives
-        # After a hit the same save comes again and is let through; a miss is tried again at once.
+        # After a hit the resumed run repeats this save undisturbed; a miss is tried again at once.
         next_kill_step = life.saving_step + (STEPS_BETWEEN_KILLS if life.hit else 1)
 
 
 def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) -> Life:
-    """One process: to the end, or to the first save at or after `kill_step`."""
+    """Runs one process to its end, or kills it in the first save at or after `kill_step`."""
     life = Life(delay_secs=delay_secs)
     steps_before = len(read_losses(run))
     with start(run, total_steps) as process:
@@ -111,7 +111,7 @@ def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) 
             step = saved_step(line)
             if step is not None and kill_step is not None and step >= kill_step:
                 time.sleep(delay_secs)
-                # The whole group: the data workers of a dead trainer would linger.
+                # Kill the whole process group, so that the data workers end too.
                 os.killpg(process.pid, signal.SIGKILL)
                 life.saving_step = step
                 break
@@ -127,7 +127,7 @@ def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) 
 
 
 def start(run: Path, total_steps: int) -> subprocess.Popen[str]:
-    """The training script as a process of its own, in a group of its own."""
+    """Starts the training script in a new process with a new process group."""
     command = [sys.executable, str(HERE / "train_nnx.py"), "--directory", str(run)]
     environment = os.environ | {
         # Compile once, not at each start.
@@ -152,7 +152,7 @@ def lines_of(process: subprocess.Popen[str]):
 
 
 def saved_step(line: str) -> int | None:
-    """The step whose save has just gone to the background, when that is what the line says."""
+    """The step of a line "saving step N", whose save now runs in the background; None otherwise."""
     return int(line.split()[-1]) if line.startswith("saving step ") else None
 
 
@@ -172,7 +172,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def read_losses(run: Path) -> list[tuple[int, float, str]]:
-    """(step, loss, bit pattern) of every step that was ever computed, repeated ones included."""
+    """(step, loss, bit pattern) of every computed step, including repeated ones."""
     path = run / "losses.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(entry["step"], entry["loss"], entry["bits"]) for entry in map(json.loads, lines)]
@@ -195,7 +195,7 @@ def describe(life: Life) -> None:
 def compare(
     straight: Path, killed: Path, straight_losses: list[tuple[int, float, str]], lives: list[Life]
 ) -> list[str]:
-    """Prints what was compared; gives what differs, in words."""
+    """Prints what was compared; returns a sentence for each difference."""
     rows: list[tuple[str, int, int]] = []
     expected = {step: bits for step, _, bits in straight_losses}
     computed = [(step, bits) for life in lives for step, _, bits in life.losses]
@@ -225,7 +225,7 @@ def compare(
 
 
 def draw(path: Path, straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
-    """Writes the picture: both loss curves, and where the kills were."""
+    """Draws both loss curves and the kills to an image file."""
     import matplotlib
 
     matplotlib.use("Agg")

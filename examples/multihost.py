@@ -1,12 +1,12 @@
-"""Trains on several processes, loses one, and goes on with fewer: the loss curve continues.
+"""Trains on several processes, loses one, and continues with fewer: the loss curve continues.
 
-    python examples/multihost.py --demo          # plays it on this machine, four processes of the CPU
+    python examples/multihost.py --demo          # on this machine, with four CPU processes
     python examples/multihost.py --distributed --directory /shared/run --steps 100
-                                                 # one process of a real run: started once per host
+                                                 # a real run: start this once per host
 
 Half of the model's layers are data-parallel (each process has a copy) and half are sharded over all
-devices (as in FSDP), so both sorts of arrays are saved, and restored onto another number of
-processes. The restart is the same command: what differs is how many processes there are.
+devices (as in FSDP), so both kinds of arrays are saved, and restored onto another number of
+processes. To restart, run the same command with another number of processes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ OPTIMIZER = optax.adam(3e-3)
 
 
 def shardings(mesh: Mesh) -> dict[str, NamedSharding]:
-    """The first layer is copied to all devices, the others are cut over them."""
+    """The first layer is replicated on all devices, the others are sharded over them."""
     cut, whole = PartitionSpec("data"), PartitionSpec()
     specs = {"copied": whole, "cut": cut, "out": cut, "bias": whole}
     return {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
 
 
 def fresh_state(mesh: Mesh) -> dict[str, Any]:
-    """Parameters and optimizer state, made where they belong."""
+    """Parameters and optimizer state, created on their shardings."""
 
     def make() -> dict[str, Any]:
         keys = jax.random.split(jax.random.key(0), 3)
@@ -69,7 +69,7 @@ def fresh_state(mesh: Mesh) -> dict[str, Any]:
 
 
 def batch(step: int, mesh: Mesh) -> tuple[Any, Any]:
-    """The same global batch for any number of processes; each makes its own rows."""
+    """The same global batch for any number of processes; each process makes its own rows."""
     rng = np.random.default_rng(step)
     x = rng.standard_normal((BATCH, WIDTH), np.float32)
     y = np.tanh(x[:, :4].sum(1, keepdims=True))
@@ -100,7 +100,7 @@ def train(directory: Path, steps: int, die_at: int | None) -> None:
     state = fresh_state(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_of = jax.jit(update, out_shardings=(places, NamedSharding(mesh, PartitionSpec())))
-    # short, so that the demo notices a loss soon; leave the default (600) on a cluster
+    # Short, so that the demo notices a lost process soon; keep the default (600) on a cluster.
     options = ckpt.Options(timeout_secs=10)
     with ckpt.Checkpointer(
         directory / "steps", save_interval_steps=5, max_to_keep=2, options=options
@@ -132,11 +132,11 @@ def join(arguments: argparse.Namespace) -> None:
             heartbeat_timeout_seconds=10,
         )
     elif arguments.distributed:
-        jax.distributed.initialize()  # Slurm, Kubernetes and TPU pods tell who is who
+        jax.distributed.initialize()  # jax finds the others under Slurm, Kubernetes and on TPU pods
 
 
 def start(directory: Path, processes: int, *arguments: str) -> list[int]:
-    """Runs the training in so many processes here; gives how each ended."""
+    """Runs the training in local processes; returns their exit codes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -159,7 +159,7 @@ def start(directory: Path, processes: int, *arguments: str) -> list[int]:
         while any(child.poll() is None for child in children) and time.monotonic() < deadline:
             time.sleep(0.1)
             if any(child.poll() == -signal.SIGKILL for child in children):
-                # what a job scheduler does with the others of a job that lost one
+                # A job scheduler kills the remaining processes in the same way.
                 time.sleep(1)
                 break
     finally:
@@ -170,7 +170,7 @@ def start(directory: Path, processes: int, *arguments: str) -> list[int]:
 
 
 def demonstrate(directory: Path, steps: int) -> int:
-    """Four processes without interruption; four that lose one, and two that go on."""
+    """Runs four processes without interruption; then four that lose one, and two that continue."""
     curves: dict[str, dict[int, tuple[float, int]]] = {}
     for name in ("straight", "lost"):
         run = directory / name
@@ -195,12 +195,12 @@ def demonstrate(directory: Path, steps: int) -> int:
         if step % 5 == 0 or processes != curves["lost"].get(step - 1, (0, processes))[1]:
             print(f"{step:4}  {loss:20.6f}  {other:14.6f}  {processes:9}")
     print(f"largest relative difference: {furthest:.1e}")
-    # sums over two devices and over four are not rounded alike
+    # Sums over two devices and over four are rounded differently.
     return 0 if furthest < 1e-3 else 1
 
 
 def main() -> int:
-    """Reads the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, default=Path("demo/multihost"))
     parser.add_argument("--steps", type=int, default=30)

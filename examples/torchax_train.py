@@ -1,9 +1,9 @@
-"""A PyTorch network trained on JAX arrays through torchax, that survives `kill -9`.
+"""Trains a PyTorch network on JAX arrays through torchax; the training survives `kill -9`.
 
     python examples/torchax_train.py --directory runs/digits   # kill it when you like, start it again
     python examples/torchax_train.py --demo                    # does that and compares the losses
 
-Everything that concerns checkpoints is five lines: the import of ckpt_core, and four in `train`.
+Checkpoints take five lines: the import of ckpt_core, and four lines in `train`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 import ckpt_core as ckpt
 from ckpt_torchax import shim
 
-shim.install()  # torchax 0.0.13 with torch 2.13 only; goes with torchax's next release
+shim.install()  # for torchax 0.0.13 with torch 2.13; unnecessary with torchax's next release
 import torchax  # noqa: E402
 import torchax.train  # noqa: E402
 from torchax.interop import call_jax, jax_jit, torch_view  # noqa: E402
@@ -36,7 +36,7 @@ BATCH = 64
 
 
 class Network(nn.Module):
-    """An ordinary PyTorch module that knows nothing of torchax: 784-120-84-10, with dropout."""
+    """An ordinary PyTorch module without any torchax code: 784-120-84-10, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Network(nn.Module):
 
 
 def digits() -> tuple[Any, Any]:
-    """Images of 28 x 28 (each pixel of scikit-learn's 8 x 8 nine times, and a margin), and labels."""
+    """Images of 28 x 28 pixels (scikit-learn's 8 x 8 scaled by 3, with a margin), and labels."""
     bunch: Any = load_digits()
     large = np.kron(bunch.images / 16, np.ones((1, 3, 3)))
     images = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype(np.float32)
@@ -68,7 +68,7 @@ def make_step(model: nn.Module, optimizer: Any, env: Any) -> Any:
     """The compiled update: (weights, buffers, opt_state, inputs, labels) -> loss, weights, opt_state."""
 
     def forward(weights: Any, buffers: Any, inputs: Any) -> Any:
-        # The key comes in as an argument: torchax 0.0.13 cannot draw one inside of compiled code.
+        # The key is an argument, because torchax 0.0.13 cannot draw one inside compiled code.
         images, key = inputs
         with env.override_property(prng=key.jax()):
             return torch.func.functional_call(model, {**weights, **buffers}, (images,))
@@ -77,7 +77,7 @@ def make_step(model: nn.Module, optimizer: Any, env: Any) -> Any:
 
 
 def train(path: Path, total_steps: int) -> dict[int, str]:
-    """Trains up to `total_steps`, from the last step saved in `path`; step -> loss, to the bit."""
+    """Trains up to `total_steps`, from the newest step in `path`; returns step -> bits of the loss."""
     losses: dict[int, str] = {}
     torchax.enable_globally()
     env = torchax.default_env()
@@ -103,7 +103,7 @@ def train(path: Path, total_steps: int) -> dict[int, str]:
 
 
 def demonstrate(directory: Path) -> int:
-    """Kills a run, resumes it, and compares its next 50 losses with those of a run left alone."""
+    """Kills a run, resumes it, and compares its next 50 losses with an uninterrupted run."""
     killed = start(directory / "killed", 1_000_000)
     first_saved = directory / "killed" / "step_100"
     while not first_saved.exists():
@@ -127,13 +127,13 @@ def demonstrate(directory: Path) -> int:
 
 
 def start(path: Path, total_steps: int) -> subprocess.Popen[str]:
-    """This script in a process of its own, which prints its losses at the end."""
+    """Starts this script in a new process, which prints its losses at the end."""
     command = [sys.executable, __file__, "--directory", str(path), "--steps", str(total_steps)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def main() -> int:
-    """Parses the command line; gives the exit status."""
+    """Parses the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/digits"))
     parser.add_argument("--steps", type=int, default=1000)

@@ -4,7 +4,7 @@
     python examples/train_nnx.py --demo                   # does that and compares every bit
     python examples/train_nnx.py --check                  # the short form: one interruption
 
-What a training script needs of ckpt is in `train` and nowhere else.
+All code for checkpoints is in `train`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import ckpt_core as ckpt
 
 @nnx.jit(donate_argnums=(0, 1))
 def train_step(model: CharTransformer, optimizer: nnx.Optimizer, batch: Any) -> jax.Array:
-    """One update in place; gives the loss before it."""
+    """One update in place; returns the loss before it."""
 
     def loss_of(model: CharTransformer) -> jax.Array:
         logits = model(batch["inputs"])
@@ -41,7 +41,7 @@ def train_step(model: CharTransformer, optimizer: nnx.Optimizer, batch: Any) -> 
 def train(
     directory: Path, report: Callable[..., None], total_steps: int = 81
 ) -> tuple[CharTransformer, nnx.Optimizer, Any]:
-    """Model, optimizer and data after `total_steps` updates, however often interrupted."""
+    """Trains up to `total_steps` updates, from the newest checkpoint if there is one."""
     model = CharTransformer(rngs=nnx.Rngs(0))
     optimizer = make_optimizer(model, total_steps)
     data = make_data(seed=0)
@@ -55,13 +55,13 @@ def train(
             loss = train_step(model, optimizer, next(data))
             report(step, loss=loss)
             if checkpointer.save(step, model=model, optimizer=optimizer, data=data):
-                print(f"saving step {step}", flush=True)  # in the background, from here on
+                print(f"saving step {step}", flush=True)  # it continues in the background
 
     return model, optimizer, data
 
 
 def main() -> int:
-    """Parses the command line; gives the exit status."""
+    """Parses the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="what the run writes")
     parser.add_argument("--steps", type=int, default=81)

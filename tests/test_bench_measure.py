@@ -150,7 +150,7 @@ def test_statistics():
     summary = _stats.summarize([1.0, 2.0, 6.0])
     assert (summary.n, summary.min, summary.median, summary.max) == (3, 1.0, 2.0, 6.0)
     assert summary.mean == 3.0 and summary.stddev == pytest.approx(math.sqrt(7))
-    assert summary.ci95 == pytest.approx(4.303 * math.sqrt(7) / math.sqrt(3))
+    assert summary.ci95 == pytest.approx(4.302653 * math.sqrt(7) / math.sqrt(3))
     alone = _stats.summarize([2.0])
     assert alone.stddev is None and alone.ci95 is None
 

@@ -19,11 +19,12 @@ from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import file_system, warnings_about
 from ckpt_core.bench._jsonl import JsonLines
-from ckpt_core.bench._markdown import markdown, ratio
+from ckpt_core.bench._markdown import markdown
 from ckpt_core.bench._page import page
 from ckpt_core.bench._results import SuiteResult
+from ckpt_core.bench._rows import beside, number, ratio
 from ckpt_core.bench._stats import summarize
-from ckpt_core.bench._table import beside, number, print_comparison, print_result
+from ckpt_core.bench._table import print_comparison, print_result
 
 DELAY_SECS = {"step": 0.005}
 

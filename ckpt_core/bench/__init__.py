@@ -1,4 +1,4 @@
-"""Benchmarks of saving and loading: a small class, a YAML file, and everything else done for you.
+"""Benchmarks of saving and loading: you write a small class and a YAML file.
 
 ::
 
@@ -23,7 +23,7 @@ and meshes, in one process or many, and writes a table, JSON lines, TensorBoard 
 generators that come with ckpt are in ``ckpt_core.bench.generators``; docs/benchmarks.md has the
 keys of the file.
 
-Nothing here is imported by the rest of ckpt, and names are imported when they are first used.
+The rest of ckpt does not import this package, and each name is imported at its first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Baselines: what a revision measured, kept to hold later ones against."""
+"""Baselines: the measurements of one revision in a file, to compare later ones with."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -17,17 +18,17 @@ from ckpt_core.bench._yaml import ConfigError
 
 SCHEMA_VERSION = 1
 GATED = ("*_0_basics/time_s", "*_4_throughput/gb_per_s", "checkpoint_5_inventory/*")
-"""Metrics that make a comparison fail. Others are shown: memory and counters vary by themselves."""
+"""Only these metrics make a comparison fail: memory and counters vary without a reason."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """One metric of one case, then and now.
+    """One metric of one case in the baseline and now.
 
     Attributes:
-        change: of the median, as a fraction of the baseline; above 0 is worse.
-        beyond_noise: whether the means differ by more than chance (Welch, 95 %).
-        worse: whether it fails the comparison.
+        change: change of the median as a fraction of the baseline; above 0 is worse.
+        beyond_noise: whether the means differ by more than chance (Welch's t-test, 95 %).
+        worse: whether this metric makes the comparison fail.
     """
 
     case: str
@@ -42,7 +43,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result held against a baseline."""
+    """The comparison of a result with a baseline."""
 
     path: str
     sha: str | None
@@ -52,12 +53,18 @@ class Comparison:
 
     @property
     def worse(self) -> tuple[Delta, ...]:
-        """What fails the comparison."""
+        """The metrics that make the comparison fail."""
         return tuple(delta for delta in self.deltas if delta.worse)
+
+    @property
+    def changed(self) -> list[Delta]:
+        """The metrics whose median changed: those that fail first, then by size of the change."""
+        found = [delta for delta in self.deltas if delta.change]
+        return sorted(found, key=lambda delta: (not delta.worse, -abs(delta.change)))
 
 
 def capture_baseline(result: SuiteResult, directory: Path) -> Path:
-    """Writes ``<git sha>.json`` (``unknown.json`` outside of git) and gives its path."""
+    """Writes ``<git sha>.json`` (``unknown.json`` outside of git) and returns its path."""
     environment = dict(result.environment)
     name = environment.get("git_sha") or "unknown"
     benchmarks = {
@@ -65,7 +72,7 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
             "label": f"{case.group}: {case.label}",
             "config": case.config,
             "metrics": {
-                f"{operation}_{metric}": summary.as_json()
+                f"{operation}_{metric}": dataclasses.asdict(summary)
                 for operation, metrics in case.by_operation().items()
                 for metric, summary in metrics.items()
             },
@@ -87,10 +94,10 @@ def capture_baseline(result: SuiteResult, directory: Path) -> Path:
 
 
 def read_baseline(path: Path) -> Mapping[str, Any]:
-    """A baseline file.
+    """The content of a baseline file.
 
     Raises:
-        ConfigError: it is none, or of a newer version.
+        ConfigError: the file is missing, is not a baseline, or has another version.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -110,13 +117,13 @@ def read_baseline(path: Path) -> Mapping[str, Any]:
 def compare(
     result: SuiteResult, path: Path, threshold: float, gated: tuple[str, ...] = GATED
 ) -> Comparison:
-    """Every metric now beside the baseline's.
+    """Compares every metric with the baseline.
 
-    A metric is worse when its median got worse by more than ``threshold`` (0.1 is ten percent),
-    the means differ beyond their noise, and it is among the gated ones.
+    A metric is worse if its median got worse by more than ``threshold`` (0.1 is ten percent),
+    the means differ by more than chance, and it matches a pattern in ``gated``.
 
     Raises:
-        ConfigError: no baseline, or one of another backend.
+        ConfigError: the file is no baseline, or one of another backend, device or number of them.
     """
     baseline = read_baseline(path)
     then, now = baseline["environment"], result.environment
@@ -164,7 +171,7 @@ def _deltas(
 
 
 def _change(metric: str, before: float, now: float) -> float:
-    """How much worse, as a fraction: longer, larger, or a lower rate."""
+    """How much worse the metric got, as a fraction: longer, larger, or a lower rate."""
     if before == now:
         return 0.0
     if is_rate(metric):

@@ -1,6 +1,6 @@
 """Charts as SVG text: bars with confidence intervals, and lines on logarithmic axes.
 
-Colours are CSS variables of the page, so that both of its themes fit.
+Colours are CSS variables of the page, so that charts follow its light and dark theme.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ckpt_core.bench._rows import number
 from ckpt_core.bench._stats import Summary
-from ckpt_core.bench._table import number
 
 WIDTH = 480
-"""Of charts of lines, in units of their drawing: few, so that on a telephone they can be read."""
+"""Width of line charts in SVG units: small, so that their text is readable on a telephone."""
 ROW, TOP, BOTTOM = 38, 4, 30
 COLOURS = 10
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: its label, its statistics, which of the page's colours it has, and if it is pale."""
+    """One row of a bar chart; ``colour`` is an index into the page's colours."""
 
     label: str
     summary: Summary
@@ -32,9 +32,9 @@ class Bar:
 def bars(rows: Sequence[Bar], unit: str) -> str:
     """Medians as bars, the 95 % interval of the mean as a whisker, every value as a dot.
 
-    Where the values span more than a factor of 40 the axis is logarithmic and the bars are dots: a
-    bar on such an axis would lie about proportions. Places are in percent and text in pixels, so
-    that on a telephone the bars shrink and the words do not.
+    If the values span more than a factor of 40 the axis is logarithmic and the bars become dots: the
+    length of a bar would mislead on such an axis. Positions are in percent and text sizes in pixels,
+    so that a narrow screen shrinks the bars and not the text.
     """
     low = min(min(row.summary.values) for row in rows)
     high = max(max(max(row.summary.values), _upper(row.summary)) for row in rows)
@@ -53,7 +53,7 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """A value's place on an axis; by itself in percent of the width, with room for text at its ends."""
+    """Maps values to positions on an axis; by default in percent of the width, with margins for text."""
 
     low: float
     high: float
@@ -63,7 +63,7 @@ class Scale:
     right: float = 97.0
 
     def at(self, value: float) -> float:
-        """In the unit of ``left`` and ``right``."""
+        """The position of a value, in the unit of ``left`` and ``right``."""
         if self.logarithmic:
             span = math.log(self.high / self.low) or 1.0
             part = math.log(max(value, self.low) / self.low) / span
@@ -112,7 +112,7 @@ def _axis(scale: Scale, height: int, unit: str) -> str:
 
 
 def _row(row: Bar, top: float, scale: Scale, logarithmic: bool) -> str:
-    """The label and the median on one line, what they are about on the next."""
+    """The label and the median on one line, the bar below them."""
     summary, colour = row.summary, f"c{row.colour % COLOURS}{' pale' if row.pale else ''}"
     x, y = scale.at(summary.median), top + 26
     label = row.label if len(row.label) <= 40 else row.label[:39] + "…"
@@ -131,7 +131,7 @@ def _row(row: Bar, top: float, scale: Scale, logarithmic: bool) -> str:
             f'<rect class="{colour}" x="{scale.left}%" y="{y - 7}" width="{width:.2f}%" '
             f'height="14" rx="2"/>'
         )
-    if summary.n > 1:  # of a single run the bar says all
+    if summary.n > 1:  # the bar of a single run is at its only value
         for value in summary.values[:50]:
             parts.append(f'<circle class="dot" cx="{scale.at(value):.2f}%" cy="{y}" r="2"/>')
     if summary.ci95:
@@ -150,7 +150,7 @@ def _whisker(summary: Summary, y: float, scale: Scale) -> str:
 
 
 def lines(series: Mapping[str, Sequence[tuple[float, Summary]]], x_name: str, unit: str) -> str:
-    """Medians over a number, one line for each series, both axes logarithmic, whiskers for 95 %."""
+    """A line of medians for each series, both axes logarithmic, with 95 % intervals as whiskers."""
     points = [point for found in series.values() for point in found]
     xs = [x for x, _ in points]
     ys = [value for _, summary in points for value in (summary.min, summary.max) if value > 0]
@@ -202,7 +202,7 @@ def _line(
 
 
 def _legend(labels: Iterable[str]) -> str:
-    """Which line is whose, as text that a narrow screen breaks."""
+    """The labels with their colours, as HTML text, so that a narrow screen can wrap them."""
     entries = (
         f'<span class="key"><i class="k{index % COLOURS}"></i>{escape(label)}</span>'
         for index, label in enumerate(labels)

@@ -1,4 +1,4 @@
-"""A load that gives something else is no load: every result is compared, outside of the clocks."""
+"""Compares every loaded result with what was saved, outside of the measured time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ckpt_core.bench.libraries._trees import names_of
 
 
 class WrongData(CheckpointError):
-    """What was loaded is not what was saved; ends the run that was measured."""
+    """The loaded values differ from the saved ones; the measured run fails."""
 
 
 def check_equal(expected: Any, found: Any) -> None:
-    """Compares two trees bit for bit, the pieces that this process holds.
+    """Compares the shards of two trees that this process holds, bit for bit.
 
     Raises:
-        WrongData: with the first leaf that differs.
+        WrongData: the trees differ; the message names the first leaf that does.
     """
     names, wanted, got = names_of(expected), jax.tree.leaves(expected), jax.tree.leaves(found)
     if len(wanted) != len(got):
@@ -55,4 +55,4 @@ def _same_bytes(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     )
 
 
-_PIECE = 1 << 24  # a comparison takes a byte for each byte that it compares
+_PIECE = 1 << 24  # numpy needs a temporary byte for each byte that it compares

@@ -1,8 +1,8 @@
-"""What is recorded around a measured block, one collector for each kind of number.
+"""Collectors measure a block of code, each one kind of number: time, memory, events.
 
 A collector has ``start()`` and ``stop() -> {tag: value}``. The clock starts last and stops first,
-so what the others cost is outside of the time. Blocks nest: nothing here is undone by a block
-inside of another.
+so it does not measure the other collectors. Blocks may be nested: an inner block does not disturb
+the numbers of the outer one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Time:
 
 
 class Rss:
-    """Host memory: what stayed, and the peak above the start where the kernel can reset it."""
+    """Host memory: the growth, and the peak above the start if the kernel can reset its peak."""
 
-    # peaks of blocks that are open: resetting the kernel's mark must not lose theirs
+    # The open blocks. Before a block resets the kernel's peak, it is recorded in all of them.
     _open: ClassVar[list[Rss]] = []
     _lock = threading.Lock()
 
@@ -68,7 +68,7 @@ class Rss:
 
 
 def _resident() -> tuple[int, int]:
-    """Resident bytes of this process, now and at most since the last reset."""
+    """Resident bytes of this process: now, and the peak since the last reset."""
     now = peak = 0
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
@@ -94,7 +94,7 @@ def _reset_peak() -> bool:
 
 
 class JaxMonitoring:
-    """Events of jax, Orbax and ckpt: durations and sizes summed over the block, and counted."""
+    """Events of jax, Orbax and ckpt: counts, and sums of durations and sizes over the block."""
 
     _open: ClassVar[list[JaxMonitoring]] = []
     _lock = threading.Lock()
@@ -126,7 +126,7 @@ class JaxMonitoring:
 
     @classmethod
     def _listen(cls) -> None:
-        """Registers once and for all: jax's list of listeners is no place for many."""
+        """Registers one set of listeners for the whole process, at the first use."""
         if cls._listening:
             return
         import jax
@@ -147,13 +147,13 @@ class JaxMonitoring:
             return
         if event.endswith("/bytes"):
             value /= GIB
-        with cls._lock:  # events come up in any thread
+        with cls._lock:  # any thread may report an event
             for block in cls._open:
                 block._add(tag, value)
 
 
 class DeviceMemory:
-    """Arrays that stayed alive; device memory, kept and at its peak, where the backend tells it."""
+    """Live arrays added; growth and peak of device memory, if the backend reports it."""
 
     def start(self) -> None:
         self._arrays, self._memory = self._now()
@@ -169,7 +169,7 @@ class DeviceMemory:
 
     @staticmethod
     def _now() -> tuple[int, dict[str, int]]:
-        """Live arrays, and of each number that devices tell the largest."""
+        """The number of live arrays, and for each memory statistic the maximum over the devices."""
         import jax
 
         largest: dict[str, int] = {}
@@ -181,7 +181,7 @@ class DeviceMemory:
 
 _PEAK = "device_hbm_peak_diff_gb"
 
-# the rest are gauges and histograms, of which a difference says nothing
+# The other metrics are gauges and histograms, whose difference has no meaning.
 _COUNTED = ("kvstore/", "cache/", "thread_pool/work_time_ns", "thread_pool/total_queue_time_ns")
 
 
@@ -208,7 +208,7 @@ class TensorStore:
 
 
 class Tracemalloc:
-    """Python's own allocations; makes everything slower, so it must be asked for."""
+    """Python's own allocations. Off by default, because tracing slows everything down."""
 
     def start(self) -> None:
         import tracemalloc
@@ -235,7 +235,7 @@ COLLECTORS: dict[str, Callable[[], Collector]] = {
     "device_memory": DeviceMemory,
     "jax_monitoring": JaxMonitoring,
     "rss": Rss,
-    "time": Time,  # last to start, first to stop
+    "time": Time,  # last, so that it starts last and stops first
 }
 DEFAULT_KEYS = ("time", "rss", "jax_monitoring", "device_memory", "tensorstore")
 
@@ -244,7 +244,7 @@ def make_collectors(keys: Any) -> list[Collector]:
     """Collectors for the keys, in the order in which they start.
 
     Raises:
-        ValueError: a key that there is not.
+        ValueError: a key is unknown.
     """
     chosen = DEFAULT_KEYS if keys is None else tuple(keys)
     for key in chosen:

@@ -1,20 +1,19 @@
-"""The suite file: what stands in it, as frozen dataclasses, and how it is read.
+"""Parses a suite file into frozen dataclasses.
 
-The schema is that of Orbax's benchmark framework, so its files load unchanged but for the names of
-the generators. Ours on top: ``warmup_repeats``, ``order``, ``steady_memory``,
-``remove_repeated_dir``, ``name`` of a checkpoint, ``count`` of an array.
+The schema is that of Orbax's benchmark framework: its files load after replacing the names of
+the generators. ckpt adds ``warmup_repeats``, ``order``, ``steady_memory``,
+``remove_repeated_dir``, ``name`` of a checkpoint and ``count`` of an array.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckpt_core.bench._yaml import (
-    ConfigError,
     Node,
     Reader,
     at_least,
@@ -37,9 +36,9 @@ class ArraySpec:
     """A synthetic array, or ``count`` of them.
 
     Attributes:
-        dtype: a name that jax.numpy knows.
-        sharding: for each dimension an axis of the mesh, several, or None.
-        count: None for one array; a number for a mapping of that many.
+        dtype: the name of a dtype in jax.numpy.
+        sharding: for each dimension a mesh axis, several, or None.
+        count: None for one array; a number for a mapping of that many arrays.
     """
 
     dtype: str
@@ -50,20 +49,20 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """A leaf that is no array: ``int`` or ``str``."""
+    """A leaf that is not an array: ``int`` or ``str``."""
 
     kind: str
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What ``context.pytree`` is made of: a synthetic ``spec``, a checkpoint at ``path``, or None.
+    """The source of ``context.pytree``: a synthetic ``spec``, a checkpoint at ``path``, or None.
 
     Attributes:
         spec: name -> ArraySpec, PlainSpec, or a mapping of these.
-        random_seed: of the synthetic numbers.
-        sharding_config_path: JSON of the wanted sharding of every leaf, for ``path``.
-        name: for people; derived where it is not given.
+        random_seed: seed of the synthetic numbers.
+        sharding_config_path: JSON file with the wanted sharding of every leaf, for ``path``.
+        name: shown in tables; numbered if several checkpoints have none.
     """
 
     name: str = ""
@@ -75,7 +74,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """A mesh of devices; used where its axes multiply to the number of devices."""
+    """A mesh of devices; skipped unless the product of its axes is the number of devices."""
 
     mesh_axes: tuple[str, ...]
     ici_parallelism: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -105,12 +104,12 @@ class SuiteConfig:
     """A suite file.
 
     Attributes:
-        num_repeats: how often each combination runs and counts.
-        warmup_repeats: how often it runs before that without counting.
+        num_repeats: the number of counted runs of each combination.
+        warmup_repeats: the number of uncounted runs before them.
         order: ``interleaved`` runs every combination once, in turn, then all again, so that a slow
-            minute of the machine meets all of them; ``sequential`` finishes one before the next.
-        steady_memory: start the process with a malloc that keeps what is freed.
-        remove_repeated_dir: delete what a run wrote when it is over.
+            minute of the machine affects all of them; ``sequential`` finishes one before the next.
+        steady_memory: start the process with a malloc that keeps freed memory.
+        remove_repeated_dir: delete the files of each run when it ends.
     """
 
     file: str
@@ -146,10 +145,10 @@ _SUITE_KEYS = (
 
 
 def load_suite(path: str | os.PathLike[str]) -> SuiteConfig:
-    """The suite in a YAML file.
+    """Reads a suite from a YAML file.
 
     Raises:
-        ConfigError: all that is wrong with it, each with its line.
+        ConfigError: the file has errors; lists all of them, each with its line.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -161,10 +160,10 @@ def load_suite(path: str | os.PathLike[str]) -> SuiteConfig:
 
 
 def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
-    """The suite in a text; ``file`` names it in errors.
+    """Reads a suite from a text; ``file`` is its name in error messages.
 
     Raises:
-        ConfigError: all that is wrong with it, each with its line.
+        ConfigError: the text has errors; lists all of them, each with its line.
     """
     root = read_yaml(text, file)
     reader = Reader(file)
@@ -196,7 +195,7 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
 
 
 def _one_or_many(reader: Reader, found: Mapping[str, Node], key: str, parse: Any) -> list[Any]:
-    """What stands under ``key`` and ``keys``; not both."""
+    """The parsed values under ``key`` (one) or ``<key>s`` (a list); giving both is an error."""
     many = f"{key}s"
     if key in found and many in found:
         reader.complain(found[many], f"give {key} or {many}, not both")
@@ -211,9 +210,7 @@ def _one_or_many(reader: Reader, found: Mapping[str, Node], key: str, parse: Any
 
 
 def _named(checkpoints: list[CheckpointConfig]) -> tuple[CheckpointConfig, ...]:
-    """With names that differ, so that a table can tell them apart."""
-    from dataclasses import replace
-
+    """The checkpoints with a name for each, so that tables can tell them apart."""
     named: list[CheckpointConfig] = []
     for number, config in enumerate(checkpoints):
         name = config.name or (f"checkpoint {number}" if len(checkpoints) > 1 else "")
@@ -368,6 +365,3 @@ def _benchmark(reader: Reader, node: Node) -> list[BenchmarkConfig]:
         else:
             reader.complain(options, f"options must be a mapping, not {describe(options.value)}")
     return [BenchmarkConfig(generator, values, found["generator"].line)]
-
-
-__all__ = ["ConfigError", "SuiteConfig", "load_suite", "parse_suite"]

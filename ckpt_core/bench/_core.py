@@ -1,4 +1,4 @@
-"""What somebody who writes a benchmark needs: options, generator, context and result."""
+"""The classes for writing a benchmark: options, generator, context and result."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """Base of the options of a generator: a frozen dataclass with a default for every field.
+    """Base class for the options of a generator: a frozen dataclass with a default for every field.
 
     Attributes:
-        enable_trace: a ``jax.profiler`` trace of every measured operation, in the first run.
-        trace_every_repeat: in every run; the profile distorts all times then.
+        enable_trace: record a ``jax.profiler`` trace of every operation in one uncounted run.
+        trace_every_repeat: record one in every counted run; profiling then distorts all times.
     """
 
     enable_trace: bool = False
     trace_every_repeat: bool = False
 
     def is_valid(self) -> bool:
-        """Whether this combination makes sense; the others are left out of the sweep."""
+        """Whether this combination makes sense; invalid ones are skipped."""
         return self.problem() is None
 
     def problem(self) -> str | None:
-        """Why this combination makes no sense, for the list of what was skipped."""
+        """Why this combination makes no sense, for the list of skipped cases; None if it does."""
         return None
 
     def label(self, name: str) -> str:
-        """How a swept option reads in tables; empty for what goes without saying."""
+        """The text of a swept option in tables; empty if its value need not be mentioned."""
         value = getattr(self, name)
         if name == "library":
             return str(value)
@@ -44,24 +44,24 @@ class BenchmarkOptions:
 
 
 class Skipped(CheckpointError):
-    """Raised by a ``test_fn`` that cannot run here: no failure, but said so in the results."""
+    """Raise this in a ``test_fn`` that cannot run here: the results list it as skipped, not failed."""
 
 
 @dataclass(frozen=True)
 class TestContext:
-    """What a ``test_fn`` gets.
+    """The argument of a ``test_fn``.
 
     Attributes:
-        pytree: the checkpoint's data from ``checkpoint_config``, or None.
-        path: a fresh directory of this run.
+        pytree: the data of ``checkpoint_config``, or None.
+        path: an empty directory for this run.
         options: one combination of the generator's options.
         mesh: the ``jax.sharding.Mesh`` of ``mesh_config``, or None.
-        repeat_index: which repeat this is, from 0; None for a warm-up.
-        local_path: a scratch directory of this run on a local disk, or None.
-        trace_root: where traces of this run go, or None.
+        repeat_index: the number of this repeat, from 0; None for a warm-up.
+        local_path: a scratch directory for this run on a local disk, or None.
+        trace_root: the beginning of the paths of this run's traces, or None.
     """
 
-    __test__ = False  # pytest: the name begins with Test, the class is none
+    __test__ = False  # pytest would collect the class because its name begins with Test
 
     pytree: Any
     path: Path
@@ -72,16 +72,16 @@ class TestContext:
     trace_root: str | None = None
 
     def trace_path(self, operation: str) -> str | None:
-        """Where the profiler trace of an operation goes; None where none is taken."""
+        """The path of the profiler trace of an operation; None if this run records none."""
         return None if self.trace_root is None else f"{self.trace_root}__{operation}"
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """What a ``test_fn`` gives.
+    """The result of a ``test_fn``.
 
     Attributes:
-        metrics: what was measured.
+        metrics: the measurements.
         notes: facts for the tables, such as ``{"durable": "yes"}``.
     """
 
@@ -92,12 +92,12 @@ class TestResult:
 
 
 class BenchmarksGenerator:
-    """Base of all benchmarks: bind options with ``@benchmark_options``, define ``test_fn``."""
+    """Base class for benchmarks: bind options with ``@benchmark_options``, define ``test_fn``."""
 
     options_class: type[BenchmarkOptions] = BenchmarkOptions
 
     def test_fn(self, context: TestContext) -> TestResult:
-        """Runs and measures once. What it raises is recorded, and the suite goes on."""
+        """Runs and measures once. If it raises, the error is recorded and the suite continues."""
         raise NotImplementedError(f"{type(self).__name__} must define test_fn(context)")
 
 

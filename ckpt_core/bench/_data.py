@@ -1,4 +1,4 @@
-"""What ``context.pytree`` is made of: synthetic arrays, or a checkpoint on a wanted sharding."""
+"""Makes ``context.pytree``: synthetic arrays, or a checkpoint loaded onto a wanted sharding."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ckpt_core.bench._yaml import ConfigError, nearest
 
 
 class HostData:
-    """The values of one checkpoint configuration on the host, made once and put as often as needed.
+    """The values of one checkpoint configuration on the host, made once.
 
-    Fresh device arrays for every run: one that was saved before may hold its host copy already, and
-    one that was restored may share memory with what was read.
+    ``put`` makes new device arrays for every run: an array that was saved before may have cached its
+    host copy, and one that was restored may share memory with the data that was read.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -30,15 +30,14 @@ class HostData:
             self._tree = _generate(config.spec, np.random.default_rng(config.random_seed))
 
     def put(self, mesh: Any) -> Any:
-        """The tree as new jax arrays, all of them there."""
+        """The tree as new jax arrays; waits until they are on the devices."""
         if self._config.path is not None:
-            return jax.block_until_ready(load_onto(self._config.path, self._sharding_path()))
+            return jax.block_until_ready(
+                load_onto(self._config.path, self._config.sharding_config_path)
+            )
         if self._tree is None:
             return None
         return jax.block_until_ready(_put(self._tree, mesh))
-
-    def _sharding_path(self) -> str | None:
-        return self._config.sharding_config_path
 
 
 def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def _generate(spec: Mapping[str, Any], rng: np.random.Generator) -> dict[str, An
 
 
 def _numbers(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Normally distributed: what weights look like, so that compressors meet what they meet."""
+    """Normally distributed, like weights, so that compression ratios are realistic."""
     dtype = jax.numpy.dtype(spec.dtype)
     if dtype == np.bool_:
         return rng.integers(0, 2, spec.shape).astype(dtype)
@@ -80,26 +79,26 @@ def _put(tree: Any, mesh: Mesh | None) -> Any:
     values, axes = tree
     if mesh is None and jax.process_count() == 1:
         return jax.device_put(values)
-    if mesh is None:  # every process has to hold a piece of the same array
+    if mesh is None:  # with several processes an array must span all of them
         mesh, axes = Mesh(np.array(jax.devices()), ("all",)), None
     spec = PartitionSpec(*(axes or ()))
     sharding = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 
-def load_onto(path: str, sharding_path: str | None, **arguments: Any) -> Any:
-    """A checkpoint loaded onto the shardings of a file, or onto those it was saved with.
+def load_onto(path: str, sharding_path: str | None) -> Any:
+    """Loads a checkpoint onto the shardings in a file, or onto those it was saved with.
 
     The file maps ``a.b.c`` to ``{"shape", "dtype", "sharding": {"mesh": {"shape", "axes"},
     "spec"}}``, as Orbax's framework writes it.
 
     Raises:
-        ConfigError: a leaf that the file lacks, or describes in another shape or dtype.
+        ConfigError: the file lacks a leaf, or gives another shape or dtype for one.
     """
     if sharding_path is None:
-        return ckpt.load(path, **arguments)
+        return ckpt.load(path)
     wanted = read_shardings(sharding_path)
-    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted), **arguments)
+    return ckpt.load(path, sharding=_chooser(path, sharding_path, wanted))
 
 
 def _chooser(path: str, file: str, wanted: Mapping[str, Any]) -> Any:
@@ -151,7 +150,7 @@ def _named_sharding(described: Mapping[str, Any]) -> NamedSharding:
 
 
 def total_bytes(tree: Any) -> int:
-    """Bytes of all arrays of a tree, each counted once however many devices hold it."""
+    """Bytes of all arrays of a tree; replicas are not counted again."""
     return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "nbytes"))
 
 

@@ -1,4 +1,4 @@
-"""Where figures were measured: machine, versions, revision."""
+"""Describes where a benchmark ran: machine, versions, revision."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 _PACKAGES = (
     "jax",
@@ -22,7 +24,7 @@ _PACKAGES = (
 
 
 def describe_environment(output: Path) -> dict[str, Any]:
-    """Facts that figures depend on; starts jax's backend."""
+    """Facts that the measurements depend on; initializes jax's backend."""
     import jax
 
     import ckpt_core
@@ -66,23 +68,19 @@ def git_sha() -> str | None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path lies on, as the kernel names it."""
-    best, kind = "", "unknown"
-    place = str(path.resolve())
-    try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return kind
-    for line in mounts:
-        _, where, type_, *_ = line.split()
-        inside = place == where or place.startswith(where.rstrip("/") + "/")
-        if inside and len(where) >= len(best):
-            best, kind = where, type_
-    return kind
+    """The type of the file system that holds a path, as the kernel names it."""
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if path.resolve().is_relative_to(mount.mountpoint)
+    ]
+    # Of two mounts at one place the later hides the earlier, and sorting is stable.
+    mounts.sort(key=lambda mount: len(mount.mountpoint))
+    return mounts[-1].fstype if mounts else "unknown"
 
 
 def warnings_about(environment: dict[str, Any]) -> list[str]:
-    """What makes figures from here worth less, in words."""
+    """Sentences about what makes measurements on this machine unreliable."""
     found: list[str] = []
     if environment["file_system"] in ("tmpfs", "ramfs"):
         found.append("the output lies on a RAM disk: fsync costs nothing there")

@@ -1,4 +1,4 @@
-"""From a suite file to the runs it asks for: the product of options, checkpoints and meshes."""
+"""Expands a suite into its cases: the product of options, checkpoints and meshes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Case:
 
     Attributes:
         name: stable over runs and revisions; the name of its directory.
-        label: what sets it apart from the others of its group, for people.
-        group: the table it stands in: generator, checkpoint and mesh.
-        varying: the swept values, as text.
+        label: how it differs from the other cases of its group, as text for tables.
+        group: the title of its table: generator, checkpoint and mesh.
+        varying: the swept options and their values, as text.
         skipped: why it does not run, or None.
     """
 
@@ -42,10 +42,10 @@ class Case:
 
 
 def expand(suite: SuiteConfig) -> tuple[Case, ...]:
-    """Every combination of a suite, the invalid ones with the reason why they are skipped.
+    """Every combination of a suite; invalid ones have the reason in ``skipped``.
 
     Raises:
-        ConfigError: a class that is not there, or an option that its class does not have.
+        ConfigError: a generator or an option does not exist, or a value has the wrong type.
     """
     reader = Reader(suite.file)
     cases: list[Case] = []
@@ -88,7 +88,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
 def _axes(
     reader: Reader, config: BenchmarkConfig, options: type[BenchmarkOptions]
 ) -> dict[str, list[Any]]:
-    """Field -> the values it takes, in the order of the class; checked against its types."""
+    """Option -> its values, in the order of the class's fields; checks them against its types."""
     hints = typing.get_type_hints(options)
     fields = {field.name: field for field in dataclasses.fields(options)}
     for key, node in config.options.items():
@@ -122,7 +122,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _members(hint: Any) -> Iterator[Any]:
-    """The types of a hint, without the lists that only say that it may be swept."""
+    """The types in a hint, without ``list[...]``, which only says that the option may be swept."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         for member in typing.get_args(hint):
             yield from _members(member)
@@ -195,7 +195,7 @@ def _cases(
 
 
 def _labelled(cases: list[Case]) -> tuple[Case, ...]:
-    """With labels of what differs within each group; cases that are asked for twice run once."""
+    """Labels each case by the options that differ within its group; drops duplicate cases."""
     distinct = list({case.name: case for case in cases}.values())
     groups: dict[str, list[Case]] = {}
     for case in distinct:

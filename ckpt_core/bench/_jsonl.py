@@ -1,20 +1,22 @@
-"""JSON lines: one for the environment, one for each run as it ends, one for each case."""
+"""results.jsonl: a line for the environment, one for each run when it ends, one for each case."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckpt_core._format.strict_json import strict_json
 from ckpt_core.bench._results import CaseResult, Run, SuiteResult
+from ckpt_core.bench._yaml import ConfigError
 
 FILE = "results.jsonl"
 
 
 class JsonLines:
-    """Writes runs as they end, so that whatever happens later they are there."""
+    """Writes each run when it ends, so that a later crash does not lose it."""
 
     def __init__(self, output: Path, suite_name: str, environment: Mapping[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
@@ -28,7 +30,7 @@ class JsonLines:
         self._write("run", {"label": case.label, "group": case.group, **record})
 
     def finish(self, result: SuiteResult) -> None:
-        """The statistics of every case, and the end."""
+        """Writes the statistics of every case, and the record of the end."""
         for case in result.cases:
             self._write("case", _case_record(case))
         self._write("end", {"interrupted": result.interrupted, "failed": len(result.failed)})
@@ -40,7 +42,7 @@ class JsonLines:
 
 def _case_record(case: CaseResult) -> dict[str, Any]:
     statistics = {
-        operation: {metric: summary.as_json() for metric, summary in metrics.items()}
+        operation: {metric: dataclasses.asdict(summary) for metric, summary in metrics.items()}
         for operation, metrics in case.by_operation().items()
     }
     return {
@@ -56,20 +58,58 @@ def _case_record(case: CaseResult) -> dict[str, Any]:
     }
 
 
-def read_cases(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The cases of a run; of one that was killed, as far as its runs had ended.
+def read_result(path: Path) -> SuiteResult:
+    """The result that a file of JSON lines describes; if the run was killed, what had ended.
 
     Raises:
-        KeyError, TypeError: the records are no results.
+        ConfigError: the file is missing or holds no results.
     """
-    if records[-1]["record"] == "end":
-        return [record for record in records if record["record"] == "case"]
-    names = [field.name for field in dataclasses.fields(Run)]
-    found: dict[str, CaseResult] = {}
-    for record in records:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        # What follows the last newline is empty, or a line that a killed process did not finish.
+        return _result([json.loads(line) for line in lines[:-1]])
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), [(0, "there is no such file")]) from error
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(str(path), [(0, f"is no results.jsonl: {error!r}")]) from error
+
+
+def _result(records: Sequence[Mapping[str, Any]]) -> SuiteResult:
+    environment = dict(records[0])
+    # Records of cases come last, in the order of the suite: that order is the order of the tables.
+    named = [one for kind in ("case", "run") for one in records if one["record"] == kind]
+    runs: dict[str, list[Run]] = {one["case"]: [] for one in named}
+    first = {one["case"]: one for one in reversed(named)}
+    for record in named:
         if record["record"] == "run":
-            run = Run(**{name: record[name] for name in names})
-            empty = CaseResult(run.case, record["label"], record["group"], "", {}, {})
-            case = found.get(run.case, empty)
-            found[run.case] = dataclasses.replace(case, runs=(*case.runs, run))
-    return [_case_record(case) for case in found.values()]
+            runs[record["case"]].append(_run(record))
+    cases = tuple(
+        CaseResult(
+            name=name,
+            label=first[name]["label"],
+            group=first[name]["group"],
+            generator=first[name].get("generator", ""),
+            config=first[name].get("config", {}),
+            varying={},
+            runs=tuple(found),
+            skipped=first[name].get("skipped"),
+        )
+        for name, found in runs.items()
+    )
+    return SuiteResult(
+        environment.pop("suite_name"), environment, cases, records[-1].get("interrupted", True)
+    )
+
+
+def _run(record: Mapping[str, Any]) -> Run:
+    found: dict[str, Any] = {field.name: record[field.name] for field in dataclasses.fields(Run)}
+    found["values"] = _numbers(found["values"])
+    found["hosts"] = tuple(map(_numbers, found["hosts"]))
+    return Run(**found)
+
+
+def _numbers(value: Any) -> Any:
+    """The same with floats in place of the texts "NaN" and "Infinity": JSON lacks these numbers."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, list) else float(value)

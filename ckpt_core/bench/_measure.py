@@ -1,4 +1,4 @@
-"""``metrics.measure("save")``: everything about one block of code in one line."""
+"""``metrics.measure("save")``: measures a block of code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ckpt_core.bench._collectors import GB, make_collectors
 
-# The run loop puts the trace path of the running test here. A benchmark makes its Metrics without
-# arguments, so that one line is enough also where `enable_trace` is on; nothing else is ambient.
+# The run loop sets this to the `trace_path` of the running test. A context variable, because a
+# benchmark calls `Metrics()` without arguments.
 TRACE_PATH: ContextVar[Callable[[str], str | None] | None] = ContextVar("trace_path", default=None)
 
 
@@ -19,17 +19,17 @@ class Block:
     """The block that is being measured.
 
     Attributes:
-        nbytes: what it moves; set it and the throughput is recorded.
+        nbytes: the bytes that it moves; if set, the throughput is recorded.
     """
 
     nbytes: int | None = None
 
 
 class Metrics:
-    """What was measured: operation -> ``namespace/metric`` -> the values, in order.
+    """Measurements: operation -> ``namespace/metric`` -> the values, in order.
 
-    A name that is measured several times (a step of a loop) has several values. In dashboards and
-    files the two parts are joined: ``save_0_basics/time_s``.
+    An operation that is measured several times (a step of a loop) has several values. In TensorBoard
+    and in baselines the two parts are joined: ``save_0_basics/time_s``.
 
     Example:
         >>> from ckpt_core import bench
@@ -49,18 +49,18 @@ class Metrics:
     def measure(
         self, name: str, metric_keys: Iterable[str] | None = None, *, nbytes: int | None = None
     ) -> Generator[Block, None, None]:
-        """Measures the block. Nothing is recorded of a block that raises.
+        """Measures the block. If the block raises, nothing is recorded.
 
-        What jax does in the background is not waited for: end the block with
-        ``jax.block_until_ready`` where that matters.
+        This does not wait for jax's asynchronous work: if that matters, end the block with
+        ``jax.block_until_ready``.
 
         Args:
-            name: of the operation.
+            name: the name of the operation.
             metric_keys: ``time``, ``rss``, ``jax_monitoring``, ``device_memory``, ``tensorstore``
                 (the default: all of these), ``tracemalloc``.
-            nbytes: what the block moves, for the throughput.
+            nbytes: the bytes that the block moves, for the throughput.
         """
-        self.values.setdefault(name, {})  # in the order in which blocks begin
+        self.values.setdefault(name, {})  # keeps operations in the order in which they begin
         collectors = make_collectors(metric_keys)
         block = Block(nbytes)
         with self._traced(name):
@@ -91,7 +91,9 @@ class Metrics:
     @contextmanager
     def _traced(self, name: str) -> Generator[None, None, None]:
         path = self._trace_path(name) if self._trace_path is not None else None
-        if path is None or self._tracing:  # jax takes one trace at a time: the outer block's
+        if (
+            path is None or self._tracing
+        ):  # jax records one trace at a time: that of the outer block
             yield
             return
         import jax

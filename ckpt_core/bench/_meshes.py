@@ -1,4 +1,4 @@
-"""Meshes of a suite on the devices that there are."""
+"""Makes the meshes of a suite on the available devices."""
 
 from __future__ import annotations
 

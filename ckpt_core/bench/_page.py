@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: no script, no font, no address of anything else."""
+"""Writes report.html: one file without scripts, fonts or links, which opens offline."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._page_style import STYLE
 from ckpt_core.bench._results import CaseResult, SuiteResult
+from ckpt_core.bench._rows import TIME, Row, not_empty, number, operations_of, rows_of
 from ckpt_core.bench._stats import Summary
-from ckpt_core.bench._table import ACKNOWLEDGED, RATE, TIME, beside, number, spread
 
 FILE = "report.html"
 
 
 def write_page(output: Path, result: SuiteResult, comparison: Comparison | None = None) -> Path:
-    """Writes ``<output>/report.html`` and gives it."""
+    """Writes ``<output>/report.html`` and returns its path."""
     path = output / FILE
     path.write_text(page(result, comparison), encoding="utf-8")
     return path
 
 
 def page(result: SuiteResult, comparison: Comparison | None = None) -> str:
-    """The page of a result, as text."""
+    """The HTML of a result."""
     body = [_header(result)]
     if comparison is not None:
         body.append(_comparison(comparison))
@@ -50,7 +50,7 @@ def page(result: SuiteResult, comparison: Comparison | None = None) -> str:
 
 
 def _colours(result: SuiteResult) -> dict[str, int]:
-    """The same colour for the same label wherever it appears; ckpt has the first."""
+    """Label -> colour, the same on the whole page; ckpt has the first colour."""
     labels = dict.fromkeys(case.varying.get("library", case.label) for case in result.cases)
     ordered = sorted(labels, key=lambda label: label != "ckpt")
     return {label: index for index, label in enumerate(ordered)}
@@ -82,29 +82,28 @@ def _header(result: SuiteResult) -> str:
 
 
 def _group(group: str, cases: Sequence[CaseResult], colours: Mapping[str, int]) -> str:
-    operations = dict.fromkeys(name for case in cases for name in case.by_operation())
     parts = [f"<section><h2>{escape(group)}</h2>"]
-    for operation in operations:
-        rows = [(case, case.by_operation().get(operation, {})) for case in cases]
-        rows = [(case, metrics) for case, metrics in rows if TIME in metrics]
+    for operation in operations_of(cases):
+        rows = rows_of(cases, operation)
         if not rows:
             continue
-        chart = _charts.bars(
-            [
-                _charts.Bar(
-                    case.label,
-                    metrics[TIME],
-                    colours[case.varying.get("library", case.label)],
-                    pale=_is_lost(case, operation),
-                )
-                for case, metrics in rows
-            ],
-            "seconds",
-        )
+        bars = [
+            _charts.Bar(
+                row.case.label,
+                row.seconds,
+                colours[row.case.varying.get("library", row.case.label)],
+                pale=_is_lost(row),
+            )
+            for row in rows
+        ]
+        chart = _charts.bars(bars, "seconds")
         parts.append(f"<h3>{escape(operation)}</h3><figure>{chart}</figure>")
-        if any(_is_lost(case, operation) for case, _ in rows):
+        if any(map(_is_lost, rows)):
             parts.append('<p class="note">Pale: not durable when the save returns.</p>')
-        parts.append(_table(operation, rows))
+        names = not_empty(_COLUMNS, rows)
+        numeric = [place for place, name in enumerate(names) if name not in _WORDS]
+        cells = [[row.cells[name] for name in names] for row in rows]
+        parts.append(_html_table(names, cells, numeric, stacked=True))
     parts.append(_all_metrics(cases))
     return "".join([*parts, "</section>"])
 
@@ -120,43 +119,13 @@ _COLUMNS = (
     "durable",
     "n",
 )
-
-
 _WORDS = ("case", "beside the first", "durable")
 
 
-def _is_lost(case: CaseResult, operation: str) -> bool:
+def _is_lost(row: Row) -> bool:
     """Whether a power cut right after this save loses it."""
-    durable = case.notes.get("durable", "yes")
-    return operation in ACKNOWLEDGED and not durable.startswith("yes")
-
-
-def _table(operation: str, rows: Sequence[tuple[CaseResult, Mapping[str, Summary]]]) -> str:
-    first = rows[0][0]
-    cells: list[list[str]] = []
-    for case, metrics in rows:
-        seconds = metrics[TIME]
-        peak = metrics.get("0_basics/host_rss_peak_mb")
-        cells.append(
-            [
-                case.label,
-                number(seconds.median),
-                "" if seconds.ci95 is None else number(seconds.ci95),
-                spread(seconds),
-                number(metrics[RATE].median) if RATE in metrics else "",
-                "" if case is first else beside(seconds.median, rows[0][1][TIME].median, first),
-                "" if peak is None else f"{peak.median:.1f}",
-                case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
-                str(seconds.n),
-            ]
-        )
-    kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in cells)]
-    return _html_table(
-        [_COLUMNS[i] for i in kept],
-        [[row[i] for i in kept] for row in cells],
-        numeric=[place for place, i in enumerate(kept) if _COLUMNS[i] not in _WORDS],
-        stacked=True,
-    )
+    durable = row.cells["durable"]
+    return bool(durable) and not durable.startswith("yes")
 
 
 def _html_table(
@@ -165,7 +134,7 @@ def _html_table(
     numeric: Iterable[int] = (),
     stacked: bool = False,
 ) -> str:
-    """A table; ``stacked`` ones stand as lists of names and values on a narrow screen."""
+    """A table; on a narrow screen a ``stacked`` one becomes a list of names and values."""
     right = set(numeric)
 
     def cell(tag: str, index: int, text: str) -> str:
@@ -195,7 +164,7 @@ def _all_metrics(cases: Iterable[CaseResult]) -> str:
 
 
 def _scaling(result: SuiteResult) -> list[str]:
-    """Times over a swept number, and over the size of the checkpoint, where there are three or more."""
+    """Line charts of time over a swept number, and over checkpoint size, with at least 3 points."""
     found: list[str] = []
     for group, cases in result.groups.items():
         for axis in dict.fromkeys(name for case in cases for name in case.varying):
@@ -266,8 +235,7 @@ def _comparison(comparison: Comparison) -> str:
             f"{100 * delta.change:+.1f} %",
             "worse" if delta.worse else "" if delta.beyond_noise else "noise",
         ]
-        for delta in sorted(comparison.deltas, key=lambda d: (not d.worse, -abs(d.change)))
-        if delta.change
+        for delta in comparison.changed
     ]
     table = _html_table(
         ("case", "metric", "before", "now", "worse by", ""), rows, numeric=range(2, 5)

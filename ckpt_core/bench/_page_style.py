@@ -1,4 +1,4 @@
-"""The look of the page: two themes by the reader's preference, print included."""
+"""The CSS of report.html: light and dark theme as the reader prefers, and rules for printing."""
 
 STYLE = (
     """

@@ -1,4 +1,4 @@
-"""What a suite leaves behind, as plain dataclasses: the input of every table, file and chart."""
+"""The results of a suite as plain dataclasses: the input of every table, file and chart."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Run:
     """One run of one case.
 
     Attributes:
-        kind: ``counted``, or ``warm-up`` or ``traced``, which no statistic includes.
-        values: operation -> metric -> values, over all hosts (the slowest, the largest, the sum).
-        hosts: the same for each process.
-        error: what it raised, in one line; None where all went well.
+        kind: ``counted``; or ``warm-up`` or ``traced``, which are left out of the statistics.
+        values: operation -> metric -> values, combined over all processes (see ``over_hosts``).
+        hosts: the values of each process.
+        error: the exception in one line; None if the run succeeded.
         details: the traceback.
     """
 
@@ -53,19 +53,19 @@ class CaseResult:
 
     @property
     def errors(self) -> list[str]:
-        """What its runs raised."""
+        """The errors of its runs."""
         return [run.error for run in self.runs if run.error is not None]
 
     @property
     def notes(self) -> dict[str, str]:
-        """What the last good run said about itself."""
+        """The notes of the last run that has any."""
         for run in reversed(self.runs):
             if run.notes:
                 return dict(run.notes)
         return {}
 
     def by_operation(self) -> dict[str, dict[str, Summary]]:
-        """Statistics of every metric over the runs that count: operation -> metric -> summary."""
+        """Statistics of every metric over the counted runs: operation -> metric -> summary."""
         values: dict[str, dict[str, list[float]]] = {}
         for run in self.runs:
             if run.kind != COUNTED or run.error is not None:
@@ -87,7 +87,7 @@ class SuiteResult:
 
     Attributes:
         environment: machine, versions, revision.
-        interrupted: Ctrl-C ended it; what is here is complete in itself.
+        interrupted: Ctrl-C or a kill ended the run; the result holds the runs that had ended.
     """
 
     suite_name: str
@@ -97,7 +97,7 @@ class SuiteResult:
 
     @property
     def failed(self) -> list[CaseResult]:
-        """Cases of which a run raised."""
+        """The cases with at least one run that raised."""
         return [case for case in self.cases if case.errors]
 
     @property
@@ -110,7 +110,7 @@ class SuiteResult:
 
 
 def over_hosts(hosts: Sequence[Values]) -> dict[str, dict[str, list[float]]]:
-    """Several processes as one: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
+    """Combines processes: slowest time, lowest rate, most memory, sum of TensorStore's counts."""
     columns: dict[str, dict[str, list[list[float]]]] = {}
     for host in hosts:
         for operation, metrics in host.items():

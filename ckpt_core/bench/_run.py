@@ -1,4 +1,4 @@
-"""The run loop: every case of a suite, repeated, recorded whatever happens."""
+"""The run loop: runs every case of a suite repeatedly, and records failures as well."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class RunSettings:
     """Where and how a suite runs.
 
     Attributes:
-        output: where results and what benchmarks write go; made if missing.
+        output: the directory for results and for the files of benchmarks; created if missing.
         local_directory: root of ``context.local_path``.
-        remove_repeated_dir: delete what a run wrote when it is over (also a key of the suite).
-        repeats: instead of the suite's ``num_repeats``.
-        only: run cases whose label, group or name matches this pattern.
+        remove_repeated_dir: delete the files of each run when it ends (also a key of the suite).
+        repeats: overrides the suite's ``num_repeats``.
+        only: run only cases whose label, group or name matches this pattern.
     """
 
     output: Path
@@ -62,15 +62,15 @@ Listener = Callable[[CaseResult, Run], None]
 def run_suite(
     suite: SuiteConfig, settings: RunSettings, listener: Listener | None = None
 ) -> SuiteResult:
-    """Runs a suite and gives all that was measured; Ctrl-C ends it early with what there is.
+    """Runs a suite and returns all measurements; after Ctrl-C, those of the runs that had ended.
 
-    Where several processes run, all call it; every one gets the results of all.
+    With several processes, all must call it; each gets the results of all.
 
     Args:
-        listener: called after each run, and for each skipped case, on process 0.
+        listener: called on process 0 after each run, and for each skipped case.
 
     Raises:
-        ConfigError: a class or an option that there is not; nothing has run then.
+        ConfigError: a generator or an option does not exist; nothing has run then.
 
     Example:
         >>> from pathlib import Path
@@ -91,9 +91,9 @@ def run_suite(
         remove_repeated_dir=suite.remove_repeated_dir or settings.remove_repeated_dir,
     )
     before = jax.config.jax_enable_x64  # pyright: ignore
-    jax.config.update("jax_enable_x64", True)  # so that float64 in a spec is float64
+    jax.config.update("jax_enable_x64", True)  # otherwise float64 in a spec would become float32
     loop = _Loop(suite, replace(settings, output=output), listener)
-    environment = describe_environment(output)  # before there is a load of our own
+    environment = describe_environment(output)  # its load average must not include the benchmark
     interrupted = False
     try:
         for together in _grouped(cases):
@@ -113,7 +113,7 @@ def _matches(case: Case, pattern: str | None) -> bool:
 
 
 def _grouped(cases: list[Case]) -> list[list[Case]]:
-    """Cases on the same data and mesh together: the data is made once."""
+    """Groups cases with the same data and mesh, so that the data is made once for each group."""
     found: dict[str, list[Case]] = {}
     for case in cases:
         found.setdefault(f"{case.checkpoint}{case.mesh}", []).append(case)
@@ -121,7 +121,7 @@ def _grouped(cases: list[Case]) -> list[list[Case]]:
 
 
 class _Loop:
-    """Runs cases and keeps their records."""
+    """Runs cases and collects their results."""
 
     def __init__(
         self, suite: SuiteConfig, settings: RunSettings, listener: Listener | None
@@ -135,7 +135,7 @@ class _Loop:
         self._skipped: dict[str, str] = {}
 
     def result(self, case: Case) -> CaseResult:
-        """A case with the runs so far."""
+        """The result of a case with the runs so far."""
         return CaseResult(
             name=case.name,
             label=case.label,
@@ -180,7 +180,7 @@ class _Loop:
             yield from ((case, *one) for case in cases for one in rounds)
             return
         for number, one in enumerate(rounds):
-            turn = number % len(cases)  # each is first in some round, right after the new arrays
+            turn = number % len(cases)  # each round begins with another case
             yield from ((case, *one) for case in cases[turn:] + cases[:turn])
 
     def _skip(self, case: Case, reason: str) -> None:
@@ -225,7 +225,7 @@ class _Loop:
             self._delete(path, local_path)
 
     def _traced(self, case: Case, kind: str, repeat: int) -> bool:
-        """One run only: the last warm-up, which no statistic includes; without one the first."""
+        """Whether to trace this run: the last warm-up, or the first run if there is no warm-up."""
         if not case.options.enable_trace:
             return False
         if case.options.trace_every_repeat:
@@ -247,7 +247,7 @@ class _Loop:
 
 
 def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list[str]:
-    """An exchange in a thread: Ctrl-C does not reach a main thread that waits inside of jax."""
+    """Runs the exchange in a thread: Ctrl-C cannot interrupt a main thread that waits inside jax."""
     answers: list[list[str]] = []
     errors: list[BaseException] = []
 
@@ -269,7 +269,7 @@ def _interruptible(processes: _processes.Processes, tag: str, text: str) -> list
 
 
 def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
-    """What one run gives on this process: values and notes, or what it raised."""
+    """Runs a case once on this process: returns values and notes, or the error as text."""
     token = TRACE_PATH.set(context.trace_path)
     try:
         context = replace(context, pytree=data.put(context.mesh))
@@ -291,7 +291,7 @@ def _attempt(case: Case, context: TestContext, data: Any) -> dict[str, Any]:
 
 
 def _combined(case: str, kind: str, repeat: int, started: float, told: list[dict[str, Any]]) -> Run:
-    """One record of what all processes gave."""
+    """One record from the answers of all processes."""
 
     def first(key: str) -> Any:
         for index, answer in enumerate(told):

@@ -1,4 +1,4 @@
-"""Keeping what is not measured out of what is."""
+"""Prepares disk, page cache and garbage collector, so that earlier work does not disturb a measurement."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MIB = 1 << 20
 
 @contextmanager
 def settle() -> Generator[None, None, None]:
-    """Nothing is left to write or to collect from before the block, and nothing is collected in it.
+    """Syncs the disk and collects garbage before the block; disables garbage collection in it.
 
-    Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Earlier writes that the
-    kernel still holds would otherwise be paid for by the next fsync.
+    Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync
+    in the block would also write earlier data that the kernel still holds.
     """
     os.sync()
     gc.collect()
@@ -31,10 +31,10 @@ def settle() -> Generator[None, None, None]:
 
 
 def warm_free_memory(directory: Path, size_bytes: int) -> None:
-    """Touches the free memory that files of this size will go into, by writing and deleting one.
+    """Writes and deletes a file of this size, so that the kernel has free pages for the next one.
 
-    A virtual machine that returns memory to its host pays for every page that it touches again;
-    whoever saves first would pay for all.
+    On a virtual machine that returns memory to its host, every new page is slow at first use;
+    without this, the first save of a run would pay for all of them.
     """
     block = bytes(MIB)
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -43,7 +43,10 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
 
 
 def drop_page_cache(path: Path) -> None:
-    """Makes the next read of these files come from the disk, as far as the kernel grants it."""
+    """Drops these files from the page cache, so that the next read comes from the disk.
+
+    The kernel may ignore the request.
+    """
     os.sync()  # dirty pages cannot be dropped
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         descriptor = os.open(file, os.O_RDONLY)
@@ -54,7 +57,7 @@ def drop_page_cache(path: Path) -> None:
 
 
 def fsync_all(path: Path) -> None:
-    """Makes what a library wrote without fsync durable: every file, every directory, the parent."""
+    """Fsyncs every file and directory below a path, and the parent, for libraries that do not."""
     found = [path, *path.rglob("*")] if path.is_dir() else [path]
     for entry in [*reversed(found), path.parent]:
         descriptor = os.open(entry, os.O_RDONLY)
@@ -65,6 +68,6 @@ def fsync_all(path: Path) -> None:
 
 
 def inventory(path: Path) -> tuple[int, int]:
-    """Bytes and number of the files below a directory."""
+    """Total bytes and number of the files below a directory."""
     sizes = [entry.lstat().st_size for entry in path.rglob("*") if entry.is_file()]
     return sum(sizes), len(sizes)

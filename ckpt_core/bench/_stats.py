@@ -1,4 +1,4 @@
-"""Statistics of a few repeats."""
+"""Statistics of a small number of repeats."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; 1.96 beyond.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+from scipy import stats
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of the values of one metric.
+    """The statistics of one metric.
 
     Attributes:
         ci95: half the width of the 95 % confidence interval of the mean; None for one value.
@@ -31,19 +27,6 @@ class Summary:
     stddev: float | None
     ci95: float | None
     values: tuple[float, ...]
-
-    def as_json(self) -> dict[str, object]:
-        """For files."""
-        return {
-            "n": self.n,
-            "min": self.min,
-            "mean": self.mean,
-            "median": self.median,
-            "max": self.max,
-            "stddev": self.stddev,
-            "ci95": self.ci95,
-            "values": list(self.values),
-        }
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -63,19 +46,24 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def t95(degrees: float) -> float:
-    """The two-sided 95 % quantile of Student's t; rounds degrees of freedom down, to be safe."""
-    whole = max(1, int(degrees))
-    return _T[whole - 1] if whole <= len(_T) else 1.96 + 2.5 / whole
+    """The two-sided 95 % quantile of Student's t."""
+    return float(stats.t.ppf(0.975, degrees))
 
 
 def differ(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the means differ beyond their noise (Welch, 95 %); True for single values."""
+    """Whether two means differ by more than chance (Welch's t-test, 95 %); True for single values."""
     if len(one) < 2 or len(other) < 2:
         return True
-    a = statistics.variance(one) / len(one)
-    b = statistics.variance(other) / len(other)
-    gap = abs(statistics.fmean(one) - statistics.fmean(other))
-    if a + b == 0:
-        return gap > 0
-    degrees = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
-    return gap > t95(degrees) * math.sqrt(a + b)
+    if len({*one}) == len({*other}) == 1:  # no variance: the test would divide by zero
+        return one[0] != other[0]
+    # Not ttest_ind, which warns about values that are almost equal.
+    result: Any = stats.ttest_ind_from_stats(
+        statistics.fmean(one),
+        statistics.stdev(one),
+        len(one),
+        statistics.fmean(other),
+        statistics.stdev(other),
+        len(other),
+        equal_var=False,
+    )
+    return bool(result.pvalue < 0.05)

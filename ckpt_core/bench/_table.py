@@ -1,4 +1,4 @@
-"""The results on a terminal."""
+"""Prints the results on a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from rich.text import Text
 from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._results import CaseResult, SuiteResult
-from ckpt_core.bench._stats import Summary
-
-TIME, RATE = "0_basics/time_s", "4_throughput/gb_per_s"
-# operations after which a save is acknowledged; the blocking part of one acknowledges nothing
-ACKNOWLEDGED = ("save", "save_background")
+from ckpt_core.bench._rows import number, operations_of, rows_of
 
 
 def print_result(result: SuiteResult, console: Console) -> None:
-    """Everything a person wants to know right after a run."""
+    """Prints the environment, warnings, a table for each group, and skipped and failed cases."""
     facts = result.environment
     console.print(
         f"[bold]{escape(result.suite_name)}[/bold]: jax {facts['versions'].get('jax')} on "
@@ -49,43 +45,20 @@ def print_result(result: SuiteResult, console: Console) -> None:
 def table_of(group: str, cases: list[CaseResult]) -> Table:
     """One line for each operation and case; ratios are to the first case that has the operation."""
     table = Table(title=group, title_justify="left", title_style="bold", pad_edge=False)
-    for name, right in (
-        ("operation", False),
-        ("case", False),
-        ("median s", True),
-        ("± 95 %", True),
-        ("min - max", True),
-        ("GB/s", True),
-        ("beside the first", False),
-        ("durable", False),
-    ):
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "case")
-    for operation in _operations(cases):
-        first: float | None = None
-        rows = [(case, case.by_operation().get(operation, {})) for case in cases]
-        rows = [(case, metrics) for case, metrics in rows if TIME in metrics]
-        for position, (case, metrics) in enumerate(rows):
-            seconds = metrics[TIME]
-            first = seconds.median if first is None else first
-            table.add_row(
-                operation if position == 0 else "",
-                Text(case.label),
-                number(seconds.median),
-                "" if seconds.ci95 is None else number(seconds.ci95),
-                spread(seconds),
-                number(metrics[RATE].median) if RATE in metrics else "",
-                beside(seconds.median, first, rows[0][0]) if position else "",
-                case.notes.get("durable", "") if operation in ACKNOWLEDGED else "",
-                end_section=position == len(rows) - 1,
-            )
+    for name in ("operation", *_COLUMNS):
+        justify = "right" if name in _NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "case")
+    for operation in operations_of(cases):
+        rows = rows_of(cases, operation)
+        for row in rows:
+            cells = [Text(row.cells[name]) for name in _COLUMNS]
+            first, last = row is rows[0], row is rows[-1]
+            table.add_row(operation if first else "", *cells, end_section=last)
     return table
 
 
-def _operations(cases: Iterable[CaseResult]) -> list[str]:
-    found: dict[str, None] = {}
-    for case in cases:
-        found |= dict.fromkeys(case.by_operation())
-    return list(found)
+_NUMBERS = ("median s", "± 95 %", "min - max", "GB/s")
+_COLUMNS = ("case", *_NUMBERS, "beside the first", "durable")
 
 
 def _print_skipped(cases: Iterable[CaseResult], console: Console) -> None:
@@ -98,47 +71,15 @@ def _print_skipped(cases: Iterable[CaseResult], console: Console) -> None:
         console.print(f"skipped: {escape(reason)} [dim]({escape(which)})[/dim]")
 
 
-def number(value: float) -> str:
-    """Three digits that matter, never in exponents: 0.000123, 0.0123, 1.23, 123."""
-    if value == 0:
-        return "0"
-    for limit, digits in ((100, 0), (10, 1), (1, 2), (0.1, 3), (0.01, 4), (0.001, 5)):
-        if abs(value) >= limit:
-            return f"{value:.{digits}f}"
-    return f"{value:.6f}"
-
-
-def spread(seconds: Summary) -> str:
-    """From the least to the greatest; nothing of a single run."""
-    return "" if seconds.n < 2 else f"{number(seconds.min)} - {number(seconds.max)}"
-
-
-_SHORT = 24
-
-
-def beside(seconds: float, first: float, case: CaseResult) -> str:
-    """How a time compares with that of the first case, in words: ``19 times slower than ckpt``."""
-    if not first or not seconds:
-        return ""
-    name = case.varying.get("library", case.label)
-    name = name if len(name) <= _SHORT else "the first"
-    ratio = max(seconds / first, first / seconds)
-    if ratio < 1.05:
-        return f"as fast as {name}"
-    times = f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:,.0f}"
-    return f"{times} times {'slower' if seconds > first else 'faster'} than {name}"
-
-
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """What changed since the baseline: all gated metrics that got worse, then the rest by size."""
+    """Prints what changed since the baseline: metrics that fail first, then the main others by size."""
     console.print()
     sha = (comparison.sha or "unknown")[:12]
     table = Table(title=f"against the baseline {sha}", title_justify="left", pad_edge=False)
     for name in ("case", "metric", "before", "now", "worse by", ""):
         table.add_column(name, justify="right" if name in ("before", "now", "worse by") else "left")
-    shown = sorted(comparison.deltas, key=lambda delta: (not delta.worse, -abs(delta.change)))
-    for delta in shown:
-        if delta.change == 0 or not (delta.worse or delta.metric.endswith(_COMPARED)):
+    for delta in comparison.changed:
+        if not (delta.worse or delta.metric.endswith(_COMPARED)):
             continue
         verdict = "[red]WORSE[/red]" if delta.worse else "" if delta.beyond_noise else "noise"
         table.add_row(

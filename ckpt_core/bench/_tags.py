@@ -1,4 +1,4 @@
-"""Which metric an event of jax, Orbax or ckpt becomes; the numbers in front order a dashboard."""
+"""Maps events of jax, Orbax and ckpt to metrics; the leading numbers sort them in TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAVE, LOAD, RATE, SIZE, JAX, OTHER = (
 _WRITE, _READ = "/jax/orbax/write/", "/jax/orbax/read/"
 _WRITE_ASYNC, _CACHE = "/jax/checkpoint/write/async/", "/jax/compilation_cache/"
 
-# Events that ckpt and Orbax emit, and what they measure.
+# Event -> metric.
 TAGS: dict[str, str] = {
     "/ckpt/snapshot_taken": f"{SAVE}/blocking_s",
     "/ckpt/committed": f"{SAVE}/total_s",
@@ -68,16 +68,16 @@ _LISTENED = ("/jax/orbax/", "/jax/checkpoint/", _CACHE, "/ckpt/")
 
 
 def tag_of(event: str) -> str | None:
-    """The metric of an event; None for events that say nothing about what a checkpoint costs."""
+    """The metric of an event; None for events that do not measure the cost of a checkpoint."""
     if event in TAGS:
         return TAGS[event]
     if not event.startswith(_LISTENED) or event.endswith("_time"):
-        return None  # moments say nothing about a block
+        return None  # a point in time, not a duration
     if event.endswith("_started"):
         return None
     return f"{OTHER}/{event.strip('/').replace('/', '_')}"
 
 
 def is_rate(tag: str) -> bool:
-    """Whether several values of one block must not be added up."""
+    """Whether a metric is a rate or ratio, whose values must not be added up."""
     return tag.endswith(("gbps", "per_s", "_rate", "_ratio"))

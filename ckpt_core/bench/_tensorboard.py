@@ -1,4 +1,4 @@
-"""TensorBoard's files, by its own writer; neither torch nor tensorflow is needed."""
+"""Writes TensorBoard's event files with its own writer, which needs neither torch nor tensorflow."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
-from tensorboard.plugins.hparams import metadata as hparams_metadata
-from tensorboard.plugins.text import metadata as text_metadata
+from tensorboard.plugins.hparams import summary_v2 as hparams_summary
+from tensorboard.plugins.text import summary_v2 as text_summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from tensorboard.util import tensor_util
 
 from ckpt_core.bench._results import COUNTED, CaseResult, SuiteResult
-from ckpt_core.bench._table import RATE, TIME, number
+from ckpt_core.bench._rows import RATE, TIME, number
 
-# generated from protocol buffers: without types
-_events: Any = event_pb2
-_summaries: Any = summary_pb2
-_hparams: Any = plugin_data_pb2
-_api: Any = api_pb2
+# Generated from protocol buffers, so without types.
+_Event: Any = event_pb2.Event  # pyright: ignore
+_Summary: Any = summary_pb2.Summary  # pyright: ignore
 
 
 def write_tensorboard(output: Path, result: SuiteResult) -> Path:
-    """Writes ``<output>/tensorboard`` and gives it; each case is a run, each host one below it."""
+    """Writes ``<output>/tensorboard`` and returns its path; each case has a run for each process."""
     root = output / "tensorboard"
     for case in result.cases:
         if case.by_operation():
             _write_hosts(root, case)
             _write_summary(root / case.name / "__summary__", case)
-    with _writer(root / "__suite__") as writer:
+    with _Writer(root / "__suite__") as writer:
         writer.text("suite", _suite_card(result), 0)
     return root
 
 
 class _Writer:
-    """Events of one directory."""
+    """Writes the events of one directory."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,53 +46,25 @@ class _Writer:
         self._writer.close()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        self._add(_summaries.Summary.Value(tag=tag, simple_value=value), step)
+        self._add(_Summary(value=[_Summary.Value(tag=tag, simple_value=value)]), step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        metadata = text_metadata.create_summary_metadata(display_name=tag, description="")
-        tensor = tensor_util.make_tensor_proto([markdown.encode()])
-        self._add(_summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor), step)
+        self._add(text_summary.text_pb(tag, markdown), step)
 
     def hparams(self, name: str, values: Mapping[str, Any]) -> None:
-        start: Any = _hparams.SessionStartInfo(group_name=name, start_time_secs=time.time())
-        for key, value in values.items():
-            if isinstance(value, bool):
-                start.hparams[key].bool_value = value
-            elif isinstance(value, int | float):
-                start.hparams[key].number_value = value
-            else:
-                start.hparams[key].string_value = str(value)
-        end: Any = _hparams.SessionEndInfo(
-            status=_api.Status.Value("STATUS_SUCCESS"), end_time_secs=time.time()
-        )
-        for tag, content in (
-            (hparams_metadata.SESSION_START_INFO_TAG, {"session_start_info": start}),
-            (hparams_metadata.SESSION_END_INFO_TAG, {"session_end_info": end}),
-        ):
-            data: Any = _hparams.HParamsPluginData(**content)
-            metadata = hparams_metadata.create_summary_metadata(data)
-            value = _summaries.Summary.Value(
-                tag=tag, metadata=metadata, tensor=hparams_metadata.NULL_TENSOR
-            )
-            self._add(value, None)
+        plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in values.items()}
+        self._add(hparams_summary.hparams_pb(plain, trial_id=name))
 
-    def _add(self, value: Any, step: int | None) -> None:
-        event: Any = _events.Event(wall_time=time.time(), summary=_summaries.Summary(value=[value]))
-        if step is not None:
-            event.step = step
-        self._writer.add_event(event)
-
-
-def _writer(directory: Path) -> _Writer:
-    return _Writer(directory)
+    def _add(self, summary: Any, step: int | None = None) -> None:
+        self._writer.add_event(_Event(wall_time=time.time(), summary=summary, step=step))
 
 
 def _write_hosts(root: Path, case: CaseResult) -> None:
-    """Every value of every process; the step is the repeat, or counts values within repeats."""
+    """Writes every value of every process; the step is the number of the value in its series."""
     runs = [run for run in case.runs if run.kind == COUNTED and run.error is None]
     hosts = max((len(run.hosts) for run in runs), default=0)
     for host in range(hosts):
-        with _writer(root / case.name / f"host_{host}") as writer:
+        with _Writer(root / case.name / f"host_{host}") as writer:
             steps: dict[str, int] = {}
             for run in runs:
                 for operation, metrics in run.hosts[host].items():
@@ -108,7 +76,7 @@ def _write_hosts(root: Path, case: CaseResult) -> None:
 
 
 def _write_summary(directory: Path, case: CaseResult) -> None:
-    with _writer(directory) as writer:
+    with _Writer(directory) as writer:
         options = {k: v for k, v in case.config["options"].items() if v is not None}
         checkpoint = case.config["checkpoint"]["name"] or "checkpoint"
         writer.hparams(case.name, {**options, "checkpoint": checkpoint})

@@ -1,4 +1,4 @@
-"""YAML that remembers its lines, so that an error can name one."""
+"""Reads YAML with line numbers, so that an error can name the line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ckpt_core._errors import CheckpointError
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A suite file that cannot be used: every problem in it with file, line and key.
+    """A file that cannot be used; the message lists every problem in it with file and line.
 
     Attributes:
-        problems: (line, text) of each, in the order of the file; line 0 where there is none.
+        problems: (line, text) of each problem, in the order of the file; line 0 if it has no line.
     """
 
     def __init__(self, file: str, problems: Iterable[tuple[int, str]]) -> None:
@@ -30,13 +30,13 @@ class ConfigError(CheckpointError, ValueError):
 
 @dataclass(frozen=True)
 class Node:
-    """A value of a YAML file and the line it begins on; children of collections are Nodes."""
+    """A value of a YAML file and the line where it begins; children of collections are Nodes."""
 
     value: Any
     line: int
 
     def plain(self) -> Any:
-        """The value as ordinary Python objects, all the way down."""
+        """The value as ordinary Python objects, without Nodes."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -45,10 +45,10 @@ class Node:
 
 
 def read_yaml(text: str, file: str) -> Node:
-    """The document in a text.
+    """Parses a YAML document.
 
     Raises:
-        ConfigError: no YAML, a key twice, or a key that is no text.
+        ConfigError: the text is not YAML, or a key is duplicate or not a string.
     """
     import yaml
 
@@ -84,20 +84,20 @@ def _convert(loader: Any, node: Any, file: str) -> Node:
                 file, [(key_line, f"key {key!r} is here twice, first on line {found[key].line}")]
             )
         child = _convert(loader, value_node, file)
-        # the line of the key: a nested mapping begins on the line after it
+        # Use the line of the key: a nested mapping begins on the line after it.
         found[key] = Node(child.value, key_line)
     return Node(found, line)
 
 
 class Reader:
-    """Takes nodes apart by type and collects what is wrong, to be raised together."""
+    """Checks nodes and collects all problems, so that one error can list them."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[tuple[int, str]] = []
 
     def complain(self, node: Node, text: str) -> None:
-        """Notes a problem."""
+        """Records a problem at the line of a node."""
         self.problems.append((node.line, text))
 
     def finish(self) -> None:
@@ -108,7 +108,7 @@ class Reader:
     def mapping(
         self, node: Node, what: str, known: Iterable[str], required: Iterable[str] = ()
     ) -> dict[str, Node]:
-        """The children of a mapping whose keys are all known; complains about the others."""
+        """The children of a mapping that have known keys; records unknown and missing keys."""
         if not isinstance(node.value, dict):
             self.complain(node, f"{what} must be a mapping, not {describe(node.value)}")
             return {}
@@ -120,12 +120,12 @@ class Reader:
                 self.complain(child, f"{what} has no key {key!r}{nearest(key, known)}")
                 meant |= set(difflib.get_close_matches(key, known, n=1))
         for key in required:
-            if key not in given and key not in meant:  # one slip is one problem
+            if key not in given and key not in meant:  # a misspelled key was reported already
                 self.complain(node, f"{what} lacks the key {key!r}")
         return {key: child for key, child in given.items() if key in known}
 
     def items(self, node: Node, what: str) -> list[Node]:
-        """The children of a list that is not empty."""
+        """The children of a list; records a problem if it is empty or not a list."""
         if not isinstance(node.value, list) or not node.value:
             self.complain(
                 node, f"{what} must be a list of at least one, not {describe(node.value)}"
@@ -136,7 +136,7 @@ class Reader:
     def take(
         self, found: Mapping[str, Node], key: str, default: Any, check: Callable[[Any], str | None]
     ) -> Any:
-        """The plain value of a key, or the default; ``check`` says what it must be, or None."""
+        """The plain value of a key, or the default; ``check`` returns what it must be, or None."""
         if key not in found:
             return default
         value = found[key].plain()
@@ -148,7 +148,7 @@ class Reader:
 
 
 def describe(value: Any) -> str:
-    """A value with its type in words, for messages."""
+    """A value and its type as text for messages."""
     if value is None:
         return "empty"
     if isinstance(value, dict):
@@ -160,7 +160,7 @@ def describe(value: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or all that there are where none is near."""
+    """`` (did you mean 'x'?)``, or the list of all known words if none is similar."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if close:

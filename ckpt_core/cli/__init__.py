@@ -1,8 +1,7 @@
 """The command line: ``ckpt ls``, ``show``, ``verify`` and ``bench``.
 
-Exit codes: 0 all is well; 1 what was asked about is not (damage, a failed benchmark); 2 the
-question was wrong (no such checkpoint, a suite file with errors); 3 slower than the baseline; 130
-interrupted.
+Exit codes: 0 success; 1 damage or a failed benchmark; 2 wrong arguments (no such checkpoint, a
+suite file with errors); 3 worse than the baseline; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Runs ``ckpt`` with the arguments of the process, and ends it."""
+    """Runs ``ckpt`` with the arguments of the process, and exits with its code."""
     try:
         from ckpt_core.cli._app import run
     except ModuleNotFoundError as error:

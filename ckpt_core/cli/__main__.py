@@ -1,4 +1,4 @@
-"""``python -m ckpt_core.cli``: the command line where its script is not installed."""
+"""``python -m ckpt_core.cli``: the command line without the installed script."""
 
 from ckpt_core.cli import main
 

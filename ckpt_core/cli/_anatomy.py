@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckpt_core._directory import PosixBackend
 
-# The first pattern that fits a path explains it. Order matters: an item's own files come last.
+# The first matching pattern explains a path. Order matters: the general patterns come last.
 _EXPLAINED = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
@@ -48,7 +48,7 @@ _EXPLAINED = tuple(
 
 @dataclass(frozen=True)
 class Part:
-    """Files of one purpose: where, how many, how large, and what for."""
+    """Files with the same purpose: name, number, size and purpose."""
 
     name: str
     files: int
@@ -57,11 +57,11 @@ class Part:
 
 
 def anatomy(path: str) -> list[Part]:
-    """The files of a directory with what they are for; alike ones together, in the order of paths."""
+    """The files of a directory and their purpose, grouped, in the order of paths."""
     parts: dict[tuple[str, str], tuple[int, int]] = {}
     for name, size in sorted(PosixBackend().files(path).items()):
         directory, _, _ = name.rpartition("/")
-        # data files have random names: one line for all of a folder
+        # Data files have random names: one line for all files of a folder.
         shown = f"{directory}/" if directory.rpartition("/")[2] in ("d", "checksums") else name
         key = (shown, purpose_of(name))
         count, total = parts.get(key, (0, 0))
@@ -70,7 +70,7 @@ def anatomy(path: str) -> list[Part]:
 
 
 def purpose_of(name: str) -> str:
-    """What a file is for, by its path inside of the checkpoint; "unknown" where ckpt cannot tell."""
+    """The purpose of a file, by its path inside the checkpoint; "unknown" if ckpt does not know it."""
     for pattern, text in _EXPLAINED:
         if pattern.match(name):
             return text

@@ -1,4 +1,4 @@
-"""The commands and their arguments; what they do is in the modules beside this one."""
+"""The commands and their arguments; the other modules of this package implement them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def list_steps(
         str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
     ] = None,
 ) -> None:
-    """The steps in a directory: time, sizes, items, metrics; what is unfinished, and who writes."""
+    """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
     from ckpt_core.cli import _steps
 
     raise typer.Exit(_steps.list_steps(directory, as_json=as_json, step_prefix=prefix))
@@ -61,7 +61,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What a checkpoint holds, and what each file in it is for; reads no array."""
+    """Show what a checkpoint holds, and the purpose of each of its files; reads no array."""
     from ckpt_core.cli import _look
 
     raise typer.Exit(_look.show(path, all_leaves=leaf, as_json=as_json))
@@ -72,7 +72,7 @@ def verify(
     path: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
     as_json: Json = False,
 ) -> None:
-    """Check every byte against its checksum. Exit code 1 where anything is wrong."""
+    """Check every byte against its checksum. The exit code is 1 if anything is wrong."""
     from ckpt_core.cli import _look
 
     raise typer.Exit(_look.verify(path, as_json=as_json))
@@ -117,7 +117,7 @@ def bench_run(
     ] = 1,
     as_json: Json = False,
 ) -> None:
-    """Run a suite: a table here; JSON lines, TensorBoard and a web page in OUTPUT."""
+    """Run a suite: print a table; write JSON lines, TensorBoard files and a web page to OUTPUT."""
     from ckpt_core.cli import _bench
 
     request = _bench.Request(
@@ -144,16 +144,16 @@ def bench_run(
 def bench_markdown(
     results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
 ) -> None:
-    """The tables of a run for a document, ratios side by side."""
+    """Print the tables of a run as Markdown, with ratios to the first case."""
     from ckpt_core.bench._markdown import markdown
 
     typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)
 
 
 def run() -> int:
-    """The exit code of the command that the process was asked for; errors in one line each."""
+    """Runs the command and returns its exit code; prints an error as one line."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what an encoding lacks is spelled, not refused
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False)
@@ -167,7 +167,7 @@ def run() -> int:
         print(f"ckpt: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        show_usage = getattr(error, "show", None)  # click's own: a wrong argument
+        show_usage = getattr(error, "show", None)  # click's errors about arguments have it
         if show_usage is None:
             raise
         show_usage()

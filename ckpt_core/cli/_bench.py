@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 FAILED, WRONG, SLOWER, INTERRUPTED = 1, 2, 3, 130
 
-# A malloc that keeps what is freed: a virtual machine that returns memory to its host pays up to
-# 10 us for every page that it touches again, which would be most of what is timed. Read by libc
-# when a process starts, so the process starts anew.
+# Settings for a malloc that keeps freed memory. A virtual machine that returns memory to its host
+# needs up to 10 us for every page that it touches again, which would be most of the measured time.
+# libc reads them when a process starts, so the process restarts itself.
 STEADY_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
 
 
@@ -41,15 +41,15 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """Runs the suite and writes everything; gives the exit code."""
+    """Runs the suite and writes all outputs; returns the exit code."""
     suite = load_suite(request.suite)
     _prepare_process(suite, request)
     baseline = request.baseline or (Path(suite.baseline_path) if suite.baseline_path else None)
     if baseline is not None:
         from ckpt_core.bench._baseline import read_baseline
 
-        read_baseline(baseline)  # a typing error shows before an hour of work, not after it
-    # the directory of the shell, for generators of the user's own
+        read_baseline(baseline)  # report a wrong path before the run, which may take an hour
+    # Generators of the user are imported from the working directory.
     if "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     from ckpt_core import _processes
@@ -84,7 +84,7 @@ def run(request: Request) -> int:
 
 
 def _prepare_process(suite: SuiteConfig, request: Request) -> None:
-    """What must be settled before jax is imported."""
+    """Settings that must be made before jax is imported."""
     if request.enable_hlo_dump:
         flags = f"--xla_dump_to={request.output.absolute() / 'hlo_dump'} --xla_dump_hlo_as_proto"
         if flags not in os.environ.get("XLA_FLAGS", ""):
@@ -119,7 +119,7 @@ def _report(
     if request.as_json:
         print((request.output / "results.jsonl").read_text(encoding="utf-8"), end="")
     else:
-        # a table that is cut off where nobody looks at a terminal is no table
+        # Without a terminal, rich would assume 80 columns and truncate the table.
         console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
         print_result(result, console)
         if comparison is not None:
@@ -132,7 +132,7 @@ def _report(
 
 
 def _write_files(output: Path, result: SuiteResult, comparison: Comparison | None) -> list[str]:
-    """The page and TensorBoard's files; gives what to tell."""
+    """Writes the page and TensorBoard's files; returns lines that say where they are."""
     from ckpt_core.bench._page import write_page
 
     notices = [

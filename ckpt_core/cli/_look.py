@@ -24,7 +24,7 @@ LEAVES_SHOWN = 5
 
 
 def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
-    """Prints what a checkpoint holds, and the anatomy of its directory; of a run, its steps."""
+    """Prints what a checkpoint holds and the purpose of its files; for a run, prints its steps."""
     if is_run(path):
         return list_steps(path, as_json=as_json, of_run=True)
     info = inspect(path)
@@ -80,7 +80,7 @@ def _provenance(info: CheckpointInfo) -> str:
 
 def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
     count = len(item.leaves)
-    name = item.name or "a bare tree"  # a directory of Orbax that is an item itself
+    name = item.name or "a bare tree"  # a directory of Orbax without items
     title = (
         f"{name}: {counted(count, 'leaf', 'leaves')}, {size(item.bytes)}"
         if count
@@ -110,9 +110,9 @@ def _sharding(leaf: LeafInfo) -> str:
 
 
 def verify(path: str, *, as_json: bool) -> int:
-    """Prints what is wrong with a checkpoint, or with each of a run's; 1 where anything is.
+    """Prints the problems of a checkpoint, or of each step of a run; returns 1 if there are any.
 
-    Also 1 where nothing can be checked.
+    Also returns 1 if nothing can be checked.
     """
     if not is_run(path):
         told, report = _checked(path)
@@ -126,7 +126,7 @@ def verify(path: str, *, as_json: bool) -> int:
     for step in steps.all():
         try:
             told, report = _checked(steps.path(step))
-        except CheckpointNotFound:  # deleted meanwhile, as policies do
+        except CheckpointNotFound:  # a policy deleted it meanwhile
             continue
         rows.append({"step": step, **told})
         if not as_json:

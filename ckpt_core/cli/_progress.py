@@ -1,4 +1,4 @@
-"""What a long run says while it runs: a line that moves on a terminal, lines elsewhere."""
+"""Progress of a run on stderr: a status line on a terminal, one line per run elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Tells of every run on stderr."""
+    """Reports every run on stderr."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -29,7 +29,7 @@ class Progress:
             self._status.stop()
 
     def heard(self, case: CaseResult, run: Run) -> None:
-        """One run ended."""
+        """Called when a run has ended."""
         if self._quiet:
             return
         outcome = "skipped" if run.skipped else f"failed: {run.error}" if run.error else "done"

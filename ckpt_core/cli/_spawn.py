@@ -1,4 +1,4 @@
-"""``--processes N``: the same command in N processes of one run on this machine."""
+"""``--processes N``: runs the same command in N local processes of one jax.distributed run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _GRACE_SECS = 30.0
 
 
 def run_processes(count: int) -> int:
-    """Runs this very command in ``count`` processes; gives the first exit code that is not 0.
+    """Runs this command in ``count`` processes; returns the first exit code that is not 0.
 
-    When one ends badly the others cannot go on: they are stopped after a grace time.
+    If one process fails the others cannot continue: they are killed after a grace time.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -38,8 +38,8 @@ def run_processes(count: int) -> int:
     try:
         return _wait(children)
     except KeyboardInterrupt:
-        # The terminal told them too, and they write what they have. One that waits for another in
-        # the middle of a save does not hear it.
+        # The terminal sent Ctrl-C to the children too, and they write their results. A child that
+        # waits for another one in the middle of a save does not react to it.
         _wait(children, time.monotonic() + _GRACE_SECS)
         return 130
     finally:

@@ -1,4 +1,4 @@
-"""``ckpt ls``, and what ``show`` and ``verify`` say of a directory of steps."""
+"""``ckpt ls``, and the parts of ``show`` and ``verify`` for a directory of steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckpt_core.cli._text import console, metric, print_json, size, when
 
 DAMAGED = 1
 _DEEPEST = 2
-"""Steps are looked for so many folders further down, where there are none."""
+"""If a directory has no steps, look for steps this many levels below it."""
 
 
 def steps_in(path: str, prefix: str | None = None) -> Steps:
@@ -39,7 +39,7 @@ def steps_in(path: str, prefix: str | None = None) -> Steps:
 
 
 def is_run(path: str) -> bool:
-    """Whether a directory holds steps, and is no checkpoint itself."""
+    """Whether a directory holds steps and is not itself a checkpoint."""
     return not _is_one(path) and bool(steps_in(path).all())
 
 
@@ -55,10 +55,10 @@ def _is_one(path: str) -> bool:
 def list_steps(
     directory: str, *, as_json: bool, step_prefix: str | None = None, of_run: bool = False
 ) -> int:
-    """Prints the steps; 1 where one of them cannot be read.
+    """Prints the steps; returns 1 if one of them cannot be read.
 
     Args:
-        of_run: print what was written of the whole run, too.
+        of_run: also print the metadata of the run.
     """
     directory, local = resolve(directory)
     if local and not os.path.isdir(directory):
@@ -106,7 +106,7 @@ def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], meta
 
 
 def summary(info: CheckpointInfo) -> dict[str, Any]:
-    """A checkpoint in a few words, as both ``ls`` and ``show`` tell it."""
+    """The main facts of a checkpoint, for ``ls`` and ``show``."""
     files = _files(info.path)
     return {
         "path": info.path,
@@ -123,7 +123,7 @@ def summary(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def _row(steps: Steps, step: int) -> dict[str, Any] | None:
-    """What is told of a step; None where there is none any more."""
+    """The facts of a step; None if it was deleted meanwhile."""
     path = steps.path(step)
     found: dict[str, Any] = {"step": step, "inodes": _files(path), "problem": None}
     try:
@@ -136,7 +136,7 @@ def _row(steps: Steps, step: int) -> dict[str, Any] | None:
 
 
 def _files(path: str) -> dict[tuple[int, int], int]:
-    """The sizes of all files of a local directory, each once: steps share files that did not change."""
+    """Inode -> size of each file of a local directory: steps share unchanged files by hard links."""
     found: dict[tuple[int, int], int] = {}
     text, local = resolve(path)
     backend = backend_of(local)
@@ -144,7 +144,7 @@ def _files(path: str) -> dict[tuple[int, int], int]:
     for name, size_bytes in backend.files(text).items() if local else ():
         try:
             status = os.stat(os.path.join(text, name))
-        except OSError:  # deleted just now, or a link that leads nowhere
+        except OSError:  # deleted meanwhile, or a dangling link
             continue
         if size_bytes >= 0:  # a regular file
             found[status.st_dev, status.st_ino] = status.st_size
@@ -152,7 +152,7 @@ def _files(path: str) -> dict[tuple[int, int], int]:
 
 
 def _bytes_of_all(rows: list[dict[str, Any]]) -> int | None:
-    """What all steps take together: what they share counts once."""
+    """The disk space of all steps together: files that they share count once."""
     files: dict[tuple[int, int], int] = {}
     for row in rows:
         files |= row["inodes"]
@@ -195,7 +195,7 @@ def _hint(directory: str) -> str:
 
 
 def _deeper(directory: str, levels: int) -> str | None:
-    """A directory further down that has steps, the nearest first."""
+    """The nearest directory below this one that has steps; None if there is none."""
     below = [
         f"{directory}/{name}"
         for name in sorted(backend_of("://" not in directory).children(directory))
@@ -212,7 +212,7 @@ def _deeper(directory: str, levels: int) -> str | None:
 
 
 def _of(beside: list[Trace]) -> str:
-    """One line: what lies beside the steps, whose it is, since when."""
+    """A line about each entry beside the steps: what it is, its owner, its age."""
     words: dict[str, list[str]] = {}
     for trace in beside:
         since = f"since {when(trace.since_unix_secs)}"

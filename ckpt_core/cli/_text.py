@@ -1,4 +1,4 @@
-"""How the commands write: sizes and times for people, JSON for programs."""
+"""Output of the commands: sizes and times for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ckpt_core._format.strict_json import strict_json
 
 
 def console() -> Console:
-    """Stdout; wide where no terminal says how wide it is, so that nothing is cut off."""
+    """A console on stdout; wide if there is no terminal, so that nothing is truncated."""
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One line that every JSON parser takes; NaN and infinities are strings in it."""
+    """Prints one line of strict JSON, in which NaN and infinities are strings."""
     print(strict_json(value))
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them: 12 B, 3.4 KiB, 5.6 GiB."""
+    """Bytes as text in a suitable unit: 12 B, 3.4 KiB, 5.6 GiB."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if count < 1024:
@@ -32,12 +32,12 @@ def size(count: float) -> str:
 
 
 def when(unix_secs: float | None) -> str:
-    """Local time to the second; nothing where it is not known."""
+    """Local time to the second; empty if it is unknown."""
     if unix_secs is None:
         return ""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
-    except (ValueError, OverflowError, OSError):  # a checkpoint may say anything
+    except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
         return "at no possible time"
 
 
@@ -47,6 +47,6 @@ def counted(count: int, one: str, many: str) -> str:
 
 
 def metric(value: Any) -> str:
-    """A metric in few digits; of other libraries it may be anything."""
+    """A metric with few digits; other libraries may store any type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f"{value:g}" if number else str(value)

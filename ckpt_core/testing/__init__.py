@@ -1,8 +1,8 @@
-"""What other people test their own code with: exact resume, a suite for adapters, strategies.
+"""Tools for users' tests: exact resume, a test suite for adapters, hypothesis strategies.
 
 ``assert_exact_resume(train)``
-    runs a training function straight and interrupted, and compares bit for bit. Also a pytest
-    fixture of that name, wherever ckpt is installed.
+    runs a training function once without and once with interruptions, and compares bit for bit.
+    Also a pytest fixture of that name, wherever ckpt is installed.
 ``assert_same(actual, expected)``
     compares two values bit for bit, and names the first leaf that differs.
 ``InPlaceSuite``, ``PytreeSuite``
@@ -10,7 +10,7 @@
 ``strategies``
     hypothesis strategies for leaves, pytrees and shardings.
 
-Names are imported when they are first used, so that the pytest plugin beside them loads no jax.
+Each name is imported at its first use, so that loading the pytest plugin imports no jax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values as text that tells every bit of them apart, so that runs and processes can be compared."""
+"""Digests of values ("prints"), which runs and processes compare instead of the values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckpt_core._tree import LEAF, Node, Path, flatten, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe, to_host_array, to_text
 
 MOST_SHOWN = 4
-"""Elements of an array that a message shows."""
+"""The number of array elements that a message shows."""
 
 
 class Print(NamedTuple):
-    """A leaf or a container: what it is, a digest of its bits, and a glimpse of its value."""
+    """A leaf or a container: its description, a digest of its bits, and its first elements as text."""
 
     what: str
     digest: str = ""
@@ -36,7 +36,7 @@ def prints_of(value: Any) -> Prints:
     """The prints of a value as it is now: a pytree, a live object, or containers of both.
 
     Raises:
-        UnsupportedLeaf: something that no checkpoint can hold either.
+        UnsupportedLeaf: a value that a checkpoint cannot hold.
     """
     flat = flatten(value, expand=_expanded)
     found = {
@@ -48,13 +48,13 @@ def prints_of(value: Any) -> Prints:
 
 
 def leaves_only(prints: Prints) -> Prints:
-    """Without the containers, for sides that may differ in them."""
+    """The prints without those of containers, to compare values whose containers may differ."""
     return {path: text for path, text in prints.items() if not path.endswith(_CONTAINER)}
 
 
 def differences(expected: Prints, actual: Prints) -> Iterator[str]:
-    """Every path at which the two differ, in words."""
-    # Leaves first: where one differs, that says more than that its container does.
+    """A sentence for every path at which the two differ."""
+    # Leaves first: a leaf that differs says more than its container.
     paths = sorted(expected | actual, key=lambda path: path.endswith(_CONTAINER))
     for path in paths:
         wanted, found = expected.get(path), actual.get(path)
@@ -77,7 +77,7 @@ def assert_same(actual: Any, expected: Any, what: str = "the value") -> None:
     Args:
         actual, expected: pytrees, live objects that an adapter knows, or containers of both. NaNs
             with the same bits are the same; 0.0 and -0.0 are not.
-        what: begins the message.
+        what: the first words of the error message.
 
     Raises:
         AssertionError: names the first leaf that differs, both sides, and how many more there are.
@@ -99,7 +99,7 @@ def _container_path(path: Path) -> str:
 
 
 def _expanded(value: Any) -> Any:
-    """As the save sees live objects, but iterators may stand anywhere."""
+    """Expands live objects as a save does, but allows iterators at any place."""
     adapter = _adapters.adapter_for(value)
     return None if adapter is None else (adapter.get_state(value), lambda state: state)
 
@@ -116,7 +116,7 @@ def _containers(node: Node, path: Path) -> Iterator[tuple[Path, Print]]:
 def _container_text(node: Node) -> str:
     if node.kind in ("none", "list", "tuple"):
         return "None" if node.kind == "none" else f"{node.kind} of {len(node.keys)}"
-    # The order of a plain dict means nothing, and "0" is not 0.
+    # Sorted, because the order of a plain dict has no meaning; by repr, because "0" is not 0.
     keys = sorted(map(repr, node.keys)) if node.kind == "dict" else map(repr, node.keys)
     return f"{node.type_name.rpartition(':')[2] or node.kind} of {', '.join(keys)}"
 

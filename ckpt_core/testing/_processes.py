@@ -1,4 +1,4 @@
-"""Functions called in a new process, for what has to hold there."""
+"""Calls functions in a new process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TIMEOUT_SECS = 300
 
 
 def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[str, Prints]:
-    """What the function gives in a new interpreter.
+    """The result of the function in a new interpreter.
 
     Raises:
-        TypeError: something cannot be taken there.
+        TypeError: the function or an argument cannot be sent to another process.
         AssertionError: the function raised; its traceback is in the message.
         TimeoutError: it took longer than TIMEOUT_SECS, and was killed.
     """
     arguments = tuple(map(portable, arguments))
     with tempfile.TemporaryDirectory(prefix="ckpt-testing-") as directory:
         answer = Path(directory) / "answer.json"
-        # spawn: JAX and TensorStore do not survive a fork
+        # spawn, because JAX and TensorStore do not survive a fork
         process = multiprocessing.get_context("spawn").Process(
             target=_answer, args=(str(answer), function, arguments)
         )
@@ -52,17 +52,17 @@ def call(function: Callable[..., dict[str, Prints]], *arguments: Any) -> dict[st
 
 
 def portable(value: Any) -> Any:
-    """The value, or a stand-in for it, that a new process can take.
+    """The value, or a substitute for it, that can be sent to a new process.
 
     Raises:
-        TypeError: it is no function at the top of a module, and nothing else that can be pickled.
+        TypeError: it cannot be pickled and is not a function at the top of a module.
     """
     try:
         pickle.dumps(value)
         return value
     except Exception as error:
         named = _ByName(getattr(value, "__module__", ""), getattr(value, "__qualname__", ""))
-        if named.find() is value:  # a function that was jitted where it stands
+        if named.find() is value:  # a decorated function, such as a jitted one
             return named
         raise TypeError(
             f"{value!r} cannot be taken to a new process: it must be a function at the top of a "
@@ -71,7 +71,7 @@ def portable(value: Any) -> Any:
 
 
 class _ByName:
-    """A function that pickle does not find again, because it was wrapped."""
+    """A wrapped function that pickle cannot send; the new process imports it by name."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module = module
@@ -86,7 +86,7 @@ class _ByName:
 
 @contextmanager
 def blocked(packages: Sequence[str]) -> Generator[None]:
-    """Nothing inside can import these packages."""
+    """Makes imports of these packages fail inside the block."""
     imported = [name for name in packages if sys.modules.get(name) is not None]
     if imported:
         raise AssertionError(f"{', '.join(imported)} was imported before it could be blocked")

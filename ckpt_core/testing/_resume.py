@@ -1,4 +1,4 @@
-"""Whether a training function that is interrupted ends up where it would have without."""
+"""Checks that a training function gives the same results with and without interruptions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckpt_core.testing._runs import By, Run, Train, run_here, run_in_process
 
 @dataclass(frozen=True)
 class ExactResume:
-    """What was compared.
+    """What ``assert_exact_resume`` compared.
 
     Attributes:
-        steps: of the uninterrupted run.
+        steps: the steps of the uninterrupted run.
         interrupted_at: the last step that each interrupted run reported.
         resumed_from: the first step that each resumed run reported.
-        leaves: how many values were compared, over all steps of all runs.
+        leaves: the number of compared values, over all steps of all runs.
     """
 
     steps: tuple[int, ...]
@@ -40,28 +40,28 @@ def assert_exact_resume(
 ) -> ExactResume:
     """Returns if training that is interrupted and started again equals training that is not.
 
-    ``train(directory, report)`` is called once for a run without interruption, and then, with
-    another directory, again and again: it is interrupted, and starts anew as a rescheduled job
-    would. It keeps its checkpoints in ``directory``, and calls ``report(step, loss=loss, ...)``
-    once a step with whatever shall be compared: losses, batches, the model. What it returns is
-    compared, too. All of it bit for bit.
+    ``train(directory, report)`` is called once without interruption. Then it is called with
+    another directory, interrupted, and called again, like a job that is rescheduled. It must keep
+    its checkpoints in ``directory``, and call ``report(step, loss=loss, ...)`` once per step with
+    the values to compare: losses, batches, the model. Its return value is compared, too. All
+    comparisons are bit for bit.
 
     Args:
         train: the training function. A ``functools.partial`` may set its other arguments.
-        interrupt_at: the step, or the increasing steps, whose report does not return. By default
+        interrupt_at: the step, or the increasing steps, at whose report to interrupt. By default
             in the middle, and again halfway from there to the end.
-        by: ``"exception"`` raises out of ``report``, in this process; ``"SIGKILL"`` runs every run
-            in a new process and kills it; ``"SIGTERM"`` likewise, and the training may end by
-            itself (``checkpointer.should_stop``). New processes import ``train``, so it must stand
-            at the top of a module; settings of ``jax.config`` reach them as environment variables.
-        directory: where to run; a temporary directory that is removed by default.
-        timeout_secs: for each new process.
+        by: ``"exception"`` raises from ``report``, in this process; ``"SIGKILL"`` runs every run
+            in a new process and kills it; ``"SIGTERM"`` sends that signal, and the training may
+            end by itself (``checkpointer.should_stop``). New processes import ``train``, so it must
+            be at the top of a module; settings of ``jax.config`` are passed as environment variables.
+        directory: where to run; by default a temporary directory, which is removed.
+        timeout_secs: the time limit of each new process.
 
     Raises:
         AssertionError: a value differs (the first step and leaf are named), a resumed run skipped
-            steps, or began at the start, so that nothing was tested.
-        TypeError: ``train`` cannot be taken to a new process.
-        ValueError: the directory has been used before, or there are no such steps.
+            steps, or it began at the start, so that no resume was tested.
+        TypeError: ``train`` cannot be sent to a new process.
+        ValueError: the directory was used before, or ``interrupt_at`` names steps that do not exist.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -107,7 +107,7 @@ def _place(directory: str | os.PathLike[str] | None):
 
 
 def _stops(interrupt_at: int | Iterable[int] | None, steps: Sequence[int]) -> list[int]:
-    """The steps to stop at, checked against those that there are."""
+    """The steps to stop at, checked against the reported steps."""
     if len(steps) < 3:
         raise AssertionError(
             f"train reported {len(steps)} steps: at least 3 are needed to interrupt it between them. "
@@ -145,11 +145,11 @@ def _compare(straight: Run, lives: Sequence[Run], stops: Sequence[int]) -> Exact
 
 
 def _check_steps(straight: Run, life: Run, before: Run | None, stop: int | None) -> None:
-    """The steps of a run follow those of the run before it, up to where it was stopped."""
+    """Checks that the steps of a run continue those of the run before it, up to its interruption."""
     steps = straight.steps
     if not life.steps:
         if before is not None and before.steps[-1] == steps[-1]:
-            return  # the run before was interrupted after its last save
+            return  # the run before was interrupted after the last step had been saved
         raise AssertionError(f"{_which(life, before)} reported no step")
     unknown = [step for step in life.steps if step not in steps]
     if unknown:

@@ -1,4 +1,4 @@
-"""One run of a training function, here or in a process of its own, and what it reported."""
+"""Runs a training function, in this process or a new one, and records what it reports."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ By = Literal["exception", "SIGKILL", "SIGTERM"]
 """How a run is interrupted."""
 
 Train = Callable[[Path, "Report"], Any]
-"""A training function: of the directory for its checkpoints, and of what it calls once a step."""
+"""A training function; its arguments are the directory for checkpoints and the ``Report``."""
 
 
 class Interrupted(BaseException):
-    """Raised by ``report`` in the middle of training; no ``except Exception`` may swallow it."""
+    """Raised by ``report`` to interrupt training; a BaseException, so ``except Exception`` misses it."""
 
 
 @dataclass
 class Run:
-    """What a run reported: prints by step in order, and of what it returned if it got that far."""
+    """What a run reported: prints by step in order, and the prints of its return value if it ended."""
 
     reports: dict[int, Prints] = field(default_factory=dict[int, Prints])
     final: Prints | None = None
@@ -39,9 +39,9 @@ class Run:
 
 
 class Report:
-    """Called by a training function once a step: ``report(step, loss=loss, model=model)``.
+    """Called by a training function once per step: ``report(step, loss=loss, model=model)``.
 
-    Values may be anything that a checkpoint may hold: numbers, arrays, pytrees, live objects. They
+    Values may be anything that a checkpoint can hold: numbers, arrays, pytrees, live objects. They
     are digested during the call.
     """
 
@@ -91,15 +91,15 @@ def run_here(train: Train, directory: Path, stop_at: int | None) -> Run:
 def run_in_process(
     train: Train, directory: Path, stop_at: int | None, by: By, timeout_secs: float
 ) -> Run:
-    """The same in a new interpreter, which is sent a signal instead.
+    """Runs in a new interpreter, and interrupts it by a signal at the step ``stop_at``.
 
     Raises:
-        TypeError: ``train`` cannot be taken to another process.
-        RuntimeError: it raised, or the process ended in an unexpected way.
-        TimeoutError: it ran too long, and was killed.
+        TypeError: ``train`` cannot be sent to another process.
+        RuntimeError: ``train`` raised, or the process ended in an unexpected way.
+        TimeoutError: the process ran longer than the time limit, and was killed.
     """
     log = directory.with_suffix(f".{len(list(directory.parent.iterdir()))}.jsonl")
-    # spawn: JAX and TensorStore do not survive a fork
+    # spawn, because JAX and TensorStore do not survive a fork
     process = multiprocessing.get_context("spawn").Process(
         target=_child, args=(portable(train), str(directory), str(log), stop_at, by)
     )
@@ -116,7 +116,7 @@ def run_in_process(
     if process.exitcode not in expected:
         raise RuntimeError(f"the process of train ended with status {process.exitcode}")
     if stopped and run.final is not None and by == "SIGTERM":
-        run.final = None  # it ended by itself because it was told to
+        run.final = None  # it ended early because of SIGTERM, so its result is not the final one
     return run
 
 
@@ -125,17 +125,17 @@ def _signal_name(by: By) -> str:
 
 
 def _kill_group(pid: int | None) -> None:
-    """Kills a child and what it started (data workers would linger)."""
+    """Kills a child and its process group, so that its data workers end too."""
     assert pid is not None
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # it had no group of its own yet, or is gone
+            pass  # the child has not made its process group yet, or has ended
 
 
 def _read(log: Path) -> tuple[Run, str | None, bool]:
-    """What the child wrote: its run, its traceback, and whether it was told to stop."""
+    """Reads the child's log: its run, its traceback, and whether it got the signal."""
     run = Run()
     error: str | None = None
     stopped = False
@@ -157,9 +157,9 @@ def _prints(entries: dict[str, list[str]]) -> Prints:
 
 
 def _child(train: Train, directory: str, log: str, stop_at: int | None, by: By) -> None:
-    """The body of the process: trains, and writes a line for each report as it comes."""
+    """Runs in the child: trains, and writes a line for each report at once."""
     os.setsid()
-    # One write a line: a killed process leaves whole lines.
+    # One write per line, so that a killed process leaves complete lines.
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(entry: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the suite does to objects and files: lay out, donate, misfit, damage."""
+"""Helpers of the suite: shard and donate arrays, make targets that do not fit, damage files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckpt_core._tree.leaves import is_key_dtype
 from ckpt_core.testing._prints import Prints, first_difference
 
 Placement = dict[str, tuple[Sharding, bool]]
-"""Path -> sharding, and whether the array is committed to it."""
+"""Path -> the array's sharding, and whether it is committed to it."""
 
 
 def require_same(expected: Prints, actual: Prints, what: str) -> None:
@@ -34,7 +34,7 @@ def require_same(expected: Prints, actual: Prints, what: str) -> None:
 
 
 def adapter_of(subject: Any) -> Any:
-    """The adapter that takes an object; fails the test if none does."""
+    """The adapter of an object; fails the test if there is none."""
     adapter = _adapters.adapter_for(subject)
     if adapter is None:
         cls = type(subject)
@@ -46,12 +46,12 @@ def adapter_of(subject: Any) -> Any:
 
 
 def is_per_process(subject: Any) -> bool:
-    """Whether the state belongs to each process alone."""
+    """Whether each process saves a state of its own for this object."""
     return _adapters.is_per_process(adapter_of(subject))
 
 
 def packages_of(subject: Any) -> tuple[str, ...]:
-    """The packages that an object and its adapter come from: root names, without the tests' own."""
+    """The root packages of an object and its adapter, without the tests'."""
     adapter = adapter_of(subject)
     if _adapters.accepts_any_structure(adapter):
         return (type(subject).__module__.partition(".")[0],)
@@ -82,12 +82,12 @@ def leaves_of(subject: Any) -> dict[LeafPath, Any]:
 
 
 def arrays_of(subject: Any) -> list[jax.Array]:
-    """All jax arrays in it."""
+    """All jax arrays in a tree or in an object's state."""
     return [leaf for leaf in leaves_of(subject).values() if isinstance(leaf, jax.Array)]
 
 
 def placement_of(subject: Any) -> Placement:
-    """Where each of its arrays is."""
+    """The placement of each array in a tree or in an object's state."""
     return {
         format_path(path): (leaf.sharding, bool(getattr(leaf, "committed", True)))
         for path, leaf in leaves_of(subject).items()
@@ -96,7 +96,7 @@ def placement_of(subject: Any) -> Placement:
 
 
 def require_placement(before: Placement, after: Placement) -> None:
-    """Fails the test with the first array that is elsewhere than before, if there is one."""
+    """Fails the test if an array's placement changed; names the first one."""
     for path, (sharding, committed) in before.items():
         if path not in after:
             pytest.fail(f"{path} is no jax array any more")
@@ -109,13 +109,13 @@ def require_placement(before: Placement, after: Placement) -> None:
 
 
 def laid_out(state: Any) -> Any:
-    """The tree with its arrays over all devices, along the first axis that they divide."""
+    """The tree with its arrays sharded over all devices, along the first axis that they divide."""
     devices = jax.devices()
     mesh = Mesh(np.array(devices), ("devices",))
 
     def lay_out(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or not leaf.shape:
-            return leaf  # scalars are uncommitted in every state that is made on a mesh
+            return leaf  # scalars stay uncommitted, as in a state that was made on a mesh
         axis = next((i for i, side in enumerate(leaf.shape) if side % len(devices) == 0), None)
         spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "devices")
         return jax.device_put(leaf, NamedSharding(mesh, spec))
@@ -124,7 +124,7 @@ def laid_out(state: Any) -> Any:
 
 
 def abstract(tree: Any) -> Any:
-    """Shapes and dtypes in the place of the arrays."""
+    """The tree with shapes and dtypes in place of arrays."""
     return jax.tree.map(
         lambda x: (
             jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
@@ -137,10 +137,10 @@ def abstract(tree: Any) -> Any:
 
 @contextmanager
 def writers_held_back() -> Generator[None]:
-    """Asynchronous saves that begin inside write nothing before the end.
+    """Asynchronous saves that begin inside the block write nothing before its end.
 
-    Otherwise a small object would be on the disk before the next step changes it, and a snapshot
-    that is none would go unnoticed.
+    Otherwise a small object could be on the disk before the next step changes it, and a save
+    without a real snapshot would pass the test.
     """
     go = threading.Event()
     run = threading.Thread.run
@@ -159,11 +159,11 @@ def writers_held_back() -> Generator[None]:
 
 
 def donate(arrays: Sequence[jax.Array]) -> None:
-    """Gives the arrays' memory away, as the next step of training does, and has it overwritten."""
+    """Donates the arrays, as the next step of training does, and overwrites their memory."""
     overwrite = jax.jit(lambda x: x * 0 + 7, donate_argnums=0)
     for array in arrays:
         if array.is_deleted():
-            continue  # tied weights, met a second time
+            continue  # a tied weight, which is in the list twice
         if not is_key_dtype(array.dtype) and array.dtype in (jnp.float32, jnp.int32):
             overwrite(array).block_until_ready()
         if not array.is_deleted():
@@ -174,7 +174,7 @@ def donate(arrays: Sequence[jax.Array]) -> None:
 
 
 def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
-    """Trees that do not fit an object of the same make: (kind of mismatch, tree, its path)."""
+    """Trees that do not fit a checkpoint of ``subject``: (kind of mismatch, tree, path of the leaf)."""
     leaves = leaves_of(subject)
     path, leaf = _typical(leaves)
     where = format_path(path)
@@ -189,7 +189,7 @@ def misfitting_trees(subject: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _typical(leaves: Mapping[LeafPath, Any]) -> tuple[LeafPath, Any]:
-    """The largest array: scalars have peculiarities of their own."""
+    """The largest array, because scalars have special rules."""
     sizes = {
         path: math.prod(leaf.shape) + len(leaf.shape)
         for path, leaf in leaves.items()
@@ -207,7 +207,7 @@ def _like(leaf: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _nested(leaves: Mapping[LeafPath, Any]) -> Any:
-    """Dicts nested by path: matching looks at paths, not at containers."""
+    """Nested dicts with these paths: matching compares paths, not containers."""
     root: dict[Any, Any] = {}
     for path, leaf in leaves.items():
         if not path:
@@ -230,7 +230,7 @@ def damage_data(path: Path) -> None:
 
 
 def spoiled_files(path: Path) -> Iterator[AbstractContextManager[None]]:
-    """For each file below: a context inside of which one byte in its middle is another."""
+    """For each file below: a context manager that changes one byte in its middle."""
     for file in _files(path):
         if file.stat().st_size:
             yield _spoiled(file)

@@ -1,4 +1,4 @@
-"""The pytest plugin, loaded wherever ckpt is installed; it must not import jax before it is used."""
+"""The pytest plugin. Pytest loads it wherever ckpt is installed, so it imports jax only on use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 @pytest.fixture
 def assert_exact_resume(tmp_path: Path) -> Callable[..., Any]:
-    """``ckpt_core.testing.assert_exact_resume``, which runs in pytest's temporary directory.
+    """``ckpt_core.testing.assert_exact_resume``, run in pytest's temporary directory.
 
     Example::
 
         def test_resume(assert_exact_resume):
             assert_exact_resume(train, interrupt_at=5)
     """
-    from ckpt_core import testing  # jax, only for tests that ask for it
+    from ckpt_core import testing  # imports jax, so only in tests that use the fixture
 
     numbers = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what a checkpoint may hold: leaves, pytrees, shardings.
+"""Hypothesis strategies for the contents of a checkpoint: leaves, pytrees, shardings.
 
 ::
 
@@ -9,7 +9,7 @@
     def test_my_format(tree):
         assert_same(read(write(tree)), tree)
 
-Arrays have random bits, so that NaNs of every sort, infinities and negative zeros are among them.
+Arrays have random bits, which include every kind of NaN, infinities and negative zeros.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Record:
 
 
 def dtypes(names: Sequence[str] = NUMPY_DTYPES) -> st.SearchStrategy[np.dtype[Any]]:
-    """Dtypes of arrays, those of ml_dtypes included."""
+    """Dtypes of arrays, including those of ml_dtypes."""
     return st.sampled_from(names).map(lambda name: np.dtype(getattr(ml_dtypes, name, name)))
 
 
 def shapes(max_dims: int = 3, max_side: int = 4) -> st.SearchStrategy[Shape]:
-    """Shapes of arrays: no dimensions, and sides of no length, among them."""
+    """Shapes of arrays, including scalars and empty arrays."""
     return st.lists(st.integers(0, max_side), max_size=max_dims).map(tuple)
 
 
@@ -92,11 +92,11 @@ def numpy_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> np.nd
     """
     chosen = np.dtype(_drawn(draw, dtypes() if dtype is None else dtype))
     sides = tuple(_drawn(draw, shapes() if shape is None else shape))
-    seed = draw(st.integers(0, 2**32 - 1))  # hypothesis draws a number faster than bytes
+    seed = draw(st.integers(0, 2**32 - 1))  # hypothesis draws one number faster than many bytes
     size_bytes = math.prod(sides) * chosen.itemsize
     bits = np.frombuffer(np.random.default_rng(seed).bytes(size_bytes), np.uint8)
     if chosen.kind == "b" or "4" in chosen.name[-2:] or chosen.name.startswith("float4"):
-        # A byte of these has fewer bits that count.
+        # These dtypes use fewer than 8 bits of a byte.
         bits = bits & (1 if chosen.kind == "b" else 7)
     return bits.copy().view(chosen).reshape(sides)
 
@@ -135,9 +135,9 @@ def leaves() -> st.SearchStrategy[Any]:
 
 
 def dict_keys() -> st.SearchStrategy[list[Any]]:
-    """Keys for one dict: either text or ints, as jax can sort either and not both.
+    """Keys for one dict: all text or all ints, because jax cannot sort a mix.
 
-    Without dots and slashes, which Orbax's format cannot always tell apart.
+    Without dots and slashes, which Orbax's format cannot always distinguish.
     """
     letters = st.characters(
         codec="utf-8", exclude_characters="./~", exclude_categories=["Cs", "Cc"]
@@ -155,8 +155,8 @@ def pytrees(
     """Trees of dicts, ordered dicts, lists, tuples, NamedTuples, dataclasses and None.
 
     Args:
-        leaves: what stands at their ends; ``leaves()`` of this module by default.
-        max_leaves: at most that many.
+        leaves: a strategy for the leaves; ``leaves()`` of this module by default.
+        max_leaves: the maximum number of leaves.
     """
     ends = st.one_of(st.none(), globals()["leaves"]() if leaves is None else leaves)
 
@@ -180,12 +180,12 @@ def pytrees(
 
 @st.composite
 def shardings(draw: st.DrawFn, shape: Shape, devices: Sequence[Any] | None = None) -> Sharding:
-    """Shardings that an array of that shape can have: on one device, replicated, cut, or mixed.
+    """Shardings that fit this shape: on one device, replicated, sharded, or mixed.
 
     Args:
         draw: hypothesis gives it.
-        shape: of the array; a mesh axis is put on a dimension only if it divides it.
-        devices: to choose from; all of them by default.
+        shape: the shape of the array; a mesh axis shards a dimension only if it divides it.
+        devices: the devices to choose from; all by default.
     """
     devices = list(jax.devices() if devices is None else devices)
     if draw(st.booleans()) and draw(st.booleans()):
@@ -212,7 +212,7 @@ def shardings(draw: st.DrawFn, shape: Shape, devices: Sequence[Any] | None = Non
 
 @st.composite
 def sharded_arrays(draw: st.DrawFn, dtype: Any = None, shape: Any = None) -> jax.Array:
-    """Jax arrays committed to a sharding; sides are such that devices divide many of them."""
+    """Jax arrays committed to a sharding; the number of devices divides many of their dimensions."""
     sides = st.lists(st.sampled_from([1, 2, 4, 6, 8]), max_size=3).map(tuple)
     array = draw(jax_arrays(dtype, sides if shape is None else shape))
     return jax.device_put(array, draw(shardings(array.shape)))

@@ -1,6 +1,6 @@
-"""What every adapter promises, as pytest classes to inherit.
+"""Pytest classes that test what every adapter promises.
 
-An adapter's tests inherit one of them, give two fixtures, and get the tests::
+A test class for an adapter inherits one of them and defines two fixtures::
 
     from ckpt_core.testing import InPlaceSuite
 
@@ -10,11 +10,11 @@ An adapter's tests inherit one of them, give two fixtures, and get the tests::
     class TestMyModels(InPlaceSuite):
         @pytest.fixture
         def make(self):
-            return make_model          # the same structure for every seed, other values
+            return make_model          # same structure, different values for every seed
 
         @pytest.fixture
         def step(self):
-            return train_step          # changes the model in place; what it returns is compared
+            return train_step          # changes the model in place; its result is compared
 
 ``InPlaceSuite`` is for objects that are set in place, through an adapter or through their own
 ``get_state`` and ``set_state``; ``PytreeSuite`` for immutable pytrees, where ``step(tree)`` returns
@@ -46,46 +46,46 @@ Step = Callable[[Any], Any]
 
 
 class _Suite:
-    """The tests that both kinds of objects have in common."""
+    """The tests that apply to both kinds of objects."""
 
     @pytest.fixture
     def make(self) -> Make:
-        """``make(seed)``: the object to save; the same structure for every seed, other values.
+        """``make(seed)`` creates the object to save: same structure, different values for each seed.
 
-        A function at the top of a module, because a new process imports it by name.
+        It must be a function at the top of a module, because a new process imports it by name.
         """
         raise NotImplementedError("the test class needs a fixture `make` that returns make(seed)")
 
     @pytest.fixture
     def step(self) -> Step:
-        """``step(object)``: changes it as one step of training does; also at the top of a module.
+        """``step(object)`` changes it as one training step does; also at the top of a module.
 
-        In place, returning what shall be compared (a loss, a batch); for pytrees, returning the
-        new tree.
+        It changes the object in place and returns the value to compare (a loss, a batch); for
+        pytrees, it returns the new tree.
         """
         raise NotImplementedError("the test class needs a fixture `step` that returns step(object)")
 
     @pytest.fixture
     def misfits(self) -> Mapping[str, Callable[[], Any]] | None:
-        """Targets that a checkpoint of ``make(0)`` does not fit, by a name; None: derived.
+        """Name -> function that makes a target that a checkpoint of ``make(0)`` does not fit.
 
-        Derived are, from what is saved: a leaf of another shape, one of another dtype, one too
-        few, one too many. An adapter with ``per_process`` states has to say.
+        None derives them from the saved leaves: another shape, another dtype, one leaf too few,
+        one too many. Adapters with ``per_process`` states must define this.
         """
         return None
 
     @pytest.fixture
     def shard(self) -> Callable[[Any], Any]:
-        """``shard(object)``: the object with its arrays laid out over several devices.
+        """``shard(object)`` returns the object with its arrays sharded over several devices.
 
-        By default, through ``set_state``: the first axis that the devices divide is cut, arrays
-        without one are copied to each, scalars stay as they are.
+        The default uses ``set_state``: it shards the first axis that the devices divide, replicates
+        arrays without one, and leaves scalars as they are.
         """
         return self._sharded
 
     @pytest.fixture
     def frameworks(self, make: Make) -> tuple[str, ...]:
-        """Packages without which the checkpoint must load; the adapter's own by default."""
+        """Packages that loading the checkpoint must not need; by default those of the adapter."""
         return _tools.packages_of(make(0))
 
     # ------------------------------------------------------------------------------ round trips
@@ -187,7 +187,7 @@ class _Suite:
             pytest.skip("the object takes whatever was saved, and judges for itself")
         for kind, tree, path in _tools.misfitting_trees(make(0)):
             save(tmp_path / kind, subject=tree)
-            # What is damaged cannot have been read, or else that would be told.
+            # The data is damaged, so reading any of it would raise another error.
             _tools.damage_data(tmp_path / kind)
             error = self._refuses(tmp_path / kind, make(1), kind)
             found = [(mismatch.kind, mismatch.path) for mismatch in error.mismatches]
@@ -208,7 +208,7 @@ class _Suite:
                     restore(tmp_path / "a", first=first, second=second)
                 except CheckpointCorrupt:
                     found += 1
-                else:  # nobody reads that byte
+                else:  # a restore does not read that byte
                     first, second = make(1), make(2)
                     continue
             require_same(before[0], prints_of(first), "after damage elsewhere, the other object")
@@ -250,7 +250,7 @@ class _Suite:
     # ---------------------------------------------------------------------------- the two kinds
 
     def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
-        """The object after a step, and what shall be compared."""
+        """The object after a step, and the value to compare."""
         raise NotImplementedError
 
     def _restored(self, path: Path, target: Any) -> Any:
@@ -263,7 +263,7 @@ class _Suite:
         return False
 
     def _goes_on(self, step: Step, subject: Any) -> Prints:
-        """What three more steps give, and what is left after them."""
+        """Prints of the results of three more steps, and of the object after them."""
         outcomes: list[Any] = []
         for _ in range(3):
             subject, outcome = self._advance(step, subject)
@@ -284,7 +284,7 @@ class _Suite:
 
 
 class _Refuses:
-    """An object of the user's that fails when it is set, after the others were."""
+    """A user's object whose ``set_state`` fails, after the other objects were set."""
 
     def get_state(self) -> Any:
         return {"number": 1}
@@ -357,7 +357,7 @@ class InPlaceSuite(_Suite):
 
 
 class PytreeSuite(_Suite):
-    """For immutable pytrees: ``step(tree)`` gives the new tree, and so does a restore."""
+    """For immutable pytrees: ``step(tree)`` and a restore return new trees."""
 
     def test_comes_back_without_a_target(self, make: Make, step: Step, tmp_path: Path) -> None:
         saved = step(make(0))
@@ -372,7 +372,7 @@ class PytreeSuite(_Suite):
 
     @pytest.fixture
     def frameworks(self, make: Make) -> tuple[str, ...]:
-        """Packages without which the checkpoint must load: those of the containers' classes."""
+        """Packages that loading the checkpoint must not need: those of the containers' classes."""
         return _tools.packages_of_containers(make(0))
 
     def _advance(self, step: Step, subject: Any) -> tuple[Any, Any]:
@@ -387,7 +387,7 @@ class PytreeSuite(_Suite):
 
 
 def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -> dict[str, Prints]:
-    """In a new process: restores into a new object, and trains on."""
+    """Runs in a new process: restores into a new object, and continues training."""
     tests = suite()
     restored = tests._restored(Path(path), make(1))  # pyright: ignore[reportPrivateUsage]
     prints = prints_of(restored)
@@ -395,6 +395,6 @@ def _restore_and_go_on(suite: type[_Suite], make: Make, step: Step, path: str) -
 
 
 def _load_without(frameworks: tuple[str, ...], path: str) -> dict[str, Prints]:
-    """In a new process that cannot import the frameworks: loads without a target."""
+    """Runs in a new process that cannot import the frameworks: loads without a target."""
     with _processes.blocked(frameworks):
         return {"loaded": prints_of(load(path, item="subject"))}

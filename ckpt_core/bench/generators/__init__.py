@@ -1,13 +1,13 @@
-"""The generators that come with ckpt; a suite file may name them without the module.
+"""The generators that come with ckpt; a suite file may name them without their module.
 
 | generator | measures |
 |---|---|
-| ``SaveLoad`` | save (blocking and background part) and load, of ckpt or any peer |
-| ``Resharding`` | loading onto another sharding: of an existing checkpoint, or of the suite's mesh |
-| ``LoadAndBroadcast`` | loading where one replica reads and the others are sent it |
-| ``ReplicaParallelSave`` | saving arrays that several devices hold alike |
+| ``SaveLoad`` | save (blocking and background part) and load, with ckpt or another library |
+| ``Resharding`` | loading an existing checkpoint, or the suite's data, onto another sharding |
+| ``LoadAndBroadcast`` | loading where one replica reads and sends to the others |
+| ``ReplicaParallelSave`` | saving arrays that are replicated on all devices |
 | ``CheckpointerLoop`` | a training loop with saves, retention and resuming |
-| ``ManySmallLeaves``, ``UniformLeaves`` | what a leaf, or a byte, costs: many arrays of one size |
+| ``ManySmallLeaves``, ``UniformLeaves`` | the cost of a leaf, or of a byte: many arrays of one size |
 | ``PartialLoad`` | one leaf out of many |
 """
 

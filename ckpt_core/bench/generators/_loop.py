@@ -1,5 +1,5 @@
-# ruff: noqa: TID251 (peers are measured here, imported inside of functions only)
-"""A training loop that saves, keeps a few steps and resumes."""
+# ruff: noqa: TID251 (measures other libraries, which are imported inside functions only)
+"""Measures a training loop that saves, keeps a few steps and resumes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ckpt_core.bench.libraries import library
 class CheckpointerLoopOptions(BenchmarkOptions):
     """Attributes:
     library: ``ckpt`` or ``orbax_v0_manager``.
-    train_steps: how many steps there are.
-    save_interval_steps, max_to_keep, async_enabled: of the Checkpointer.
-    trained: leaves whose path begins with this change from step to step; empty for all. The
-        others stay the very same arrays, as frozen weights do.
+    train_steps: the number of steps.
+    save_interval_steps, max_to_keep, async_enabled: settings of the Checkpointer.
+    trained: only leaves whose path begins with this text change from step to step; empty for all.
+        The others stay the same array objects, like frozen weights.
     use_local_directory: save to ``--local-directory`` instead of the output.
     """
 
@@ -48,7 +48,7 @@ class CheckpointerLoopOptions(BenchmarkOptions):
 
 @benchmark_options(CheckpointerLoopOptions)
 class CheckpointerLoop(BenchmarksGenerator):
-    """``train_steps`` with a ``step`` and a ``save`` for each inside, then ``restore``."""
+    """Measures ``train_steps``, in it each ``step`` and ``save``, and then ``restore``."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
@@ -91,7 +91,7 @@ def _directory(context: TestContext, local: bool) -> Path:
 
 
 def _training(prefix: str) -> Callable[[Any], Any]:
-    """A step that changes the numbers of some leaves, and takes next to no time."""
+    """A training step that halves the leaves below the prefix and takes almost no time."""
 
     @jax.jit
     def change(leaves: list[Any]) -> list[Any]:

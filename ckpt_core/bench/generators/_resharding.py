@@ -1,4 +1,4 @@
-"""Loading onto another sharding, and loading once for all replicas."""
+"""Measures loading onto another sharding, and reading once for all replicas."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from ckpt_core.bench._core import (
 from ckpt_core.bench._data import abstract, load_onto, total_bytes
 from ckpt_core.bench._measure import Metrics
 from ckpt_core.bench._settle import drop_page_cache, settle
-from ckpt_core.bench.generators._save_load import SaveLoadOptions, notes_of
-from ckpt_core.bench.libraries import make_library
+from ckpt_core.bench.generators._save_load import SaveLoadOptions, notes_of, sharded_library
 
 
 @dataclass(frozen=True)
 class ReshardingOptions(SaveLoadOptions):
-    """As ``SaveLoad``, and what to load.
+    """Those of ``SaveLoad``, and what to load.
 
     Attributes:
-        reference_checkpoint_path: an existing checkpoint; null saves the suite's own first.
-        reference_sharding_path: JSON of the sharding of every leaf; null turns every spec around
-            on the suite's mesh, so that no shard stays what it was.
+        reference_checkpoint_path: an existing checkpoint; null saves the suite's data first.
+        reference_sharding_path: JSON file with the sharding of every leaf; null reverses the
+            partition spec of every leaf on the suite's mesh, so that the shards differ.
     """
 
     reference_checkpoint_path: str | list[str | None] | None = None
@@ -46,7 +45,7 @@ class ReshardingOptions(SaveLoadOptions):
 
 @benchmark_options(ReshardingOptions)
 class Resharding(BenchmarksGenerator):
-    """``load`` onto another sharding than that of the save."""
+    """Measures ``load`` onto another sharding than that of the save."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
@@ -65,15 +64,18 @@ class Resharding(BenchmarksGenerator):
 
 
 def _reshard_own(context: TestContext) -> TestResult:
-    state, options = context.pytree, context.options
-    if state is None or context.mesh is None:
+    if context.pytree is None or context.mesh is None:
         raise Skipped("needs reference_checkpoint_path, or a checkpoint_config and a mesh_config")
-    lib = make_library(str(options.library), options.storage())
-    if not lib.sharded:
-        raise Skipped(f"{options.library} knows no shardings")
+    turned = jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(context.pytree))
+    return _save_then_load(context, turned, resharded=True)
+
+
+def _save_then_load(context: TestContext, like: Any, *, resharded: bool) -> TestResult:
+    """Saves the suite's arrays unmeasured, then measures a load onto the shardings of ``like``."""
+    state, options = context.pytree, context.options
+    lib = sharded_library(options)
     path, metrics = context.path / "ckpt", Metrics()
     lib.save(path, state)
-    like = jax.tree.map(lambda leaf: _turned(leaf, context.mesh), abstract(state))
     if options.page_cache == "cold":
         drop_page_cache(path)
     with settle(), metrics.measure("load", options.metric_keys(), nbytes=total_bytes(state)):
@@ -81,13 +83,14 @@ def _reshard_own(context: TestContext) -> TestResult:
     for leaf, wanted in zip(jax.tree.leaves(loaded), jax.tree.leaves(like), strict=True):
         if isinstance(wanted, jax.ShapeDtypeStruct) and leaf.sharding != wanted.sharding:
             raise ckpt.CheckpointError(f"loaded onto {leaf.sharding}, wanted {wanted.sharding}")
-    if jax.process_count() == 1:
+    # A process can compare its own shards only: with several, not if the sharding changed.
+    if jax.process_count() == 1 or not resharded:
         check_equal(state, loaded)
     return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
 
 
 def _turned(leaf: Any, mesh: Any) -> Any:
-    """The array on the spec read backwards; on one device where that does not divide it."""
+    """The array with its partition spec reversed; replicated if that does not divide its shape."""
     if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(leaf.sharding, NamedSharding):
         return leaf
     spec = list(leaf.sharding.spec) + [None] * (len(leaf.shape) - len(leaf.sharding.spec))
@@ -101,25 +104,16 @@ def _turned(leaf: Any, mesh: Any) -> Any:
 
 @dataclass(frozen=True)
 class LoadAndBroadcastOptions(ReshardingOptions):
-    """As ``Resharding``, with the broadcast on."""
+    """Those of ``Resharding``, with broadcast turned on."""
 
     use_load_and_broadcast: bool | list[bool] = True
 
 
 @benchmark_options(LoadAndBroadcastOptions)
 class LoadAndBroadcast(BenchmarksGenerator):
-    """``load`` of arrays that several devices hold alike, read once and sent to the others."""
+    """Measures ``load`` of replicated arrays: one process reads each and sends it to the others."""
 
     def test_fn(self, context: TestContext) -> TestResult:
-        state, options = context.pytree, context.options
-        if state is None or context.mesh is None:
+        if context.pytree is None or context.mesh is None:
             raise Skipped("needs a checkpoint_config and a mesh_config")
-        lib = make_library(str(options.library), options.storage())
-        if not lib.sharded:
-            raise Skipped(f"{options.library} knows no shardings")
-        path, metrics = context.path / "ckpt", Metrics()
-        lib.save(path, state)
-        with settle(), metrics.measure("load", options.metric_keys(), nbytes=total_bytes(state)):
-            loaded = jax.block_until_ready(lib.load(path, abstract(state)))
-        check_equal(state, loaded)
-        return TestResult(metrics=metrics, notes=notes_of(lib))
+        return _save_then_load(context, abstract(context.pytree), resharded=False)

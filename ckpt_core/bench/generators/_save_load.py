@@ -1,4 +1,4 @@
-"""Save and load: the same work for ckpt, its peers and the bare disk."""
+"""Measures save and load: the same work for ckpt, other libraries and the bare disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckpt_core.bench._yaml import nearest
 from ckpt_core.bench.libraries import NAMES, Library, Storage, library, make_library
 
 _GIB = 2**30
-# Swept options as they read in tables; what a library does by itself goes without saying.
+# The text of swept options in tables; null, the library's own choice, has none.
 _WORDS: dict[str, dict[Any, str]] = {
     "async_enabled": {True: "background", False: "foreground"},
     "durable": {True: "fsynced", False: "not fsynced"},
@@ -34,15 +34,15 @@ _WORDS: dict[str, dict[Any, str]] = {
 
 @dataclass(frozen=True)
 class SaveLoadOptions(BenchmarkOptions):
-    """Null leaves a setting to the library.
+    """What to save and load with; null leaves a setting to the library.
 
     Attributes:
         library: ``ckpt``, ``orbax_v1``, ``orbax_v1_uncompressed``, ``orbax_v0_manager``,
             ``torch_dcp``, ``torch_save``, ``safetensors``, ``numpy_savez``, ``equinox``, ``floor``.
-        durable: whether the save survives a power cut when it returns. Where a library leaves the
-            fsync out, true adds it inside of the clock and the table says so.
-        async_enabled: save in the background; null where the library can.
-        page_cache: ``cold`` drops what was saved from memory before it is loaded.
+        durable: whether the save survives a power cut once it has returned. If a library leaves the
+            fsync out, true adds it inside the measured time and the table says so.
+        async_enabled: save in the background; null does so if the library can.
+        page_cache: ``cold`` drops the saved files from the page cache before they are loaded.
         use_ocdbt, use_zarr3, use_compression, use_replica_parallel,
         enable_replica_parallel_separate_folder, use_load_and_broadcast, chunk_byte_size,
         save_concurrent_gb, restore_concurrent_gb, metric_tracemalloc_enabled: as in Orbax's
@@ -77,7 +77,7 @@ class SaveLoadOptions(BenchmarkOptions):
         return super().label(name)
 
     def storage(self) -> Storage:
-        """The same as the libraries want it."""
+        """The options in the form that the libraries take."""
         options: Any = self
 
         def gib(value: float | None) -> int | None:
@@ -98,7 +98,7 @@ class SaveLoadOptions(BenchmarkOptions):
         )
 
     def metric_keys(self) -> list[str] | None:
-        """What to measure; tracemalloc must be asked for, it slows everything down."""
+        """The metrics to measure; tracemalloc only on request, because it slows everything down."""
         from ckpt_core.bench._collectors import DEFAULT_KEYS
 
         return [*DEFAULT_KEYS, "tracemalloc"] if self.metric_tracemalloc_enabled else None
@@ -106,7 +106,7 @@ class SaveLoadOptions(BenchmarkOptions):
 
 @benchmark_options(SaveLoadOptions)
 class SaveLoad(BenchmarksGenerator):
-    """``save`` (with ``save_blocking`` and ``save_background`` in it), then ``load``."""
+    """Measures ``save`` (in it ``save_blocking`` and ``save_background``), then ``load``."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         return save_and_load(context, context.pytree)
@@ -132,10 +132,22 @@ def save_and_load(context: TestContext, state: Any) -> TestResult:
     return TestResult(metrics=metrics, notes=notes_of(lib, str(options.page_cache)))
 
 
+def sharded_library(options: SaveLoadOptions) -> Library:
+    """The library of the options.
+
+    Raises:
+        Skipped: it is not installed, or it cannot save arrays that several devices hold.
+    """
+    lib = make_library(str(options.library), options.storage())
+    if not lib.sharded:
+        raise Skipped(f"{options.library} knows no shardings")
+    return lib
+
+
 def measure_save(
     metrics: Metrics, lib: Library, path: Path, prepared: Any, size: int, keys: list[str] | None
 ) -> None:
-    """One save, and where it goes on in the background both of its parts."""
+    """Measures one save; if it continues in the background, also its two parts."""
     warm_free_memory(path.parent, size)
     with settle(), metrics.measure("save", keys, nbytes=size):
         if lib.background:
@@ -150,7 +162,7 @@ def measure_save(
 
 
 def notes_of(lib: Library, page_cache: str = "warm") -> dict[str, str]:
-    """What the tables say about a library besides figures."""
+    """The facts about a library that the tables show beside the numbers."""
     return {
         "durable": lib.durability,
         "background": "yes" if lib.background else "no",

@@ -1,4 +1,4 @@
-"""States of particular shapes: many leaves, one of many, the same on all devices."""
+"""Measures particular states: many leaves, one leaf of many, replicated arrays."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from ckpt_core.bench.generators._save_load import (
     measure_save,
     notes_of,
     save_and_load,
+    sharded_library,
 )
-from ckpt_core.bench.libraries import make_library
 
 
 @dataclass(frozen=True)
 class UniformLeavesOptions(SaveLoadOptions):
-    """As ``SaveLoad``, and the state.
+    """Those of ``SaveLoad``, and the size of the state.
 
     Attributes:
-        leaves: how many arrays.
-        leaf_bytes: size of each, float32.
+        leaves: the number of arrays.
+        leaf_bytes: the size of each, in float32.
     """
 
     leaves: int | list[int] = 1000
@@ -46,7 +46,7 @@ class UniformLeavesOptions(SaveLoadOptions):
 
 @benchmark_options(UniformLeavesOptions)
 class UniformLeaves(BenchmarksGenerator):
-    """As ``SaveLoad`` on a state of its own; many small leaves show what does not depend on bytes."""
+    """``SaveLoad`` on equal arrays that it makes itself; small ones show the cost per leaf."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
@@ -70,7 +70,7 @@ def _uniform(leaves: int, length: int) -> dict[str, Any]:
 
 @benchmark_options(UniformLeavesOptions)
 class ManySmallLeaves(UniformLeaves):
-    """The same under the name by which most look for it."""
+    """``UniformLeaves`` under a more familiar name."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PartialLoadOptions(BenchmarkOptions):
 
 @benchmark_options(PartialLoadOptions)
 class PartialLoad(BenchmarksGenerator):
-    """``load_part``, and ``load`` of everything to hold it against."""
+    """Measures ``load_part``, and ``load`` of everything for comparison."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
@@ -108,10 +108,10 @@ class PartialLoad(BenchmarksGenerator):
 
 @dataclass(frozen=True)
 class ReplicaParallelSaveOptions(SaveLoadOptions):
-    """As ``SaveLoad``, and how many saves.
+    """Those of ``SaveLoad``, and the number of saves.
 
     Attributes:
-        num_savings: saves in one run.
+        num_savings: the number of saves in one run.
     """
 
     num_savings: int | list[int] = 1
@@ -120,15 +120,13 @@ class ReplicaParallelSaveOptions(SaveLoadOptions):
 
 @benchmark_options(ReplicaParallelSaveOptions)
 class ReplicaParallelSave(BenchmarksGenerator):
-    """``save`` of the suite's arrays replicated over all devices, of which each writes a share."""
+    """Measures ``save`` of arrays that are replicated on all devices; each device writes a part."""
 
     def test_fn(self, context: TestContext) -> TestResult:
         options: Any = context.options
         if context.pytree is None:
             raise Skipped("needs a checkpoint_config with a spec or a path")
-        lib = make_library(str(options.library), options.storage())
-        if not lib.sharded:
-            raise Skipped(f"{options.library} knows no shardings")
+        lib = sharded_library(options)
         mesh = context.mesh or Mesh(np.array(jax.devices()), ("all",))
         everywhere = NamedSharding(mesh, PartitionSpec())
         state = jax.tree.map(

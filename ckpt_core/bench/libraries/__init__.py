@@ -1,7 +1,7 @@
-"""Ways to save and load one tree, side by side: ckpt, its peers, and what the disk allows.
+"""The measured libraries behind one interface: ckpt, others, and the lower bound of the disk.
 
-A library is added by a class with the methods of ``Library`` and a line in ``_HOMES``. Those that
-are not installed are skipped and said so; nothing is imported before it is used.
+To add a library, write a subclass of ``Library`` and a line in ``_HOMES``. A library is imported
+at its first use; benchmarks of one that is not installed are skipped with that reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def library(name: str) -> type[Library]:
     """The class of a library by its name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the name is unknown.
     """
     if name not in _HOMES:
         raise ValueError(f"no library {name!r}{nearest(name, NAMES)}")
@@ -43,10 +43,10 @@ def library(name: str) -> type[Library]:
 
 
 def make_library(name: str, storage: Storage) -> Library:
-    """A library ready to run here.
+    """A library with these settings, ready to run.
 
     Raises:
-        Skipped: it is not installed, or cannot do what is asked of it.
+        Skipped: it is not installed, or does not support the settings.
     """
     kind = library(name)
     for module in kind.modules:

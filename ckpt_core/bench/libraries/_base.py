@@ -1,4 +1,4 @@
-"""What every library can do, and what may be asked of it."""
+"""The interface of a measured library, and its settings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Storage:
-    """How a library is to store; None leaves it to the library.
+    """How a library should store; None leaves a setting to the library.
 
     Attributes:
         durable: whether an acknowledged save survives a power cut.
-        background: whether the save goes on in the background.
+        background: whether the save continues in the background.
     """
 
     durable: bool | None = None
@@ -39,14 +39,14 @@ class Library:
     """One way to save and load. Only ``save``, ``start_save``, its result and ``load`` are timed.
 
     Attributes:
-        modules: that must be importable.
-        loads_to: what ``load`` gives: ``jax``, ``numpy`` or ``torch`` arrays.
-        default_durability: what a save with its defaults has made durable when it returns:
+        modules: the modules that must be importable.
+        loads_to: the kind of arrays that ``load`` returns: ``jax``, ``numpy`` or ``torch``.
+        default_durability: what is durable when a save with default settings returns:
             ``yes``, ``data files`` (not the metadata or the directories), or ``no``.
-        skips_fsync: whether it can be told to leave the fsync out.
+        skips_fsync: whether it has a setting to leave the fsync out.
         in_background: whether it can save in the background.
-        sharded: whether it takes arrays that several devices or processes hold.
-        tuned: names of settings (fields of Storage) that it has.
+        sharded: whether it can save arrays that several devices or processes hold.
+        tuned: the settings (fields of Storage) that it supports.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
@@ -62,7 +62,7 @@ class Library:
 
     @classmethod
     def refuses(cls, storage: Storage) -> str | None:
-        """Why it cannot do this, as the rest of a sentence; None where it can."""
+        """Why it does not support the settings, as the rest of a sentence; None if it does."""
         if storage.background and not cls.in_background:
             return "saves in the foreground only"
         for name in ("ocdbt", "zarr3", "compression", "chunk_bytes", "save_bytes", "load_bytes"):
@@ -77,12 +77,12 @@ class Library:
 
     @property
     def background(self) -> bool:
-        """Whether this one saves in the background."""
+        """Whether it saves in the background with these settings."""
         return self.in_background and self.storage.background is not False
 
     @property
     def durability(self) -> str:
-        """What a save has made durable when it returns, for the tables."""
+        """What is durable when a save returns, as text for the tables."""
         if self.storage.durable is None:
             return self.default_durability
         if not self.storage.durable:
@@ -91,26 +91,26 @@ class Library:
 
     @property
     def adds_fsync(self) -> bool:
-        """Whether the benchmark has to make the files durable, since the library does not."""
+        """Whether the benchmark must fsync the files, because the library does not."""
         return self.storage.durable is True and self.default_durability != "yes"
 
     def prepare(self, state: Any) -> Any:
-        """The tree as the users of this library have it; not timed."""
+        """The tree in the form that users of this library save; not timed."""
         return state
 
     def save(self, path: Path, state: Any) -> None:
-        """Saves to a path that does not exist; its parent does."""
+        """Saves to a path that does not exist in an existing directory."""
         raise NotImplementedError
 
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
-        """Starts a save in the background and gives what waits for its end."""
+        """Starts a save in the background and returns a function that waits for its end."""
         raise NotImplementedError
 
     def load(self, path: Path, like: Any) -> Any:
-        """Loads; ``like`` is the abstract tree with its shardings."""
+        """Loads the tree; ``like`` is the abstract tree with its shardings."""
         raise NotImplementedError
 
     def finish(self, loaded: Any, like: Any) -> Any:
-        """What was loaded as a tree of arrays in the order of the input; not timed."""
+        """The loaded values as a tree like the one that was saved; not timed."""
         del like
         return loaded

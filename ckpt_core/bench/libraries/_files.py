@@ -1,4 +1,4 @@
-"""Formats of one file, and what the disk allows without any format."""
+"""Libraries that write one file, and the lower bound: plain bytes without a format."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from ckpt_core.bench._settle import fsync_all
 from ckpt_core.bench.libraries._base import Library, Storage
 from ckpt_core.bench.libraries._trees import names_of, numpy_leaves
 
@@ -48,7 +49,7 @@ class NumpySavez(Library):
         return dict(zip(names_of(state), numpy_leaves(state), strict=True))
 
     def save(self, path: Path, state: Any) -> None:
-        with path.open("wb") as file:  # a name would get the suffix .npz
+        with path.open("wb") as file:  # given a name, numpy would append .npz
             np.savez(file, **state)
 
     def load(self, path: Path, like: Any) -> Any:
@@ -58,7 +59,7 @@ class NumpySavez(Library):
 
     def finish(self, loaded: Any, like: Any) -> Any:
         leaves = [
-            loaded[name].view(np.dtype(leaf.dtype))  # bfloat16 comes back as two bytes of nothing
+            loaded[name].view(np.dtype(leaf.dtype))  # numpy loads bfloat16 as two untyped bytes
             for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -76,7 +77,7 @@ class Equinox(Library):
     def save(self, path: Path, state: Any) -> None:
         import equinox
 
-        with path.open("wb") as file:  # a name would get the suffix .eqx
+        with path.open("wb") as file:  # given a name, equinox would append .eqx
             equinox.tree_serialise_leaves(file, state)
 
     def load(self, path: Path, like: Any) -> Any:
@@ -87,10 +88,10 @@ class Equinox(Library):
 
 
 class Floor(Library):
-    """What the machine allows: all bytes into one file with writev and fsync, and back into warm memory.
+    """The lower bound: writes all bytes to one file with writev and fsync, and reads them back.
 
-    The memory that is read into is there before the clock starts, so that no page of it has to be
-    found first: no checkpoint library can be faster than this.
+    The buffer to read into is allocated and touched before the clock starts, so that a load causes
+    no page faults. A library that stores and returns the same bytes has more to do.
     """
 
     loads_to: ClassVar[str] = "numpy"
@@ -103,7 +104,7 @@ class Floor(Library):
 
     def prepare(self, state: Any) -> Any:
         leaves = [np.ascontiguousarray(leaf) for leaf in numpy_leaves(state)]
-        self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touched: warm
+        self._buffer = np.ones(sum(leaf.nbytes for leaf in leaves), np.uint8)  # touches every page
         return [leaf.reshape(-1).view(np.uint8).data for leaf in leaves if leaf.nbytes]
 
     def save(self, path: Path, state: Any) -> None:
@@ -111,16 +112,10 @@ class Floor(Library):
         try:
             for start in range(0, len(state), 1000):  # below the limit of one writev
                 _write_all(descriptor, list(state[start : start + 1000]))
-            if self.storage.durable is not False:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if self.storage.durable is not False:
-            parent = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(parent)
-            finally:
-                os.close(parent)
+            fsync_all(path)
 
     def load(self, path: Path, like: Any) -> Any:
         del like

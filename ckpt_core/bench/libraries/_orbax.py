@@ -1,4 +1,4 @@
-# ruff: noqa: TID251 (peers are measured here, imported inside of functions only)
+# ruff: noqa: TID251 (measures other libraries, which are imported inside functions only)
 """Orbax: the v1 functions, and the v0 manager that most programs use."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ckpt_core.bench.libraries._base import Library, Storage
 
 
 class OrbaxV1(Library):
-    """``orbax.checkpoint.v1``: zstd-compressed by default; data files are fsynced, others are not."""
+    """``orbax.checkpoint.v1``: compresses with zstd by default; fsyncs data files only."""
 
     modules: ClassVar[tuple[str, ...]] = ("orbax.checkpoint",)
     default_durability: ClassVar[str] = "data files"
@@ -74,7 +74,7 @@ class OrbaxV1(Library):
 
 
 class OrbaxV1Uncompressed(OrbaxV1):
-    """The same without compression, which weights hardly profit from."""
+    """``orbax.checkpoint.v1`` without compression, since weights hardly shrink."""
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(replace(storage, compression=False))

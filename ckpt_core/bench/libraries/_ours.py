@@ -1,4 +1,4 @@
-"""ckpt itself."""
+"""ckpt behind the interface of a measured library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckpt_core.bench.libraries._base import Library, Storage
 
 
 class Ckpt(Library):
-    """ckpt: durable and verified unless asked otherwise."""
+    """ckpt: durable and verified by default."""
 
     default_durability: ClassVar[str] = "yes"
     skips_fsync: ClassVar[bool] = True

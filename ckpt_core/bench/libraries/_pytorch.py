@@ -1,5 +1,5 @@
-# ruff: noqa: TID251 (peers are measured here, imported inside of functions only)
-"""PyTorch's own checkpoints, on the same numbers as CPU tensors."""
+# ruff: noqa: TID251 (measures other libraries, which are imported inside functions only)
+"""PyTorch's own checkpoints, of the same values as CPU tensors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TorchSave(_Torch):
 
 
 class TorchDcp(_Torch):
-    """``torch.distributed.checkpoint`` of one process: data files are fsynced, directories are not."""
+    """``torch.distributed.checkpoint`` with one process: fsyncs data files, not directories."""
 
     default_durability: ClassVar[str] = "data files"
     skips_fsync: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class TorchDcp(_Torch):
     def start_save(self, path: Path, state: Any) -> Callable[[], object]:
         from torch.distributed import checkpoint as dcp
 
-        # the thread warns as well, so the filter stays until it ends
+        # The background thread warns as well, so the filter stays active until it ends.
         quiet = contextlib.ExitStack()
         quiet.enter_context(_alone())
         future: Any = dcp.async_save(state, storage_writer=self._writer(path), no_dist=True)
@@ -85,7 +85,7 @@ class TorchDcp(_Torch):
         import torch
         from torch.distributed import checkpoint as dcp
 
-        # it loads in place: the tensors that it fills are part of what loading costs
+        # It loads in place, so allocating the tensors is part of the cost of loading.
         target = {
             name: torch.empty(leaf.shape, dtype=_torch_dtype(leaf.dtype))
             for name, leaf in zip(names_of(like), jax.tree.leaves(like), strict=True)
@@ -97,7 +97,7 @@ class TorchDcp(_Torch):
 
 @contextlib.contextmanager
 def _alone() -> Generator[None, None, None]:
-    """Without the warning that no process group is there: one process is what is meant."""
+    """Silences the warning about a missing process group: these benchmarks use one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process.*")
         yield
@@ -112,7 +112,7 @@ def _torch_dtype(dtype: Any) -> Any:
 def _to_tensor(array: np.ndarray[Any, Any]) -> Any:
     import torch
 
-    # through bytes: numpy has no bfloat16 that torch would know
+    # Through bytes, because torch does not accept numpy's bfloat16.
     raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy())
     return raw.view(_torch_dtype(array.dtype)).reshape(array.shape)
 

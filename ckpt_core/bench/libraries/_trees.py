@@ -1,4 +1,4 @@
-"""Trees as the simple formats want them: names and arrays on the host."""
+"""Turns trees into names and host arrays, for libraries that store flat mappings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def numpy_leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
     """Every leaf as an array on the host.
 
     Raises:
-        Skipped: it is no array, or other processes hold a part of it.
+        Skipped: a leaf is not an array, or other processes hold a part of it.
     """
     leaves = jax.tree.leaves(tree)
     for leaf in leaves:

@@ -1,14 +1,14 @@
 """Flax NNX for ckpt: modules, optimizers, random streams and metrics, restored in place.
 
-Saving and restoring needs no import of this package: ``ckpt_core`` finds ``ADAPTER`` by itself when
+Saving and restoring needs no import of this package: ``ckpt_core`` loads ``ADAPTER`` when
 it meets an NNX object. Three functions are for the user:
 
 ``abstract(make, mesh)``
-    what ``make()`` would return, as shapes and shardings: a target to restore into.
+    the result of ``make()`` with shapes and shardings in place of arrays: a target to restore into.
 ``restore_or_init(checkpointer, make)``
-    the latest checkpoint on the devices, or a fresh start, each with one peak of memory.
+    the latest checkpoint on the devices, or a new state; memory never holds the state twice.
 ``like_params(state, params)``
-    an Optax state's shapes, with the shardings that its slots take from the parameters.
+    the shapes of an Optax state, with the shardings of the parameters.
 """
 
 try:

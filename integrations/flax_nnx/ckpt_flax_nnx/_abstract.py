@@ -1,4 +1,4 @@
-"""Models that are not made: shapes and shardings to restore into, and what to do without them."""
+"""Abstract models: shapes and shardings to restore into without initializing arrays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class _Checkpointer(Protocol):
 
 
 def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
-    """What ``make()`` would return, holding shapes, dtypes and shardings instead of arrays.
+    """The result of ``make()`` with shapes, dtypes and shardings in place of arrays.
 
-    Restoring into it places every array straight where it belongs, and leaves a model that can be
-    used at once; nothing is initialised first::
+    A restore reads every array straight onto its sharding; after it the model can be used. No array
+    is initialized first::
 
         model, optimizer = abstract(make, mesh)
         ckpt.restore(path, model=model, optimizer=optimizer)
 
     Args:
         make: makes NNX objects: one, or a tuple, list or dictionary of them.
-        mesh: where the arrays shall live. Variables with sharding annotations are laid out by
-            them, everything else is replicated. Without it, the mesh of ``jax.set_mesh`` counts;
-            without that too, shardings are left open.
+        mesh: the mesh for the arrays. Variables with sharding annotations are sharded by
+            them, everything else is replicated. The default is the mesh of ``jax.set_mesh``;
+            without one, the shardings stay undefined.
 
     Raises:
         ValueError: the model has annotations, and there is no mesh to resolve them on.
@@ -48,12 +48,12 @@ def restore_or_init(
     mesh: Mesh | None = None,
     **targets: Any,
 ) -> tuple[T, Any]:
-    """What ``make()`` describes, from the latest checkpoint or new; and the ``Restored``, or None.
+    """The objects of ``make()``, restored from the latest checkpoint or new; and ``Restored`` or None.
 
-    From a checkpoint, the arrays go straight to their devices and nothing is initialised first.
-    Without one, ``make`` runs; on a mesh it runs compiled, so that no device holds more than its
-    part. The dictionary that ``make`` returns names the items that are restored, and should be
-    what is saved later::
+    From a checkpoint, the arrays are read straight onto their devices and none is initialized first.
+    Without a checkpoint, ``make`` runs; on a mesh it runs compiled, so that no device holds more than
+    its shards. The dictionary that ``make`` returns names the items to restore; save the same
+    items later::
 
         items, restored = restore_or_init(checkpointer, make, mesh, data=iterator)
         for step in range(restored.step + 1 if restored else 0, total):
@@ -62,7 +62,7 @@ def restore_or_init(
 
     Args:
         checkpointer: a ``ckpt_core.Checkpointer``.
-        make: makes the NNX objects. A dictionary gives one item per key; anything else is the one
+        make: makes the NNX objects. A dictionary has one item per key; anything else is the single
             item of ``checkpointer.save(step, state)``.
         mesh: as for ``abstract``.
         **targets: further items to restore from the same step, such as a data iterator.
@@ -85,7 +85,7 @@ def restore_or_init(
 
 
 def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
-    """``make()``, on a mesh compiled with the shardings that its annotations ask for."""
+    """Calls ``make()``; on a mesh compiled, with the shardings of its annotations."""
     if mesh is None:
         return make()
     with jax.set_mesh(mesh):
@@ -98,7 +98,7 @@ def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
 def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, Any]]:
     """``nnx.split(make())``, abstract."""
     try:
-        # Not nnx.eval_shape: on a mesh it fails over Variables without an array (optax.masked).
+        # Not nnx.eval_shape, which on a mesh fails for Variables without an array (optax.masked).
         return jax.eval_shape(lambda: nnx.split(make(), graph=True))
     except ValueError as error:
         if "mesh" not in str(error):
@@ -110,13 +110,13 @@ def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, 
 
 
 def _current_mesh() -> Mesh | None:
-    """The mesh of an enclosing ``jax.set_mesh``, the real one with devices, or None."""
+    """The concrete mesh of an enclosing ``jax.set_mesh``, or None."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else mesh
 
 
 def _placed(state: nnx.State[Any, Any], mesh: Mesh) -> nnx.State[Any, Any]:
-    """An abstract state whose leaves have their shardings on ``mesh``."""
+    """The abstract state with shardings on ``mesh``."""
 
     def placed(node: Any) -> Any:
         annotated = spmd.get_var_pspec(node) if isinstance(node, nnx.Variable) else None
@@ -126,7 +126,7 @@ def _placed(state: nnx.State[Any, Any], mesh: Mesh) -> nnx.State[Any, Any]:
 
 
 def _on_mesh(leaf: Any, mesh: Mesh, annotated: PartitionSpec | None) -> jax.ShapeDtypeStruct:
-    # On an Explicit mesh the trace knows the layout, over a mesh without devices: keep its spec.
+    # On an Explicit mesh, tracing gives a sharding over an abstract mesh: keep its spec.
     traced = getattr(leaf.sharding, "spec", None)
     sharding = NamedSharding(mesh, traced or annotated or PartitionSpec())
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -1,4 +1,4 @@
-"""NNX objects taken apart into values, and values set on the live Variables."""
+"""The adapter: gets the values of NNX objects, and sets values on their live Variables."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from flax.nnx import variablelib
 from jax.sharding import AbstractMesh, NamedSharding
 
 Key = str | int | tuple[Any, ...]
-"""One step of a path: ``str`` for attributes and text keys, ``int`` for positions and int keys; Flax
-has tuples where it keys a state by paths (``nnx.SpectralNorm``)."""
+"""One part of a path: ``str`` for attributes and text keys, ``int`` for positions and int keys; a
+tuple where Flax keys a state by paths (``nnx.SpectralNorm``)."""
 
 
 class NNXAdapter:
     """Reads and sets the state of NNX objects: every Variable and every array under ``nnx.data``.
 
-    What belongs to the code stays with the code: static attributes, Variable metadata, hooks,
-    annotations. So a restore changes values and nothing else.
+    Code is not saved: static attributes, Variable metadata, hooks, annotations. A restore therefore
+    changes only values.
     """
 
     shares = True
-    """Modules in one container may share Variables; those are stored with the first."""
+    """Modules in one container may share Variables, which are stored once, with the first module."""
 
     def accepts(self, cls: type, /) -> bool:
         """Whether objects of this class are NNX objects.
 
-        The other half of the ``flax`` package (Linen's TrainState, FrozenDict, Partitioned,
-        ``flax.struct`` dataclasses) are ordinary immutable pytrees, which the core saves by itself.
+        Other classes of ``flax`` (Linen's TrainState, FrozenDict, Partitioned, ``flax.struct``
+        dataclasses) are ordinary immutable pytrees, which the core saves without an adapter.
         """
         return issubclass(cls, _NNX_TYPES) and not _is_keras(cls)
 
     def get_state(self, obj: Any, seen: dict[int, Any] | None = None, /) -> Any:
         """The values of an NNX object, as dictionaries nested like its attributes.
 
-        A Variable that is reached on several ways (tied weights) is there once, under the first of
-        its paths. Values are the raw ones: hooks such as ``on_get_value`` do not run. Positions in
-        an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` of a module
-        are left out: they are what the last forward pass left behind, not state of the model.
+        A Variable with several paths (tied weights) is stored once, under the first of
+        them. Values are raw: hooks such as ``on_get_value`` do not run. Positions in
+        an ``nnx.List`` are ints, keys of an ``nnx.Dict`` are text. ``nnx.Intermediate`` Variables of a
+        module are left out: they hold results of the last forward pass, not state of the model.
 
         Args:
             obj: the object.
-            seen: by id, Variables that were stored with other objects of the same tree, and are left out
+            seen: id -> Variable, stored with other objects of the same tree. They are left out
                 here; those of this object are added.
         """
         if isinstance(obj, nnx.Variable):
@@ -54,9 +54,9 @@ class NNXAdapter:
     def get_stored(
         self, obj: Any, below: Callable[[str, Any], Any], seen: dict[int, Any] | None = None, /
     ) -> Any:
-        """As ``get_state``, with ``below("value", ...)`` around what a Variable holds.
+        """Like ``get_state``, with ``below("value", ...)`` around the value of each Variable.
 
-        To Orbax a Variable is a node of the tree, whose array it calls ``value``.
+        In Orbax a Variable is a node of the tree, and its array has the key ``value``.
         """
 
         def marked(variable: Any) -> Any:
@@ -67,12 +67,12 @@ class NNXAdapter:
         return _values(_live_state(obj), dict[int, Any]() if seen is None else seen, marked)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Puts values that are structured like ``get_state(obj)`` on the Variables of ``obj``.
+        """Sets the Variables of ``obj`` to values with the structure of ``get_state(obj)``.
 
-        A Variable without a value was set with another object that shares it.
+        A Variable without a value was set already, with another object that shares it.
 
-        The Variables stay the same objects with the same metadata, so whatever shares them (tied
-        weights, an optimizer, a compiled step) sees the new values.
+        The Variables stay the same objects with the same metadata, so everything that shares them
+        (tied weights, an optimizer, a compiled step) sees the new values.
         """
         if isinstance(obj, nnx.Variable):
             _set_variable(obj, state)
@@ -84,10 +84,10 @@ class NNXAdapter:
             _tell_of_abstract_intermediates(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[Key, ...], Any], /) -> list[Any]:
-        """Puts arrays on some Variables of ``obj``, by path; gives those that were set.
+        """Sets arrays on some Variables of ``obj``, by path; returns the arrays that they hold now.
 
-        Left for ``set_state`` are bare arrays, Variables that hold trees of arrays, and mutable
-        references, whose memory is written to.
+        It skips bare arrays, Variables that hold trees of arrays, and mutable references, whose
+        memory is written to: ``set_state`` sets those.
         """
         live = obj if isinstance(obj, nnx.Variable) else _live_state(obj)
         was_set: list[Any] = []
@@ -95,7 +95,7 @@ class NNXAdapter:
             found: Any = live
             for key in path:
                 if isinstance(found, nnx.Variable):
-                    break  # what lies inside of one is no Variable
+                    break  # the path leads into the value of this Variable
                 found = found[key]
             else:
                 is_variable = isinstance(found, nnx.Variable)
@@ -105,9 +105,9 @@ class NNXAdapter:
         return was_set
 
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
-        """The objects once more, of Variables of their own; arrays, which never change, are shared.
+        """Copies of the objects with new Variables; the immutable arrays are shared.
 
-        What the objects share (Variables, whole modules) the copies share, too.
+        Copies share Variables and modules with each other as the originals do.
         """
         graphdef, state = nnx.split(list(objects), graph=True)
         return nnx.merge(graphdef, state, copy=True)
@@ -117,7 +117,7 @@ class NNXAdapter:
         return callable(only) and type(only).__module__.startswith("flax.nnx.")
 
     def select(self, obj: Any, only: Any, /) -> Callable[[tuple[Key, ...], object], bool]:
-        """For ``only=nnx.Param``, or any other filter: whether a leaf, given by its path, passes."""
+        """For ``only=nnx.Param`` or another filter: a function that tells if a leaf passes it."""
         live = obj if isinstance(obj, nnx.Variable) else nnx.State(_live_state(obj))
         found = (
             nnx.filter_state(live, only) if isinstance(live, nnx.State) else nnx.state(obj, only)
@@ -130,15 +130,15 @@ _NNX_TYPES = (nnx.Pytree, nnx.Variable, nnx.State, variablelib.HijaxVariable)
 
 
 def _is_keras(cls: type) -> bool:
-    # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are no NNX graph.
+    # In Keras' NNX mode a layer inherits from nnx.Module, but its attributes are not an NNX graph.
     return any(base.__module__.partition(".")[0] == "keras" for base in cls.__mro__)
 
 
 def _live_state(obj: Any) -> Mapping[Key, Any]:
-    """The live Variables (and bare arrays) of an object, nested by path, duplicates removed."""
+    """The live Variables (and bare arrays) of an object, nested by path, without duplicates."""
     # graph=True whatever nnx.set_graph_mode says: tree mode repeats or refuses shared Variables.
     if isinstance(obj, nnx.State):
-        return obj.raw_mapping  # nnx.state would leave out abstract arrays without a Variable
+        return obj.raw_mapping  # nnx.state would drop abstract arrays without a Variable
     graphdef, state = nnx.split(obj, graph=True)
     live = nnx.filter_state(state, nnx.Not(nnx.Intermediate))
     if not _may_hide_abstract(graphdef):
@@ -154,7 +154,7 @@ def _live_state(obj: Any) -> Mapping[Key, Any]:
 
 
 def _tell_of_abstract_intermediates(obj: Any) -> None:
-    """Warns of what no checkpoint fills: an object that holds it cannot be passed to ``nnx.jit``."""
+    """Warns of abstract Intermediates: no checkpoint fills them, and ``nnx.jit`` rejects the object."""
     state = nnx.to_flat_state(nnx.state(obj, nnx.Intermediate, graph=True))
     rest = [
         "/".join(map(str, path))
@@ -173,7 +173,7 @@ def _tell_of_abstract_intermediates(obj: Any) -> None:
 
 
 def _may_hide_abstract(graphdef: Any) -> bool:
-    """Whether NNX took abstract arrays for settings, as it does in a dict or list of ``nnx.data``."""
+    """Whether NNX may have treated abstract arrays as static, as in a dict or list of ``nnx.data``."""
     attributes = getattr(graphdef, "attributes", None)
     if attributes is None:
         return True
@@ -185,7 +185,7 @@ def _may_hide_abstract(graphdef: Any) -> bool:
 def _abstract_leaves(
     node: Any, path: tuple[Key, ...], met: set[int]
 ) -> Iterator[tuple[tuple[Key, ...], jax.ShapeDtypeStruct]]:
-    """The abstract arrays among the data of an object that are in no Variable, by path."""
+    """The abstract arrays of an object that are data but in no Variable, by path."""
     if isinstance(node, jax.ShapeDtypeStruct):
         yield path, node
         return
@@ -198,7 +198,7 @@ def _abstract_leaves(
 
 
 def _data_of(node: Any) -> dict[Key, Any]:
-    """What a node holds as data, not as settings."""
+    """The children of a node that are data, not static attributes."""
     paths, _ = _one_level(node)
     if all(path for path, _ in paths):
         return {_path_part(path[0]): child for path, child in paths}
@@ -215,7 +215,7 @@ def _values(
             values[key] = _values(child, seen, value_of)
         elif not isinstance(child, nnx.Variable):
             values[key] = _value_of(child)
-        elif id(child) not in seen:  # Variables have no hash; they are kept, so the id stays theirs
+        elif id(child) not in seen:  # by id, as Variables have no hash; `seen` keeps them alive
             seen[id(child)] = child
             values[key] = value_of(child)
     return values
@@ -230,7 +230,7 @@ def _paths(live: Any, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
 
 
 def _value_of(leaf: Any) -> Any:
-    """What a Variable or a bare leaf holds, read out of a mutable reference."""
+    """The value of a Variable or a bare leaf; a mutable reference is read."""
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
     if isinstance(value, jax.ShapeDtypeStruct):
         return _on_devices(value)
@@ -238,10 +238,10 @@ def _value_of(leaf: Any) -> Any:
 
 
 def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """An abstract value whose sharding names devices: those of the mesh that is set.
+    """The abstract value with its sharding on the devices of the current mesh.
 
-    ``nnx.eval_shape`` inside ``jax.set_mesh`` gives shardings over an abstract mesh, which says how
-    arrays are cut and not where the parts are.
+    ``nnx.eval_shape`` inside ``jax.set_mesh`` gives shardings over an abstract mesh, which has no
+    devices.
     """
     sharding = value.sharding
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, AbstractMesh):
@@ -258,13 +258,13 @@ def _on_devices(value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 def _set_variable(variable: Any, value: Any) -> None:
     current = variable.get_raw_value()
     if variablelib.is_array_ref(current):
-        current[...] = value  # the reference itself may be shared, and is what compiled steps hold
+        current[...] = value  # keep the reference: compiled steps and other objects may hold it
     else:
         variable.set_raw_value(value)
 
 
 def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Key, Any]:
-    """Sets Variables and references; returns what is left, nested: the new bare leaves."""
+    """Sets Variables and references; returns the remaining values, nested: the new bare leaves."""
     bare: dict[Key, Any] = {}
     for key, child in live.items():
         if key not in state:
@@ -282,14 +282,14 @@ def _set_variables(live: Mapping[Key, Any], state: Mapping[Key, Any]) -> dict[Ke
 
 
 class _Bare:
-    """A new value for a leaf without a Variable, told apart from a dictionary of leaves."""
+    """Wraps a new value for a leaf without a Variable, to distinguish it from a dict of leaves."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
-    """``node`` with new leaves: itself, changed in place, or a copy where it is immutable."""
+    """Sets new leaves on ``node``: returns it, changed in place, or a copy if it is immutable."""
     children = _children(node)
     changed: dict[Key, Any] = {}
     for key, leaf in leaves.items():
@@ -300,7 +300,7 @@ def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
         return node
     if isinstance(node, nnx.Pytree):
         for key, new in changed.items():
-            setattr(node, str(key), nnx.data(new))  # nnx.List keeps its items as attributes too
+            setattr(node, str(key), nnx.data(new))  # nnx.List also stores its items as attributes
         return node
     container: Any = node
     if isinstance(node, (list, dict, nnx.State)):
@@ -312,7 +312,7 @@ def _set_bare(node: Any, leaves: Mapping[Key, Any]) -> Any:
 
 
 def _children(node: Any) -> dict[Key, Any]:
-    """What a node holds, by the path part that leads there."""
+    """The children of a node by path part."""
     if isinstance(node, nnx.Pytree):
         attributes = vars(node)
         as_int = isinstance(node, nnx.List)
@@ -328,7 +328,7 @@ def _one_level(node: Any) -> tuple[list[Any], Any]:
 
 
 def _path_part(entry: Any) -> Key:
-    """The part of a path as NNX writes it, from an entry of a JAX key path."""
+    """The part of an NNX path for an entry of a JAX key path."""
     for attribute in ("idx", "key", "name"):
         if hasattr(entry, attribute):
             return getattr(entry, attribute)
@@ -336,4 +336,4 @@ def _path_part(entry: Any) -> Key:
 
 
 ADAPTER = NNXAdapter()
-"""What the entry point ``ckpt_core.adapters: flax`` names."""
+"""The entry point ``ckpt_core.adapters: flax`` refers to this object."""

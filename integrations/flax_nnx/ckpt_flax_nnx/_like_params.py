@@ -1,4 +1,4 @@
-"""Where the slots of an optimizer's state belong: where their parameters are."""
+"""Gives the slots of an optimizer's state the shardings of their parameters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _Path = tuple[str, ...]
 
 
 def like_params(state: T, params: Any) -> T:
-    """The state's shapes and dtypes, with shardings taken from the parameters: a target for ``load``.
+    """The state's shapes and dtypes with the shardings of the parameters: a target for ``load``.
 
-    A slot is recognised by its place: its path ends with the whole path of a parameter, and it has
-    that parameter's shape (``0/mu/layer/kernel`` is a slot of ``layer/kernel``). Everything else,
-    counters and factored moments among it, is replicated over the mesh of the parameters::
+    A leaf is a slot of a parameter if its path ends with the whole path of the parameter, and it has
+    the same shape (``0/mu/layer/kernel`` is a slot of ``layer/kernel``). Everything else, such as
+    counters and factored moments, is replicated over the mesh of the parameters::
 
         wanted = jax.eval_shape(tx.init, params)
         opt_state = ckpt.load(path, like_params(wanted, params), item="opt_state")
 
-    ``jax.eval_shape`` alone knows no shardings, and ``jax.jit(tx.init)`` replicates the slots.
+    ``jax.eval_shape`` alone gives no shardings, and ``jax.jit(tx.init)`` replicates the slots.
 
     Args:
         state: an Optax state, live or from ``jax.eval_shape``.
-        params: the parameters, live or abstract; their shardings count.
+        params: the parameters, live or abstract, with the shardings to use.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     by_path = {_entries(path): leaf for path, leaf in leaves}
@@ -43,7 +43,7 @@ def like_params(state: T, params: Any) -> T:
 
 
 def _parameter_of(path: _Path, leaf: Any, by_path: dict[_Path, Any]) -> Any:
-    """The parameter whose path the leaf's ends with, the longest first; None without one."""
+    """The parameter with the longest path that ends the leaf's path; None if there is none."""
     for start in range(len(path) + 1):
         parameter = by_path.get(path[start:])
         if parameter is not None and parameter.shape == leaf.shape:
@@ -52,7 +52,7 @@ def _parameter_of(path: _Path, leaf: Any, by_path: dict[_Path, Any]) -> Any:
 
 
 def _entries(path: Any) -> _Path:
-    """A JAX key path as text; a parameter in a list may be in a dict of the state."""
+    """A JAX key path as texts, because a list of parameters may be a dict in the state."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 

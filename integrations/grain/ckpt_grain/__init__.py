@@ -1,12 +1,12 @@
 """Grain for ckpt: the position of a data pipeline, saved with the model and restored in place.
 
-Saving and restoring needs no import of this package: ``ckpt_core`` finds ``ADAPTER`` by itself when
+Saving and restoring needs no import of this package: ``ckpt_core`` loads ``ADAPTER`` when
 it meets a Grain iterator. Two functions are for the user:
 
 ``ignore_pipeline_changes(iterator)``
-    restore into a pipeline that is not the one that was saved.
+    restore into a pipeline that differs from the saved one.
 ``with_proof(iterator)``
-    have every restore prove that the next element is the one that the saved run would have seen.
+    have every restore check that the next element is the one that the saved run would have seen.
 """
 
 try:

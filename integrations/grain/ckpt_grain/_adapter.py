@@ -1,4 +1,4 @@
-"""Grain iterators: their state with the description of their pipeline, and both set again."""
+"""The adapter: gets and sets the state of Grain iterators, and compares their pipelines."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _ITERATORS = (
     grain.DataLoaderIterator,
     grain_experimental.ElasticIterator,
 )
-# Not iterators: taken only so that passing one is answered with what to pass instead.
+# Not iterators: accepted only so that the error can say what to pass instead.
 _PIPELINES = (grain.MapDataset, grain.IterDataset, grain.DataLoader)
 
 
 class GrainAdapter:
     """Reads and sets the position of Grain iterators.
 
-    A state is ``{"grain": what Grain gave, "pipeline": what produced it}``. The position is that of
-    the elements which ``next`` has returned; what Grain prefetched beyond them is not counted.
+    A state is ``{"grain": Grain's state, "pipeline": description of the pipeline}``. The position is
+    after the elements that ``next`` has returned, without those that Grain has only prefetched.
     """
 
     per_process = True
-    """Every process has its own position, hence its own file."""
+    """Every process has its own position, and so its own file."""
 
     def __init__(self) -> None:
         self._descriptions: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
@@ -53,7 +53,7 @@ class GrainAdapter:
         return issubclass(cls, _ITERATORS + _PIPELINES)
 
     def get_state(self, obj: Any, /) -> dict[str, Any]:
-        """A copy of the iterator's state, which later ``next`` calls leave alone.
+        """A copy of the iterator's state, which later ``next`` calls do not change.
 
         Raises:
             UnsupportedLeaf: a dataset or loader instead of an iterator.
@@ -70,29 +70,29 @@ class GrainAdapter:
             )
         description = self._describe(obj)
         state = _repair.forget_unstarted(obj, obj.get_state())
-        # Grain hands out objects that it goes on using.
+        # A deep copy, because Grain returns objects that it still uses.
         return {"grain": copy.deepcopy(state), "pipeline": description}
 
     def notice(self, obj: Any, /) -> None:
-        """Remembers what the pipeline of a new iterator is, before it is used and fills caches."""
+        """Describes the pipeline of a new iterator before its use fills caches."""
         _require_iterator(obj)
         inner = obj.iterator if isinstance(obj, Proven) else obj
         if inner not in self._descriptions:
             self._descriptions[inner] = _pipeline.describe(inner, WHOLE)
 
     def get_position(self, obj: Any, /) -> dict[str, Any]:
-        """A state to go back to: without the description of the pipeline, and without proof."""
+        """A state for setting the iterator back: no description of the pipeline, no proof."""
         _require_iterator(obj)
         inner = obj.iterator if isinstance(obj, Proven) else obj
         state = _repair.forget_unstarted(inner, obj.get_state())
         return {"grain": copy.deepcopy(state), "pipeline": None}
 
     def set_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Puts the iterator where it was, and starts its prefetching.
+        """Sets the iterator to the saved position, and starts its prefetching.
 
         Raises:
-            StructureMismatch: the pipeline is not the one that was saved; nothing was changed. Or
-                it gives another next element than the saved one would have (``with_proof``).
+            StructureMismatch: the pipeline differs from the saved one; nothing was changed. Or
+                its next element is not the one that the saved run would have seen (``with_proof``).
         """
         self.check_state(obj, state)
         if isinstance(obj, Proven):
@@ -100,14 +100,14 @@ class GrainAdapter:
             return
         self._remember(obj, state["pipeline"])
         _repair.let_go_of_workers(obj, state["grain"])
-        # Grain keeps what it is given, and changes it later.
+        # A deep copy, because Grain keeps the state and changes it later.
         obj.set_state(copy.deepcopy(state["grain"]))
-        # The first elements are made while the rest of the training is still being set up.
+        # The first elements are then produced while the arrays are being read.
         if hasattr(obj, "start_prefetch"):
             obj.start_prefetch()
 
     def check_state(self, obj: Any, state: dict[str, Any], /) -> None:
-        """Refuses a state that another pipeline gave; the iterator is not touched.
+        """Refuses the state of another pipeline; does not change the iterator.
 
         Raises:
             StructureMismatch: with every difference between the two pipelines.
@@ -136,7 +136,7 @@ class GrainAdapter:
         return json.dumps(state_of_grain, indent=4, default=_as_json)
 
     def from_text(self, obj: Any, text: str, /) -> dict[str, Any]:
-        """The state in a file of Grain's own handler, with what JSON lost of it put right."""
+        """The state in a file of Grain's own handler, with the types that JSON lost restored."""
         if isinstance(obj, grain.DataLoaderIterator):
             return {"grain": text.encode(), "pipeline": None}
         return {"grain": _repair.after_json(json.loads(text)), "pipeline": None}
@@ -152,7 +152,7 @@ class GrainAdapter:
         self.set_state(obj.iterator, state)
         wanted = state.get("next")
         if wanted is None:
-            return  # saved without
+            return  # saved without proof
         _, found = obj.peek(self.get_state)
         if found != wanted:
             raise StructureMismatch(
@@ -163,9 +163,9 @@ class GrainAdapter:
             )
 
     def _remember(self, obj: Any, saved: dict[str, Any] | None) -> None:
-        """What the pipeline is, before it is used, told as in what is restored.
+        """Describes the pipeline before it is used, in as much detail as the saved description.
 
-        None is a restore that is taken back, or a state of Grain's own.
+        ``saved`` is None if a restore is undone, or if Grain's own handler wrote the state.
         """
         if saved is None:
             before = self._described_before.pop(obj, None)
@@ -183,10 +183,10 @@ class GrainAdapter:
             )
 
     def _describe(self, obj: Any) -> dict[str, Any]:
-        """The description of the iterator's pipeline, made once: pipelines do not change.
+        """The description of the iterator's pipeline, made once, because pipelines do not change.
 
-        One that is met here for the first time may have given elements already, and caches of its
-        transformations may be filled: what those are is left out.
+        If this is the first call that sees the pipeline, it may have been used, and its
+        transformations may have filled caches: then such attributes are left out.
         """
         if obj not in self._warned:
             for problem in _pipeline.problems(obj):
@@ -198,28 +198,28 @@ class GrainAdapter:
 
 
 def ignore_pipeline_changes(iterator: IteratorT) -> IteratorT:
-    """The same iterator, into which a state restores even if another pipeline gave it.
+    """Returns the iterator, marked so that the state of another pipeline restores into it.
 
-    Grain then decides: it may raise, or give other elements than the interrupted run would have
-    seen. Use it where a change is meant::
+    Grain then decides: it may raise, or return other elements than the interrupted run would have
+    seen. Use it if the change is intended::
 
         ckpt.restore(path, data=ckpt_grain.ignore_pipeline_changes(iterator))
 
-    Another number of processes is refused all the same: nobody can mean what would come of it.
+    Another number of processes is still refused: elements would be repeated or lost.
     """
     return ADAPTER.ignore_pipeline_changes(iterator)
 
 
 def with_proof(iterator: Any) -> Proven[Any]:
-    """The iterator, saved with a digest of its next element, which every restore then compares.
+    """Wraps an iterator: a save stores a digest of its next element, and every restore compares it.
 
-    A restore into another pipeline is refused anyway. This finds what no description of a pipeline
-    can: another content of the files, another body of a function, numbers drawn elsewhere::
+    A restore into another pipeline is refused anyway. The digest also finds changes that the
+    description does not show: other file contents, another function body, other random numbers::
 
         data = ckpt_grain.with_proof(iter(dataset))
 
-    Saving takes the next element out of the pipeline (and waits for it), digests it on the host,
-    and gives it to the next ``next``. Restoring waits for it, too.
+    Saving takes the next element from the pipeline (and waits for it), digests it on the host,
+    and keeps it for the next call of ``next``. Restoring waits for an element, too.
     """
     _require_iterator(iterator)
     return Proven(iterator)
@@ -244,13 +244,13 @@ def _is_closed(obj: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """numpy numbers and bytes as JSON has them; our own file beside keeps their types."""
+    """numpy numbers and bytes as plain JSON values; our own file keeps their types."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, bytes):
         return value.decode("latin-1")
-    return repr(value)  # the core refuses such a value, and can say where it stands
+    return repr(value)  # the core refuses such a value, with its path
 
 
 ADAPTER = GrainAdapter()
-"""What the entry point ``ckpt_core.adapters: grain`` names."""
+"""The entry point ``ckpt_core.adapters: grain`` refers to this object."""

@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 WHOLE_BYTES = 64 << 20
-"""Of larger arrays, some blocks count that are spread over them: they may be mapped files."""
+"""Larger arrays are digested by blocks spread over them, because they may be mapped files."""
 
 BLOCKS = 64
 BLOCK_BYTES = 1 << 20
 
 
 def as_array(value: Any) -> np.ndarray | None:
-    """The array that a value is, on the host; None for anything else, and for what is elsewhere."""
+    """The value as a host array; None if it is not an array, or not readable on the host."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, np.void):
@@ -34,10 +34,10 @@ def as_array(value: Any) -> np.ndarray | None:
 
 
 def array_text(array: np.ndarray, tell: Callable[[Any], str]) -> str:
-    """An array as text; ``tell`` is for the objects in it."""
+    """An array as text; ``tell`` describes its elements if they are objects."""
     if array.dtype.hasobject or array.dtype.kind == "T":
         return f"ndarray[{array.dtype}{array.shape}, {tell(array.tolist())}]"
-    if array.dtype.names is not None:  # between the fields there may be bytes of no meaning
+    if array.dtype.names is not None:  # the padding between fields must not count
         return f"ndarray[{tell({name: array[name] for name in array.dtype.names})}]"
     return f"ndarray[{array.dtype}{array.shape}, digest {_digest(array)}]"
 
@@ -45,7 +45,12 @@ def array_text(array: np.ndarray, tell: Callable[[Any], str]) -> str:
 def _tensor(value: Any) -> np.ndarray | None:
     try:
         found = np.asarray(value)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # on a device, or of no type
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        NotImplementedError,
+    ):  # on a device, or no numpy dtype
         return None
     return found if found.dtype.kind != "O" else None
 

@@ -1,4 +1,4 @@
-"""What a function does, as a digest of its code, and what it brought along from where it was made."""
+"""Describes functions: a digest of their code, and the values that they hold."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 PYTHON = f"{sys.implementation.cache_tag}{'-O' if sys.flags.optimize else ''}"
-"""Where code has the same digests; elsewhere, functions are compared by name."""
+"""Digests of code are comparable within this Python; otherwise functions are compared by name."""
 
 _KNOWN = frozenset({"grain", "jax", "jaxlib", "numpy"}) | sys.stdlib_module_names
-"""Packages whose functions are what they are called, whatever their version."""
+"""Packages whose functions are compared by name alone, whatever the version."""
 
 _MARK = re.compile(r" \[code [0-9a-f]{12}\]")
 
 
 def code_mark(function: types.FunctionType) -> str:
-    """Text that differs where two functions of one name do different things."""
+    """Text that differs if two functions with the same name have different code."""
     if (function.__module__ or "").partition(".")[0] in _KNOWN - {"__main__"}:
         return ""
     text = "\n".join(_told(function.__code__, function.__doc__))
@@ -28,19 +28,19 @@ def code_mark(function: types.FunctionType) -> str:
 
 
 def codes_in(text: str) -> str:
-    """The marks of all functions in a text, behind each other."""
+    """The marks of all functions in a text, concatenated."""
     return "".join(_MARK.findall(text))
 
 
 def without_code(text: str) -> str:
-    """A text that tells functions by name only."""
+    """The text without the marks: functions are described by name only."""
     return _MARK.sub("", text)
 
 
 def captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Name and value of what a function holds: its closure, and the defaults of its parameters.
+    """Names and values that a function holds: its closure, and the defaults of its parameters.
 
-    Without what is set anew when it is called: a counter is no setting.
+    Variables that the function assigns to are left out: a counter is not a setting.
     """
     set_anew = _cells_set_anew(function, {})
     for name, cell in _cells(function).items():
@@ -60,7 +60,7 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
 
 
 def _cells_set_anew(function: types.FunctionType, met: dict[int, Any]) -> set[int]:
-    """The cells that a function, or one that it holds, assigns to, by identity."""
+    """The ids of the cells that a function, or a function that it holds, assigns to."""
     met[id(function)] = function
     cells = _cells(function)
     found = {id(cells[name]) for name in _assigned(function.__code__) if name in cells}
@@ -85,7 +85,7 @@ def _assigned(code: types.CodeType) -> Iterator[str]:
 
 
 def _told(code: types.CodeType, doc: str | None = None) -> Iterator[str]:
-    """Instructions, names and constants; not where in which file, and not the docstring."""
+    """Instructions, names and constants, without file name, line numbers and docstring."""
     yield code.co_code.hex()
     yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_argcount))
     constants = code.co_consts
@@ -95,7 +95,7 @@ def _told(code: types.CodeType, doc: str | None = None) -> Iterator[str]:
         if isinstance(constant, types.CodeType):
             yield constant.co_name
             yield from _told(constant)
-        elif isinstance(constant, frozenset):  # its order is that of this process
+        elif isinstance(constant, frozenset):  # its order differs between processes
             yield f"{{{sorted(map(repr, constant))}}}"
         else:
             yield repr(constant)

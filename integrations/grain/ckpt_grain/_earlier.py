@@ -1,7 +1,7 @@
-"""Settings as text in the way of earlier versions, to compare with what those saved.
+"""Describes settings in the way of earlier versions, to compare with the checkpoints they saved.
 
-They told arrays by dtype and shape, functions by name, and objects without a ``repr`` by class.
-Nothing here may change: what it says was stored.
+They described arrays by dtype and shape, functions by name, and objects without a ``repr`` by class.
+Do not change the texts: they are stored in existing checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpt_grain._how import ADDRESS, EARLIER_FIRM, MAX_ITEMS, MAX_TEXT, OLD, is_
 
 
 class EarlierText:
-    """Tells settings as text.
+    """Describes settings as text.
 
     Args:
         how: EARLIER_WHOLE, EARLIER_FIRM or OLD.
@@ -30,14 +30,14 @@ class EarlierText:
         self._how = how
 
     def counts_firmly(self, value: Any, optional: bool) -> bool:
-        """Whether a setting of a node is told where only those count that no use changes."""
+        """Whether a setting is part of a description that leaves out what use may change."""
         return _is_plain(value)
 
     def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that does not depend on the process, capped in length.
+        """A setting as text that is the same in every process, shortened to MAX_TEXT.
 
         Args:
-            source: where elements come from: told by its ``repr`` always, as Grain itself does.
+            source: the value is a data source: described by its ``repr``, as Grain itself does.
         """
         text = self._full_text(value, source)
         if len(text) <= MAX_TEXT:
@@ -57,7 +57,7 @@ class EarlierText:
                 return repr(value)
             case list() | tuple():
                 return f"[{', '.join(tell(item) for item in value)}]"
-            case set() | frozenset():  # in an order that is not that of this process
+            case set() | frozenset():  # sorted, because the order differs between processes
                 return f"{{{', '.join(sorted(tell(item) for item in value))}}}"
             case Mapping():
                 return f"{{{', '.join(f'{key}: {tell(item)}' for key, item in value.items())}}}"
@@ -69,7 +69,7 @@ class EarlierText:
                 return self._object_text(value, source)
 
     def _partial_text(self, value: functools.partial[Any]) -> str:
-        """The function, and what it was given: those are settings like any other."""
+        """The function and its arguments, which are settings like any other."""
         function = self._full_text(value.func)
         if self._how == OLD:
             return function
@@ -88,17 +88,17 @@ class EarlierText:
         if type(value).__repr__ is object.__repr__:
             return name
         dataclass: Any = getattr(value, "__dataclass_params__", None)
-        if dataclass is not None and dataclass.repr:  # field by field, for the sake of sets in them
+        if dataclass is not None and dataclass.repr:  # field by field, so that sets are sorted
             fields = [field for field in dataclasses.fields(value) if self._counts(field, value)]
             told = (f"{f.name}={self._full_text(getattr(value, f.name))}" for f in fields)
             return f"{name}({', '.join(told)})"
         if self._how == EARLIER_FIRM and not source and not is_of_grain(value):
-            return name  # a repr may tell how often it was called
+            return name  # a repr may contain a counter of its calls
         text = repr(value)
         return name if ADDRESS.search(text) else text
 
     def _counts(self, field: dataclasses.Field[Any], value: Any) -> bool:
-        """Whether a field is a setting, and none that the first use may have filled."""
+        """Whether a field is a setting that use cannot have changed."""
         if not field.repr or (self._how != OLD and not field.init):
             return False
         if self._how != EARLIER_FIRM:
@@ -111,7 +111,7 @@ class EarlierText:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value cannot be filled later: no mutable container, no object, and not None."""
+    """Whether use cannot change a value: it is not a mutable container, an object or None."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(_is_plain, value))
     plain = (bool, int, float, complex, str, bytes, slice, enum.Enum, np.generic, functools.partial)

@@ -1,4 +1,4 @@
-"""In how much detail a pipeline is told, and what both ways to tell settings share."""
+"""How much detail a description of a pipeline has, and what `_values` and `_earlier` share."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from typing import Any
 
 WHOLE, FIRM = "whole, by value", "firm, by value"
-"""All settings; those that no use changes."""
+"""All settings; only those that use cannot change."""
 
 EARLIER_WHOLE, EARLIER_FIRM, OLD = "whole", "firm", "old"
-"""The same as earlier versions told them; and as they were told before there were these two."""
+"""The two kinds as earlier versions wrote them; and the only kind of the versions before."""
 
 MAX_TEXT = 400
-"""Characters of one setting; of a longer one, the beginning and a digest."""
+"""The most characters of one setting; a longer one is cut, with a digest added."""
 
 MAX_ITEMS = 10_000
-"""Entries of a list or dictionary that are told."""
+"""The most entries of a list or dictionary that are described one by one."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""What makes a text differ in each process."""
+"""Memory addresses, which differ between processes."""
 
 QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
 """Text in quotes, as ``repr`` writes it."""

@@ -1,9 +1,9 @@
-"""The lines that say what a pipeline is: its nodes, and the settings of each.
+"""The lines that describe a pipeline: one for each node, with its settings.
 
-How much is told of a setting depends on when it is looked at. Before the first element a pipeline is
-as it was made, and all of its settings count. Later a transformation may have filled attributes of
-its own (a tokenizer that it loads on first use, a cache, a counter in its ``repr``): then only that
-is told which no use changes.
+The detail depends on when the pipeline is described. Before the first element it is as it was
+constructed, and all settings count. Later a transformation may have changed its own attributes
+(a tokenizer that it loads on first use, a cache, a counter in its ``repr``): then only settings
+that use cannot change are described.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ckpt_grain._values import ValueText, made_with
 _NODES = (grain.MapDataset, grain.IterDataset, grain.DatasetIterator)
 _ALIASES = ("_map_parent", "_iter_parent", "_maybe_nonnative_parent")
 _CHILDREN = ("_parents", "_datasets", *_ALIASES)
-"""Where nodes keep what they draw from; under the aliases, perhaps for the second time."""
+"""Attributes that hold a node's inputs; the aliases may hold the same inputs again."""
 
-# Speed, caches, and settings that are told twice.
+# Settings that affect only speed, caches, and duplicates of other settings.
 _LEFT_OUT = frozenset(
     {
         "_allow_nones",
@@ -55,22 +55,22 @@ _LEFT_OUT = frozenset(
         *_CHILDREN,
     }
 )
-# Nodes that change nothing about the elements, and differ between ways to run the same pipeline.
+# Nodes that do not change the elements, and depend on how the pipeline is run.
 _TRANSPARENT = frozenset(
     {"_LazyWorkerSliceIterDataset", "_MpContextIterDataset", "WithOptionsIterDataset"}
 )
 
 
 def is_elastic(obj: Any) -> bool:
-    """Whether its state is the same in every process, whatever their number."""
-    # iter() of an ElasticIterator is of a class without a public name.
+    """Whether the iterator's state is the same in every process, whatever their number."""
+    # iter() of an ElasticIterator returns an object whose class has no public name.
     return isinstance(obj, grain_experimental.ElasticIterator) or (
         type(obj).__name__ == "_ElasticMapDatasetIterator"
     )
 
 
 class Teller:
-    """Tells a pipeline in lines.
+    """Describes a pipeline in lines.
 
     Args:
         how: WHOLE, FIRM, or one of those of earlier versions.
@@ -81,11 +81,11 @@ class Teller:
         self._values = ValueText(self._firm) if how in (WHOLE, FIRM) else EarlierText(how)
 
     def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that does not depend on the process, capped in length."""
+        """A setting as text that is the same in every process, shortened to MAX_TEXT."""
         return self._values.text(value, source=source)
 
     def lines(self, obj: Any) -> list[str]:
-        """One for each node, those that it draws from indented below."""
+        """One line for each node, with its inputs indented below."""
         if isinstance(obj, grain.DataLoaderIterator):
             return self._loader_lines(loader_of(obj))
         if is_elastic(obj):
@@ -102,8 +102,8 @@ class Teller:
         return lines + [f"  operation {self.text(operation)}" for operation in loader._operations]
 
     def _node_lines(self, node: Any, known: dict[int, list[str]]) -> list[str]:
-        """One line for the node, and those of what it draws from, indented below."""
-        if id(node) in known:  # worker processes and mixtures share most of their pipeline
+        """The line of the node, and those of its inputs, indented below."""
+        if id(node) in known:  # worker processes and mixtures share most nodes
             return known[id(node)]
         children = [self._node_lines(child, known) for child in _children(node)]
         if type(node).__name__ in _TRANSPARENT and len(children) == 1:
@@ -123,7 +123,7 @@ class Teller:
             if key in _LEFT_OUT or _is_cached(node, key) or isinstance(value, _NODES):
                 continue
             if key == "_map_fn" and "_transform" in settings:
-                continue  # a method of the same
+                continue  # a method of the transform, which is described already
             if key == "_source":
                 parts.append(f"source={self._source_text(value)}")
             elif key == "_rng_pool":
@@ -151,7 +151,7 @@ class Teller:
             length = ""
         if isinstance(source, np.ndarray):
             return f"ndarray[{source.dtype}{source.shape}]"
-        if isinstance(source, (list, tuple)):  # data in memory is not a setting
+        if isinstance(source, (list, tuple)):  # data in memory, not a setting
             return f"{type(source).__name__}{length}"
         return f"{self.text(source, source=True)}{length}"
 
@@ -162,7 +162,7 @@ def loader_of(iterator: Any) -> Any:
 
 
 def _made_with(node: Any) -> dict[str, Any]:
-    """What a node was made with, by its constructor; other attributes are where it is, and change."""
+    """The constructor arguments of a node; its other attributes hold its position, and change."""
     return {f"_{name}": given.value for name, given in made_with(node).items()}
 
 
@@ -171,7 +171,7 @@ def _indented(lines: Sequence[str]) -> list[str]:
 
 
 def _runs(blocks: Sequence[list[str]]) -> Iterator[tuple[list[str], int]]:
-    """Equal blocks that follow each other, with their number."""
+    """Each run of equal consecutive blocks, with its length."""
     start = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[start]:
@@ -191,5 +191,5 @@ def _children(node: Any) -> Iterator[Any]:
 
 
 def _is_cached(node: Any, name: str) -> bool:
-    """Whether the attribute appears only once somebody has asked for it."""
+    """Whether the attribute is a cached property, which exists only after its first use."""
     return isinstance(inspect.getattr_static(type(node), name, None), functools.cached_property)

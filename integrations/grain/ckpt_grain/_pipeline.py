@@ -1,10 +1,10 @@
-"""What a pipeline is, in lines of text that are the same in every process that builds it.
+"""Describes a pipeline in lines of text that are the same in every process that builds it.
 
-Grain's states are positions: they say where, not in what. The description says what: every
+Grain's states are positions, and do not say in which pipeline. The description does: every
 transformation with the settings that decide which elements come, and in which order. Settings that
-only decide how fast they come (threads, buffers) are left out. A function counts by its name, its code
-and what it holds, a transformation by its class and what its constructor was given, or by its ``repr``
-where it defines one.
+only affect the speed (threads, buffers) are left out. A function is described by its name, its code
+and the values that it holds, a transformation by its class and constructor arguments, or by its
+``repr`` if it defines one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ckpt_grain._how import ADDRESS, OLD, QUOTED
 from ckpt_grain._lines import Teller, is_elastic, loader_of
 
 MAX_LINES = 200
-"""Lines of a description that are stored; a longer one is compared by its digest."""
+"""The most lines of a description that are stored; the rest is compared by a digest."""
 
 
 def describe(obj: Any, how: str) -> dict[str, Any]:
     """The description of an iterator's pipeline, as plain values.
 
     Args:
-        how: WHOLE of one that has given no element yet, FIRM of any.
+        how: WHOLE if the iterator has returned no element yet, FIRM otherwise.
     """
     lines = Teller(how).lines(obj)
     return {
         "grain": grain.__version__,
-        # The state of an elastic iterator is the same in every process, whatever their number.
+        # None for an elastic iterator, whose state fits any number of processes.
         "processes": None if is_elastic(obj) else jax.process_count(),
         "told": how,
         "python": PYTHON,
@@ -55,7 +55,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def problems(obj: Any) -> Iterator[str]:
-    """What will keep the saved position from being restored exactly, one sentence each."""
+    """Why the saved position cannot be restored exactly: a sentence for each reason."""
     if not isinstance(obj, grain.DataLoaderIterator):
         return
     loader = loader_of(obj)
@@ -88,15 +88,15 @@ _KNOWN_OPERATIONS = (
 
 
 def how_told(description: Mapping[str, Any]) -> str:
-    """How much a saved description tells, so that the present one is made alike."""
+    """The detail of a saved description, so that the current one is made with the same."""
     return description.get("told", OLD)
 
 
 def require_same_count(saved: Mapping[str, Any]) -> None:
-    """Returns if as many processes run as saved; what any number can go on from fits always.
+    """Returns if as many processes run as saved, or if the state fits any number.
 
     Raises:
-        StructureMismatch: another number.
+        StructureMismatch: another number of processes runs.
     """
     count = jax.process_count()
     if saved["processes"] not in (None, count):
@@ -108,7 +108,7 @@ def require_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Returns if two descriptions are of the same pipeline.
 
     Raises:
-        StructureMismatch: they are not; one mismatch per difference.
+        StructureMismatch: the pipelines differ; one mismatch per difference.
     """
     differences = list(_differences(saved, now))
     if differences:
@@ -144,7 +144,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[M
     if saved["digest"] == now["digest"]:
         return
     same_grain = saved["grain"] == now["grain"]
-    # An inserted node moves all below it to the right, which is no difference of theirs.
+    # Without indentation: an inserted node indents all nodes below it, which did not change.
     before = [line.strip() for line in saved["lines"]]
     after = [line.strip() for line in now["lines"]]
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -157,12 +157,12 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[M
                 yield Mismatch(name, "missing" if new else "unexpected", old, new)
             elif unlike := _unlike(old, new, all_settings=same_grain):
                 yield Mismatch(name, "setting", *unlike)
-    if before == after and same_grain:  # they differ in how nodes are nested, or beyond MAX_LINES
+    if before == after and same_grain:  # they differ in nesting, or beyond MAX_LINES
         yield Mismatch("pipeline", "digest", saved["digest"][:12], now["digest"][:12])
 
 
 def _by_name(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description in which functions count by name: another Python has other code for them."""
+    """The description with functions by name only: another Python compiles them differently."""
     lines = [without_code(line) for line in description["lines"]]
     return {**description, "lines": lines, "digest": description["digest_of_names"]}
 
@@ -170,7 +170,7 @@ def _by_name(description: Mapping[str, Any]) -> dict[str, Any]:
 def _pair(
     old: Sequence[str], new: Sequence[str]
 ) -> Iterator[tuple[str, str] | tuple[str, None] | tuple[None, str]]:
-    """Lines of the same node beside each other, the others alone."""
+    """Pairs of lines of the same node; lines without a counterpart are paired with None."""
     left = list(new)
     for line in old:
         twin = next((other for other in left if _node_name(other) == _node_name(line)), None)
@@ -188,10 +188,10 @@ def _node_name(line: str) -> str:
 
 
 def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None:
-    """The settings of one node that differ, on either side; the whole lines if they have none.
+    """The differing settings of one node on both sides; the whole lines if they have no settings.
 
-    Another Grain may have added or dropped settings that this pipeline never chose, so that then
-    only those which both know are compared (``all_settings=False``).
+    Another version of Grain may have added or dropped settings that this pipeline does not use;
+    ``all_settings=False`` therefore compares only settings that both sides have.
     """
     before, after = _settings(old), _settings(new)
     keys = [key for key in before | after if all_settings or (key in before and key in after)]
@@ -206,15 +206,15 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
 
 
 def _settings(line: str) -> dict[str, str]:
-    """What stands in the parentheses of a line, by name."""
+    """Name -> text of the settings in the parentheses of a line."""
     parts = _parts(line.partition("(")[2])
-    if parts is None:  # an earlier version cut long values anywhere
+    if parts is None:  # earlier versions cut long values at any place
         parts = re.split(r", (?=\w+=)", line.partition("(")[2].removesuffix(")"))
     return {key: value for key, equals, value in (part.partition("=") for part in parts) if equals}
 
 
 def _parts(text: str) -> list[str] | None:
-    """What commas divide up to the closing parenthesis, with all in brackets and quotes in one piece."""
+    """The text up to the closing parenthesis, split at commas outside brackets and quotes."""
     parts, depth = [""], 0
     for piece in _PIECES.findall(text):
         depth += (piece in "([{") - (piece in ")]}")

@@ -1,4 +1,4 @@
-"""Iterators that prove that they resumed: the checkpoint holds a digest of the next element."""
+"""Iterators that check their resume: the checkpoint holds a digest of the next element."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _END = object()
 
 
 class Proven(grain.DatasetIterator[T], Generic[T]):
-    """An iterator that can look at its next element without giving it away.
+    """An iterator that can look at its next element without returning it.
 
-    Saving looks: the element is taken from the pipeline, digested, and kept for the next ``next``.
+    A save takes the element from the pipeline, digests it, and keeps it for the next ``next``.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -35,7 +35,7 @@ class Proven(grain.DatasetIterator[T], Generic[T]):
         return element
 
     def peek(self, position_of: Callable[[Any], Any]) -> tuple[Any, str]:
-        """The position before the next element, and the digest of that."""
+        """The position before the next element, and the digest of that element."""
         if self._ahead is None:
             position = position_of(self.iterator)
             self._ahead = position, next(self.iterator, _END)
@@ -43,30 +43,30 @@ class Proven(grain.DatasetIterator[T], Generic[T]):
         return position, "end" if element is _END else digest(element)
 
     def forget(self) -> None:
-        """Drops the element that was looked at: the position is another now."""
+        """Drops the element that was looked at, because the position has changed."""
         self._ahead = None
 
     def get_state(self) -> Any:
-        """The state of the iterator itself, as Grain gives it: before the next element."""
+        """Grain's state of the wrapped iterator, before the next element."""
         return self.iterator.get_state() if self._ahead is None else self._ahead[0]["grain"]
 
     def set_state(self, state: Any) -> None:
-        """Sets the iterator to a state of its own, unproven."""
+        """Sets the wrapped iterator to a Grain state, without a check."""
         self.forget()
         self.iterator.set_state(state)
 
     def start_prefetch(self) -> None:
-        """Passed on, where the iterator can."""
+        """Calls the wrapped iterator's method, if it has one."""
         if hasattr(self.iterator, "start_prefetch"):
             self.iterator.start_prefetch()
 
     def close(self) -> None:
-        """Passed on."""
+        """Closes the wrapped iterator."""
         getattr(self.iterator, "_iterator", self.iterator).close()
 
 
 def digest(element: Any) -> str:
-    """SHA-256 of an element: of its structure, and of type, shape and bytes of its leaves."""
+    """SHA-256 of an element: its structure, and type, shape and bytes of its leaves."""
     found = hashlib.sha256()
     leaves, _ = jax.tree_util.tree_flatten_with_path(element)
     for path, leaf in leaves:

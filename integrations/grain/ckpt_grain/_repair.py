@@ -1,4 +1,4 @@
-"""Where Grain's states need help: what JSON loses, and workers that have not started."""
+"""Corrects Grain's states: types that JSON loses, and workers that have not started."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import grain
 
 _SUB_STATES = "iterators_in_use_states"
-"""Where an interleaving iterator (``mp_prefetch`` makes one) keeps the states of its parts."""
+"""The key under which an interleaving iterator (``mp_prefetch`` makes one) stores its parts."""
 
 
 def forget_unstarted(obj: Any, state: Any) -> Any:
-    """The state that ``obj`` just gave, without guesses about workers that have not started.
+    """The state of ``obj`` with empty states for workers that have not started.
 
-    Until a worker process of ``mp_prefetch`` has given its first element, Grain asks the main
-    process for its state. That one knows the whole pipeline instead of the worker's part: over few
-    files the guess points outside of the part, and the restored iterator fails. An empty state
-    stands for "from the beginning", which every worker understands.
+    Until a worker process of ``mp_prefetch`` has returned its first element, Grain takes its state
+    from the main process, which knows the whole pipeline and not the worker's part. With few
+    files that state points outside of the part, and the restored iterator fails. An empty state
+    means "from the beginning" to every worker.
     """
     unstarted = {
         id(worker._state)
@@ -31,9 +31,9 @@ def forget_unstarted(obj: Any, state: Any) -> Any:
 
 
 def let_go_of_workers(obj: Any, state: Any) -> None:
-    """Makes ``obj`` start anew those parts that ``state`` says nothing about.
+    """Makes ``obj`` restart the workers whose state is empty.
 
-    Without it, a worker that is under way would ignore its empty state and stay where it is.
+    Otherwise a running worker would ignore its empty state and keep its position.
     """
     if not _holds_empty(state):
         return
@@ -45,14 +45,14 @@ def let_go_of_workers(obj: Any, state: Any) -> None:
 
 
 def after_json(state: Any) -> Any:
-    """A state from Grain's own file, with the tuples and int keys that JSON has no notion of."""
+    """A state from Grain's own file, with the tuples and int keys that JSON cannot represent."""
     if isinstance(state, list):
         return [after_json(item) for item in state]
     if not isinstance(state, dict):
         return state
     fixed = {key: after_json(value) for key, value in state.items()}
     if {"remainder_slices", "elements_from_buffer_after_checkpoint"} <= fixed.keys():
-        # ConcatThenSplit compares with tuples: a list is taken for a remainder that is not there.
+        # ConcatThenSplit compares with tuples: it takes a list for a remainder that does not exist.
         slices = fixed["remainder_slices"]
         fixed["remainder_slices"] = {key: tuple(value) for key, value in slices.items()}
     if isinstance(fixed.get("future_states"), dict):
@@ -72,7 +72,7 @@ def _interleaves(obj: Any) -> Iterator[Any]:
 
 
 def _runs_in_another_process(worker: Any) -> bool:
-    # A thread of this process takes the elements over from the other one.
+    # A thread of this process receives the elements from the other process.
     source = getattr(worker, "_maybe_nonnative_parent", worker)
     return hasattr(source, "_iter_parent")
 

@@ -1,8 +1,8 @@
-"""Settings as text, by value: arrays and functions by digests, objects by what they were made with.
+"""Describes settings by value: arrays and functions by digests, objects by constructor arguments.
 
-The text is the same in every process that makes the same pipeline. Where only that counts which no use
-changes (a pipeline that was in use when it was first seen), what a use may have filled is left out:
-mutable containers that a function holds, optional fields that hold any or nothing, a ``repr``.
+The text is the same in every process that makes the same pipeline. For a pipeline that may have
+been used before it was first described, everything that use may have changed is left out:
+mutable containers that a function holds, optional fields that hold objects or None, a ``repr``.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _VALUES = (
     *(datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, pathlib.PurePath),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
-"""What is told by its ``repr``, which is that of a value that never changes."""
+"""Types of immutable values, which are described by their ``repr``."""
 
 
 class Given(NamedTuple):
-    """What an object was given by its constructor, as it is now."""
+    """A constructor argument of an object, with its current value."""
 
     value: Any
     optional: bool
 
 
 class ValueText:
-    """Tells settings as text.
+    """Describes settings as text.
 
     Args:
-        firm: only what no use changes.
+        firm: describe only what use cannot change.
     """
 
     def __init__(self, firm: bool) -> None:
@@ -66,10 +66,10 @@ class ValueText:
         self._inside: list[int] = []
 
     def text(self, value: Any, *, source: bool = False) -> str:
-        """A setting as text that does not depend on the process, capped in length.
+        """A setting as text that is the same in every process, shortened to MAX_TEXT.
 
         Args:
-            source: where elements come from: Grain's own are told by their ``repr``.
+            source: the value is a data source: Grain's own are described by their ``repr``.
         """
         text = self._tell(value, own_repr=not self._firm or (source and is_of_grain(value)))
         if len(text) <= MAX_TEXT:
@@ -81,7 +81,7 @@ class ValueText:
         return f"{named[:MAX_TEXT]!r}... sha256:{digest}{mark}"
 
     def counts_firmly(self, value: Any, optional: bool) -> bool:
-        """Whether a value that was given to a constructor is one that no use has filled."""
+        """Whether use cannot have changed the value of a constructor argument."""
         return _is_firm(value) or (not optional and as_array(value) is not None)
 
     def _tell(self, value: Any, own_repr: bool) -> str:
@@ -110,7 +110,7 @@ class ValueText:
                 return _closed(repr(value))
             case list() | tuple():
                 return _listed("[]", value, tell)
-            case set() | frozenset():  # in an order that is not that of this process
+            case set() | frozenset():  # sorted, because the order differs between processes
                 return f"{{{', '.join(sorted(map(tell, value)))}}}"
             case Mapping():
                 return self._mapping_text(value, tell)
@@ -138,7 +138,7 @@ class ValueText:
         return _listed("{}", value.items(), pair)
 
     def _function_text(self, value: Any) -> str:
-        """A function by name and code, with what it holds; a method with its object."""
+        """A function by name, code and the values that it holds; a method with its object."""
         owner = getattr(value, "__self__", None)
         if owner is not None and not inspect.ismodule(owner):
             function = getattr(value, "__func__", None)
@@ -154,7 +154,7 @@ class ValueText:
         return value.__name__
 
     def _is_told(self, held: Any) -> bool:
-        """Whether what a function holds is a setting, and none that its use may fill."""
+        """Whether a value that a function holds is a setting that use cannot change."""
         if self._firm and isinstance(held, tuple):
             return all(map(self._is_told, held))
         return not (self._firm and isinstance(held, (list, set, bytearray, Mapping)))
@@ -164,7 +164,7 @@ class ValueText:
         dataclass: Any = getattr(value, "__dataclass_params__", None)
         by_repr = type(value).__repr__ is not object.__repr__ and dataclass is None
         if by_repr and (own_repr or is_of_grain(value)):
-            text = repr(value)  # which may tell how often it was called
+            text = repr(value)  # may contain a counter of its calls
             return name if ADDRESS.search(text) else _closed(text)
         fields = [
             (field, given.value)
@@ -178,7 +178,7 @@ class ValueText:
 
 
 def made_with(obj: Any) -> dict[str, Given]:
-    """What an object was given by its constructor, as far as it keeps it under that name."""
+    """The constructor arguments that an object stores under the name of the parameter."""
     if dataclasses.is_dataclass(obj):
         return {
             field.name: Given(
@@ -217,7 +217,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
 
 
 def _is_firm(value: Any) -> bool:
-    """Whether a value cannot be filled later: no mutable container, no object, and not None."""
+    """Whether use cannot change a value: it is not a mutable container, an object or None."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(_is_firm, value))
     if isinstance(value, (bytes, np.generic, re.Pattern, functools.partial, *_VALUES)):
@@ -230,7 +230,7 @@ def _named(items: Iterator[tuple[str, Any]] | Sequence[tuple[str, Any]], tell: A
 
 
 def _listed(brackets: str, items: Any, tell: Any) -> str:
-    """Entries in brackets; of very many, the number and a digest of some that are spread over all."""
+    """Entries in brackets; above MAX_ITEMS, their number and a digest of a sample."""
     left, right = brackets
     if len(items) <= MAX_ITEMS:
         return f"{left}{', '.join(map(tell, items))}{right}"
@@ -243,7 +243,7 @@ def _listed(brackets: str, items: Any, tell: Any) -> str:
 
 
 def _closed(text: str) -> str:
-    """A text whose brackets close, so that what follows it can be told from it."""
+    """A text with balanced brackets, so that the text after it can be separated."""
     depth = 0
     unquoted = QUOTED.sub("", text)
     for character in unquoted:

@@ -1,14 +1,14 @@
-"""Keras 3 on JAX for ckpt: a callback that brings ``fit`` back, and models out of directories.
+"""Keras 3 on JAX for ckpt: a callback that resumes ``fit``, and functions to save and load models.
 
 ``OrbaxCheckpointCallback``
-    saves while ``fit`` trains; the same line in a new process goes on where it stopped.
+    saves while ``fit`` trains; the same line in a new process continues where it stopped.
 ``KerasCheckpointManager`` (also ``KerasOrbaxCheckpointManager``)
-    the same for a loop of one's own.
+    the same for a custom training loop.
 ``save``, ``restore``, ``load_model``
-    a model to a directory and back.
+    save a model to a directory and load it.
 
-Nothing else is needed to pass Keras objects to ``ckpt_core``: it finds ``ADAPTER`` by itself. The
-import of this package alone does not import Keras, whose backend must be chosen before.
+To pass Keras objects to ``ckpt_core`` no import is needed: it loads ``ADAPTER`` itself. Importing
+this package does not import Keras, because the backend must be chosen before that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not above is a mistak
             raise AttributeError(f"module 'ckpt_keras' has no attribute {name!r}")
         from ckpt_keras._backend import import_keras
 
-        import_keras()  # says what to do where Keras or its backend is missing
+        import_keras()  # its error says what to do if Keras or its backend is missing
         module, attribute = _HOMES[name]
         value = getattr(importlib.import_module(f"ckpt_keras.{module}"), attribute)
         globals()[name] = value

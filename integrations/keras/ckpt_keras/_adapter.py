@@ -1,4 +1,4 @@
-"""Keras objects taken apart into arrays, and arrays set on the live variables."""
+"""The adapter: gets the arrays of Keras objects, and sets arrays on their live variables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from ckpt_keras._slots import Slot, nested, slots_of_model, slots_of_object, val
 class KerasAdapter:
     """Reads and sets models, layers, optimizers, metrics, seed generators and single variables.
 
-    A model's state is the tree of ``Model.get_state_tree`` wherever that one is sound, completed
-    where it is not: see ``_slots``. On other backends than JAX the values are numpy copies.
+    A model's state is the tree of ``Model.get_state_tree``, with the variables added that Keras loses
+    because their names are not unique: see ``_slots``. On other backends than JAX the values are
+    numpy copies.
     """
 
     def accepts(self, cls: type, /) -> bool:
@@ -33,8 +34,8 @@ class KerasAdapter:
     def get_state(self, obj: Any, /) -> Any:
         """The arrays of an object under Keras' names.
 
-        Slots that the optimizer of a built model has not made yet are made first, all zero, so
-        that a checkpoint is complete and a restore finds where they go.
+        If the optimizer of a built model has not created its slots yet, this creates them, all zero,
+        so that a checkpoint is complete and a restore has variables to set.
 
         Raises:
             CheckpointError: the model was not built, so it has no variables yet.
@@ -47,7 +48,7 @@ class KerasAdapter:
         return nested(slots, [_value(slot.variable) for slot in slots])
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Assigns a state of the structure that ``get_state(obj)`` gives."""
+        """Assigns a state with the structure of ``get_state(obj)``."""
         if _is_variable(obj):
             obj.assign(state)
             return
@@ -59,7 +60,7 @@ class KerasAdapter:
             _refresh_normalization(obj)
 
     def set_leaves(self, obj: Any, leaves: Mapping[tuple[str, ...], Any], /) -> list[Any]:
-        """Assigns some variables, by their paths in ``get_state(obj)``; gives their values now."""
+        """Assigns some variables, by their paths in ``get_state(obj)``; returns their new values."""
         if _is_variable(obj):
             obj.assign(leaves[()])
             return [obj.value]
@@ -71,8 +72,8 @@ class KerasAdapter:
     def align(
         self, obj: Any, saved: Mapping[str, Any], *, ordered: bool
     ) -> tuple[dict[str, str], set[str]]:
-        """Which saved name is which of the object's; see ``ckpt_core.Adapter``."""
-        del ordered  # what is counted says its order itself
+        """Maps saved names to names in the object; see ``ckpt_core.Adapter``."""
+        del ordered  # the counters in the names give the order
         if _is_variable(obj):
             return {}, set()
         before = [Named(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in saved.items()]
@@ -91,7 +92,7 @@ def slots_of(obj: Any) -> Sequence[Slot]:
     if not _is_layer(obj):
         return slots_of_object(obj)
     if hasattr(obj, "jax_state_sync"):
-        obj.jax_state_sync()  # inside fit the values lie with the trainer, not in the variables
+        obj.jax_state_sync()  # inside fit the trainer holds the values, not the variables
     _complete(obj)
     return slots_of_model(obj)
 
@@ -109,12 +110,12 @@ def _complete(model: Any) -> None:
 
 
 def _refresh_normalization(model: Any) -> None:
-    """Adapted Normalization computes with copies of its variables, and compiled steps with those."""
+    """Updates the copies of its variables with which an adapted Normalization layer computes."""
     import keras
 
     adapted = [
         layer
-        for layer in model._flatten_layers()  # no public walk finds layers held in attributes
+        for layer in model._flatten_layers()  # no public method finds layers in attributes
         if isinstance(layer, keras.layers.Normalization)
     ]
     for layer in adapted:
@@ -125,7 +126,7 @@ def _refresh_normalization(model: Any) -> None:
 
 
 def named(obj: Any) -> list[Named]:
-    """The variables of a live object as the matching knows them."""
+    """The variables of a live object in the form that ``_matching`` takes."""
     root = (str(obj.name),) if _is_layer(obj) else ()
     slots = slots_of(obj)
     return [
@@ -136,7 +137,7 @@ def named(obj: Any) -> list[Named]:
             (*root, *slot.owners),
             None if slot.weight is None else slot.weight.text,
         )
-        # the order in which the nested tree is written
+        # The order in which the nested tree is saved.
         for slot in _in_tree_order(slots)
     ]
 
@@ -165,7 +166,9 @@ def _value(variable: Any) -> Any:
         return variable.value
     import keras
 
-    return np.array(keras.ops.convert_to_numpy(variable.value))  # a copy: others change in place
+    return np.array(
+        keras.ops.convert_to_numpy(variable.value)
+    )  # copy: other backends write in place
 
 
 def _stateful_types(keras: Any) -> tuple[type, ...]:
@@ -191,4 +194,4 @@ def _is_variable(obj: Any) -> bool:
 
 
 ADAPTER = KerasAdapter()
-"""What the entry point ``ckpt_core.adapters: keras`` names."""
+"""The entry point ``ckpt_core.adapters: keras`` refers to this object."""

@@ -1,4 +1,4 @@
-"""The arguments of the callback, checked, with the names of Keras' guide among them."""
+"""The checked arguments of the callback, including those with the names of Keras' guide."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckpt_core import Options, keep
 from ckpt_keras._monitor import checked_mode, direction
 
 ITEMS = ("pytree", "model", "model_config", "assets", "fit", "data")
-"""Names of the items of a step; ``extra=`` takes any others."""
+"""Names of the callback's items in a step; ``extra=`` may use any others."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the callback was asked to do; see ``OrbaxCheckpointCallback``."""
+    """The arguments of the callback; see ``OrbaxCheckpointCallback``."""
 
     directory: str
     monitor: str
@@ -37,7 +37,7 @@ class Arguments:
     options: Options | None = None
 
     def __post_init__(self) -> None:
-        """Refuses arguments that do not go together, and numbers that are none."""
+        """Refuses invalid numbers and combinations of arguments."""
         if self.max_to_keep is not None and self.max_to_keep < 1:
             raise ValueError(
                 f"max_to_keep must be at least 1, or None to keep all, got {self.max_to_keep}"
@@ -55,11 +55,11 @@ class Arguments:
 
     @property
     def unit(self) -> str:
-        """What step numbers count."""
+        """What step numbers count: ``epoch`` or ``batch``."""
         return "epoch" if self.save_freq == "epoch" else "batch"
 
     def keep_policy(self, model: Any) -> keep.KeepPolicy | None:
-        """The newest steps, and the best one besides; None keeps all."""
+        """A policy that keeps the newest steps and the best one; None keeps all."""
         if self.max_to_keep is None:
             return None
         policy = keep.latest(self.max_to_keep)
@@ -70,12 +70,12 @@ class Arguments:
 
 
 def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str, str]:
-    """Directory and metric out of our names and those of Keras' guide.
+    """Directory and metric, from our argument names or those of Keras' guide.
 
     The guide's callback takes ``(model, checkpoint_dir, ...)``, ours ``(directory, monitor, ...)``.
 
     Raises:
-        TypeError: no directory, or two.
+        TypeError: no directory was passed, or two.
     """
     if hasattr(directory, "trainable_variables"):
         directory = None
@@ -116,7 +116,7 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """Further items by name.
 
     Raises:
-        ValueError: a name that the callback uses itself.
+        ValueError: a name is one of the callback's own items.
     """
     taken = [name for name in extra or {} if name in ITEMS]
     if taken:
@@ -130,7 +130,7 @@ def checked_track(track: Any) -> tuple[Any, ...]:
     """The callbacks whose state is saved.
 
     Raises:
-        TypeError: something that is no list of callbacks.
+        TypeError: ``track`` is not a list of callbacks.
     """
     if track is None:
         return ()

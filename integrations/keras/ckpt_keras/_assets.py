@@ -1,9 +1,9 @@
-"""What layers keep in files of their own, such as vocabularies: Keras calls them assets.
+"""Assets: files that layers keep beside their variables, such as vocabularies.
 
-They are an item of their own, in the form of ``keras.callbacks.OrbaxCheckpoint``: nested
+They are an item of the step, in the form of ``keras.callbacks.OrbaxCheckpoint``: nested
 dictionaries of the files' bytes, under the places where Keras looks for them. A place is a class and
-a number, so the names of the layers are written beside the configuration, and count where they are
-known: two vocabularies whose layers change places are not mixed up.
+a number. The names of the layers are therefore saved beside the configuration, and used if they are
+there: two vocabularies whose layers change places are not confused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _saved_beside: contextvars.ContextVar[bool] = contextvars.ContextVar("saved_besi
 
 @dataclass(frozen=True)
 class Owner:
-    """What has assets: its place among Keras' files, its name, and itself."""
+    """An object with assets, its place among Keras' files, and its name."""
 
     place: str
     name: str
@@ -43,7 +43,7 @@ class Owner:
 
 
 def owners_of_assets(model: Any) -> list[Owner]:
-    """Everything in a model that can have assets, in Keras' order."""
+    """All objects in a model that can have assets, in Keras' order."""
     if not _can_have_assets(model):
         return []
     names = {id(layer): "/".join(owners) for layer, owners in layers_of(model)}
@@ -51,7 +51,7 @@ def owners_of_assets(model: Any) -> list[Owner]:
 
 
 def assets_of(model: Any) -> dict[str, Any]:
-    """The item: the bytes of all assets, nested by place and file; empty where there are none."""
+    """The item: the bytes of all assets, nested by place and file; empty if there are none."""
     tree: dict[str, Any] = {}
     for owner in owners_of_assets(model):
         with tempfile.TemporaryDirectory() as directory:
@@ -65,22 +65,22 @@ def assets_of(model: Any) -> dict[str, Any]:
 
 
 def names_of_owners(model: Any) -> str:
-    """Which layer is at which place, as JSON."""
+    """Place -> layer name, as JSON."""
     return json.dumps({owner.place: owner.name for owner in owners_of_assets(model)})
 
 
 class AssetsTarget:
-    """The target that assets are restored into; checked against the model when it is made.
+    """The target that assets are restored into; the constructor checks them against the model.
 
     Args:
-        model: whose layers load them.
-        info: of the checkpoint, which has the item.
-        names: what ``names_of_owners`` gave when it was saved; empty where Keras' callback saved.
+        model: its layers load the assets.
+        info: the checkpoint, which has the item.
+        names: the saved result of ``names_of_owners``; empty if Keras' callback saved.
         rename: old names of layers to new ones.
         rebuilt: whether the model was made from the configuration of the checkpoint.
 
     Raises:
-        StructureMismatch: assets of a layer that the model lacks.
+        StructureMismatch: the model lacks a layer that has assets in the checkpoint.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class AssetsTarget:
             for old, new in (rename or {}).items()
             if any(leading(name, table_of({old: new})) != name for name in told.values())
         )
-        """What of ``rename=`` means something here, where the paths that were saved do not show it."""
+        """Entries of ``rename=`` that this target uses, although no saved path begins with them."""
         owners = {owner.place: owner for owner in owners_of_assets(model)}
         leaves = [_unescaped(leaf.path) for leaf in info.items[ASSETS].leaves]
         places = _places(leaves, {*saved, *owners})
@@ -120,7 +120,7 @@ class AssetsTarget:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: what is there is replaced."""
+        """Empty, because a restore replaces all files."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class AssetsTarget:
 
 @contextlib.contextmanager
 def saved_beside() -> Generator[None]:
-    """Within it, assets are an item of their own, and nobody has to be told that they are missing."""
+    """Inside the block assets are saved as an item, so the warning about missing assets is off."""
     token = _saved_beside.set(True)
     try:
         yield
@@ -145,7 +145,7 @@ def saved_beside() -> Generator[None]:
 
 
 def warn_of_left_out(model: Any) -> None:
-    """Says that a model passed to ckpt_core by itself leaves its assets behind."""
+    """Warns that ckpt_core alone does not save the assets of a model."""
     if _saved_beside.get():
         return
     names = [owner.name for owner in owners_of_assets(model) if _has_files(owner)]
@@ -166,19 +166,19 @@ def _has_files(owner: Owner) -> bool:
 
 
 def _can_have_assets(model: Any) -> bool:
-    # Keras' walk visits every attribute of every object: not for models that have no assets
+    # Checked first, because Keras' walk visits every attribute of every object.
     return any(hasattr(layer, "save_assets") for layer, _ in layers_of(model))
 
 
 def _walk(model: Any) -> list[tuple[Any, str]]:
-    """Objects with assets and their places, as Keras finds them when it loads; none is changed."""
-    from keras.src.saving import saving_lib  # no public name: what .keras files are written with
+    """Objects with assets and their places, as Keras finds them when it loads; changes none."""
+    from keras.src.saving import saving_lib  # writes .keras files; it has no public name
 
     class Place(Exception):
         pass
 
     class Nowhere(saving_lib.DiskIOStore):
-        """Where Keras asks for files, instead of giving any."""
+        """A store without files: ``get`` raises the place that Keras asks for."""
 
         def get(self, path: str) -> str:
             raise Place(path)
@@ -187,7 +187,7 @@ def _walk(model: Any) -> list[tuple[Any, str]]:
             return True
 
     class First(dict[int, Any]):
-        """Keeps the first place of what is shared, which is where Keras saves it."""
+        """Keeps the first place of a shared object, which is where Keras saves it."""
 
         def __setitem__(self, key: int, value: Any) -> None:
             self.setdefault(key, value)
@@ -212,7 +212,7 @@ def _homes(
     owners: Mapping[str, Owner],
     counted: frozenset[str],
 ) -> dict[str, Owner]:
-    """Which object loads the files of which saved place."""
+    """Saved place -> the object that loads its files."""
     if not saved:
         return {place: owners[place] for place in places if place in owners}
     by_name = {owner.name: owner for owner in owners.values()}
@@ -224,7 +224,7 @@ def _homes(
 
 
 def _places(leaves: Iterable[tuple[str, ...]], known: set[str]) -> list[str]:
-    """The places that files lie in: the longest known one that leads to each."""
+    """The places of the files: for each, the longest known place that contains it."""
     found: dict[str, None] = {}
     by_parts = {_parts(place): place for place in known}
     for leaf in leaves:

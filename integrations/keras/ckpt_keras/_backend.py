@@ -1,4 +1,4 @@
-"""Which backend Keras runs on, asked without importing Keras where nobody did."""
+"""Finds out Keras' backend, without importing Keras if the program has not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def import_keras() -> Any:
     """The ``keras`` package.
 
     Raises:
-        ModuleNotFoundError: Keras, or what its backend needs, is not installed; says what to do.
+        ModuleNotFoundError: Keras or its backend is not installed; the message says what to do.
     """
     try:
         import keras
@@ -40,7 +40,7 @@ def require_jax(host_only: bool) -> None:
     """Refuses another backend than JAX, unless the caller asked for copies on the host.
 
     Raises:
-        RuntimeError: naming the backend and the two ways out.
+        RuntimeError: the backend is another one; the message names it and the two remedies.
     """
     active = backend()
     if active != "jax" and not host_only:

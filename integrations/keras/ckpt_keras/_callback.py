@@ -1,4 +1,4 @@
-"""The callback that users name, with its arguments; what it does is in ``_run``."""
+"""The public callback with its arguments; its behaviour is in ``_run``."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from ckpt_keras._run import FitRun
 
 
 class OrbaxCheckpointCallback(FitRun):
-    """A training that goes on where it stopped, from the one line that also saves it.
+    """Saves while ``fit`` trains, and resumes it.
 
     ``fit`` with this callback saves model, optimizer, random state and counters after every epoch.
     The same line in a new process restores them and trains the remaining epochs, bit for bit as if
-    there had been no interruption. A save blocks for the copy to the host; writing goes on in the
-    background. The end of ``fit`` waits for the last one.
+    there had been no interruption. A save blocks until the copy to the host is made; writing continues
+    in the background. The end of ``fit`` waits for the last save.
 
     Args:
-        directory: where the steps lie; made if missing.
-        monitor: the metric that says which step is best.
+        directory: the directory of the steps; created if missing.
+        monitor: the metric that decides which step is best.
         verbose: 1 prints a line per save and restore.
         save_best_only: save only when ``monitor`` improved.
         mode: ``min``, ``max``, or ``auto``: by the name of the metric.
         save_freq: ``epoch``, or a number of batches. Step numbers count the same: step 3 is the
             state after the fourth epoch (0, 1, 2, 3), or after three batches.
-        initial_value_threshold: what ``monitor`` has to beat at first.
-        max_to_keep: how many of the newest steps stay; the best one by ``monitor`` stays besides.
-            None keeps all.
+        initial_value_threshold: the value that the first ``monitor`` must beat.
+        max_to_keep: the number of newest steps to keep; the best one by ``monitor`` is kept in
+            addition. None keeps all.
         save_on_background: False waits for every save.
         save_weights_only: no optimizer, no metrics, no configuration: for ``restore``, not for
             ``load_model``.
-        restore: False refuses a directory that has steps instead of going on from them.
+        restore: False refuses a directory that has steps instead of continuing from them.
         track: other callbacks whose state is saved: EarlyStopping, ReduceLROnPlateau ...
         data: a Grain dataset, loader or iterator that ``fit`` trains from; its position is saved.
-        save_interval_steps: save only steps that it divides; the guide's name.
-        keep_period: steps that it divides stay besides; the guide's name.
+        save_interval_steps: save only steps that it divides; a name of Keras' guide.
+        keep_period: also keep steps that it divides; a name of Keras' guide.
         extra: further items by name, such as ``{"d_optimizer": optimizer}``.
         host_only: numpy copies from one process; for backends other than JAX.
-        options: of the ``ckpt_core.Checkpointer``.
-        model, checkpoint_dir, steps_per_epoch: names of the utility in Keras' guide. The model is
-            the one that fits; steps are ``epoch * steps_per_epoch``.
+        options: options of the ``ckpt_core.Checkpointer``.
+        model, checkpoint_dir, steps_per_epoch: argument names of Keras' guide. The model must be
+            the one that is trained; steps are ``epoch * steps_per_epoch``.
 
     Raises:
         StructureMismatch: (from ``fit``) the checkpoint is of another model; nothing was changed.
-        Exception: (from ``fit``) what made a save in the background fail.
+        Exception: (from ``fit``) the error of a save in the background.
 
     Example:
         >>> import keras, numpy as np, tempfile
@@ -114,12 +114,12 @@ class OrbaxCheckpointCallback(FitRun):
 
     @property
     def directory(self) -> str:
-        """Where the steps lie."""
+        """The directory of the steps."""
         return self._arguments.directory
 
     @property
     def best(self) -> float | None:
-        """The best value of the monitored metric so far, those before a restart included."""
+        """The best value of the monitored metric so far, including those before a restart."""
         return self._progress.best
 
     @property
@@ -132,11 +132,11 @@ class OrbaxCheckpointCallback(FitRun):
         return self._running.checkpointer
 
     def wait_until_finished(self) -> None:
-        """Returns when no save is running; raises what made one fail."""
+        """Returns when no save is running; raises the error of a failed one."""
         running, ended = self._session, self._ended
         if running is not None:
             running.checkpointer.wait_until_finished()
-        elif ended is not None:  # of a fit that an exception ended
+        elif ended is not None:  # an exception ended the last fit
             try:
                 ended.wait_until_closed()
             finally:

@@ -1,4 +1,4 @@
-"""The model's configuration beside its weights, so that a checkpoint can be a model again."""
+"""Saves the model's configuration beside its weights, for ``load_model``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = "model_config"
 
 
 class ConfigItem:
-    """A model's description as an item of a step: written anew by each save, restored by none."""
+    """A model's description as an item of a step: each save writes it anew, no restore sets it."""
 
     written_anew = True
 
@@ -26,28 +26,28 @@ class ConfigItem:
         self._description = description
 
     def get_state(self) -> dict[str, Any]:
-        """What is saved."""
+        """The description."""
         return self._description
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """For completeness: restoring it changes no model."""
+        """Keeps the description; changes no model."""
         self._description = dict(state)
 
 
 def config_item(model: Any) -> ConfigItem:
     """The item that ``load_model`` rebuilds a model from: configuration and compilation as JSON.
 
-    Of a model that Keras cannot serialise (a class without ``get_config``, a lambda as loss) it is
-    the reason instead.
+    If Keras cannot serialise the model (a class without ``get_config``, a lambda as loss), the item
+    holds the reason instead.
     """
     import keras
 
     try:
         with warnings.catch_warnings():
-            # Keras' Variable.numpy() does not know of numpy 2's copy=: no business of who saves
+            # Keras' Variable.numpy() lacks numpy 2's copy=; the user cannot do anything about it.
             warnings.simplefilter("ignore", DeprecationWarning)
             item = {"config": json.dumps(keras.saving.serialize_keras_object(model))}
-    except Exception as error:  # whatever a user's get_config may raise: weights are still saved
+    except Exception as error:  # a user's get_config may raise anything; weights are still saved
         logger.info("%s has no configuration to save: %s", model.name, error)
         item = {"config": "", "reason": f"{type(error).__name__}: {error}"}
     names = names_of_owners(model)
@@ -62,11 +62,11 @@ def model_from_config(
     compile: bool,
     safe_mode: bool,
 ) -> Any:
-    """A new model out of what ``config_item`` gave.
+    """A new model from the saved ``config_item``.
 
     Raises:
-        CheckpointNotFound: no configuration was saved, with the reason.
-        CheckpointCorrupt: what was saved is no configuration.
+        CheckpointNotFound: no configuration was saved; the message gives the reason.
+        CheckpointCorrupt: the saved text is not a configuration.
     """
     import keras
 

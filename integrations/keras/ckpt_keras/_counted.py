@@ -1,4 +1,4 @@
-"""The names that Keras counts: those of classes, for objects that were given none."""
+"""The names that Keras numbers: class names, which it gives to unnamed objects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ALWAYS = frozenset({"variable", "seed_generator"})
 
 
 def counted_in(model: Any) -> frozenset[str]:
-    """The counted names in a model: classes of its layers, optimizers and metrics.
+    """The numbered names in a model: classes of its layers, optimizers and metrics.
 
-    A layer that somebody gave another name is not counted, so ``tower_1`` and ``tower_2`` are two
-    names as ``user`` and ``item`` are.
+    A layer that the user named is not numbered, so ``tower_1`` and ``tower_2`` are as different
+    as ``user`` and ``item``.
     """
     layers = [layer for layer, _ in layers_of(model)]
     objects = [*layers, *_optimizers(model), *(getattr(model, "metrics", None) or ())]
@@ -23,7 +23,7 @@ def counted_in(model: Any) -> frozenset[str]:
 
 
 def counted_anywhere() -> frozenset[str]:
-    """The same for an optimizer of its own: its slots may be of layers of any class there is."""
+    """The same for an optimizer without a model: its slots may belong to layers of any class."""
     import keras
 
     roots = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
@@ -40,7 +40,7 @@ def _optimizers(model: Any) -> list[Any]:
 
 def _base(obj: Any) -> Iterable[str]:
     name, base = str(obj.name), _snake_case(type(obj).__name__)
-    # Bidirectional names its two layers after the one that it was given
+    # Bidirectional names its two layers after the layer that it wraps.
     bases = (base, f"forward_{base}", f"backward_{base}")
     return (each for each in bases if pattern(name, {each})[0] == each)
 
@@ -52,6 +52,6 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _snake_case(name: str) -> str:
-    from keras.src.utils.naming import to_snake_case  # no public name; Keras' own rule of its own
+    from keras.src.utils.naming import to_snake_case  # Keras' rule for names; not public
 
     return to_snake_case(name)

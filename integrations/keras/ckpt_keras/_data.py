@@ -1,4 +1,4 @@
-"""A Grain pipeline that ``fit`` trains from: its iterator, and where it stands for the model."""
+"""A Grain pipeline that ``fit`` trains from: its iterator, and its position after a trained batch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ckpt_keras._inside_fit import InsideFit
 class FitData:
     """The iterator behind ``fit``, for as long as ``fit`` runs.
 
-    Keras makes it out of the dataset by itself, and on an accelerator it draws one batch more than
-    it has trained. So for a dataset or loader this hands Keras an iterator of its own, and knows
-    the state that belongs to the last trained batch. An iterator of the user's is taken as it is.
+    Keras creates an iterator from the dataset itself, and on an accelerator it draws one batch more
+    than it has trained. For a dataset or loader this class therefore gives Keras its own iterator,
+    and remembers the state after the last trained batch. A user's iterator is used as it is.
 
     Args:
         data: a Grain dataset, loader or iterator, or None.
@@ -34,11 +34,11 @@ class FitData:
 
     @property
     def shuffles_by_torch(self) -> bool:
-        """Whether torch's global random state decides the order of the batches."""
+        """Whether torch's global random state determines the order of the batches."""
         return self._shuffles_by_torch
 
     def before_epoch(self) -> None:
-        """Lets every epoch begin with batches of its own."""
+        """Drops batches of the last epoch, so that the next one begins with its own."""
         _drop_carried_over(self._adapter)
 
     @property
@@ -47,7 +47,7 @@ class FitData:
         return self._given is not None
 
     def begin(self, inside: InsideFit) -> None:
-        """Takes its place in a ``fit`` that begins.
+        """Connects to a ``fit`` that begins.
 
         Raises:
             CheckpointError: ``fit`` trains from something else.
@@ -79,29 +79,29 @@ class FitData:
         adapter.get_jax_iterator = self._hand_out
 
     def end(self) -> None:
-        """Leaves ``fit`` as it was."""
+        """Undoes the changes to ``fit``."""
         if self._adapter is not None and "get_jax_iterator" in vars(self._adapter):
             del self._adapter.get_jax_iterator
         self._feed = self._next_feed = self._adapter = None
 
     def target(self) -> Any:
-        """The iterator to restore into, which is the one that ``fit`` draws from next."""
+        """The iterator to restore into: the one that ``fit`` draws from next."""
         if self._is_iterator:
             return self._given
         assert self._next_feed is not None
         return self._next_feed.iterator
 
     def restored(self) -> None:
-        """Drops what Keras drew from the user's iterator before it was restored."""
+        """Drops the batches that Keras drew from the user's iterator before it was restored."""
         peeked = getattr(self._adapter, "_first_batches", None)
         if self._is_iterator and isinstance(peeked, list):
             peeked.clear()
 
     def item(self, batches: int, *, between_epochs: bool) -> Any:
-        """An iterator that stands after the last trained batch.
+        """An iterator positioned after the last trained batch.
 
         Args:
-            batches: how many were trained so far, counted from anywhere.
+            batches: the number of trained batches, from any starting point.
             between_epochs: whether an epoch has just ended.
         """
         if self._is_iterator:
@@ -114,7 +114,7 @@ class FitData:
         return self._feed.at(batches, self._make)
 
     def trained(self, batches: int) -> None:
-        """Tells the count of trained batches at the beginning of an epoch."""
+        """Sets the count of trained batches at the beginning of an epoch."""
         feed = self._next_feed or (None if self._each_epoch else self._feed)
         if feed is not None and feed.first_batch is None:
             feed.first_batch = batches
@@ -126,7 +126,7 @@ class FitData:
 
 
 class _Feed:
-    """An iterator that knows how many elements it gave, and its state before the last of them."""
+    """An iterator that counts its elements, and remembers its state before the last one."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.iterator: Any = iterator
@@ -140,7 +140,7 @@ class _Feed:
         return self
 
     def __next__(self) -> Any:
-        # of the first one, too: an epoch that is entered in its middle is looked into
+        # Also before the first element: starting in mid-epoch draws one batch before training.
         self._before_last = self._ahead or not self._drawn
         if self._before_last:
             self._before = self.iterator.get_state()
@@ -164,10 +164,10 @@ class _Feed:
 
 
 def _drop_carried_over(adapter: Any) -> None:
-    """Forgets batches that a PyDataset's workers made before, in the order of another shuffle.
+    """Drops batches that a PyDataset's workers made before, in the order of an earlier shuffle.
 
-    Keras looks at the first batches before training, and its queue gives the rest of them to the
-    next epoch, which then has some samples twice and others not at all, differently at a restart.
+    Keras draws the first batches before training, and its queue carries the rest of them into the
+    next epoch, which then has some samples twice and others not at all, differently after a restart.
     """
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():
@@ -178,7 +178,7 @@ def _drop_carried_over(adapter: Any) -> None:
 
 
 def _reads_ahead() -> bool:
-    """Whether Keras draws a batch before the one before it is trained."""
+    """Whether Keras draws the next batch before it trains the current one."""
     import jax
     import keras
 

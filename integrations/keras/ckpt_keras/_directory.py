@@ -1,4 +1,4 @@
-"""Models to a directory and back, without ``fit``."""
+"""Saves and loads models without ``fit``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def save(
     host_only: bool = False,
     options: Options | None = None,
 ) -> str:
-    """The path of the checkpoint: the model, its optimizer and its configuration, durable.
+    """Saves the model, its optimizer and its configuration; returns the path of the checkpoint.
 
     Blocks until everything is on the disk.
 
     Args:
-        directory: of steps; without ``step`` the checkpoint itself.
-        model: built; compiled or not.
+        directory: a directory of steps; without ``step`` the checkpoint itself.
+        model: a built model; compiled or not.
         step: number of the step in the directory.
         what: ``"all"``, or ``"weights"`` for weights and random state alone.
         overwrite: replace what is there.
@@ -96,25 +96,25 @@ def restore(
     host_only: bool = False,
     options: Options | None = None,
 ) -> Restored:
-    """A model set from a checkpoint; gives ``Restored``, whose ``report`` says what was loaded.
+    """Restores a model in place; returns ``Restored``, whose ``report`` says what was loaded.
 
-    Checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``. Everything is compared
-    before anything changes. ``report.missing`` and ``report.unexpected`` are empty unless the
-    arguments allow otherwise.
+    Reads checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``. Everything is
+    compared before anything changes. ``report.missing`` and ``report.unexpected`` are empty unless
+    the arguments allow otherwise.
 
     Args:
-        directory: of steps, or one step.
-        model: built; compiled, where the optimizer is to be restored.
-        step: which; the newest without it.
+        directory: a directory of steps, or one step.
+        model: a built model; compiled, to restore the optimizer.
+        step: the step to restore; by default the newest.
         what: ``"all"``, or ``"weights"`` for weights and random state alone, into a model with
             another optimizer or none.
         rename, cast, missing, unexpected, options: see ``ckpt_core.restore``.
         host_only: for backends other than JAX.
 
     Raises:
-        CheckpointNotFound: no such directory, step, or model in it.
+        CheckpointNotFound: the directory, the step, or a model in it does not exist.
         CheckpointCorrupt: a byte differs from what was saved.
-        StructureMismatch: the model is another one; it was not changed.
+        StructureMismatch: the checkpoint is of another model; nothing was changed.
     """
     require_jax(host_only)
     _refuse_other_types("restore(directory, model)", directory, model)
@@ -143,20 +143,20 @@ def load_model(
 ) -> Any:
     """A new model as it was saved: layers, weights, random state, compilation and optimizer.
 
-    Its arrays lie where the ``keras.distribution`` that is set now puts them, whatever the devices
-    were that saved it. Checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``.
+    The current ``keras.distribution`` places its arrays, whatever devices saved it. Reads
+    checkpoints of this package and of ``keras.callbacks.OrbaxCheckpoint``.
 
     Args:
-        directory: of steps, or one step.
-        step: which; the newest without it.
+        directory: a directory of steps, or one step.
+        step: the step to load; by default the newest.
         custom_objects: classes and functions by name, as for ``keras.saving.load_model``.
-        compile: False gives the model without optimizer and losses.
+        compile: False returns the model without optimizer and losses.
         safe_mode: refuse configurations that hold code (lambdas).
         host_only: for backends other than JAX.
         options: see ``ckpt_core.Options``.
 
     Raises:
-        CheckpointNotFound: no such directory or step, or no configuration was saved.
+        CheckpointNotFound: the directory or step does not exist, or has no configuration.
         CheckpointCorrupt: a byte differs from what was saved.
     """
     require_jax(host_only)
@@ -183,11 +183,11 @@ def load_model(
 
 
 def _refuse_other_types(call: str, directory: Any, *models: Any) -> None:
-    """Returns if arguments are of the types that ``call`` takes.
+    """Returns if the arguments have the types that ``call`` takes.
 
     Raises:
-        TypeError: they are not, or stand in another order.
-        CheckpointNotFound: a file, with what reads it.
+        TypeError: they have other types or another order.
+        CheckpointNotFound: the path is a file; the message says what reads it.
     """
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(
@@ -221,7 +221,7 @@ def _weights_only(what: str) -> bool:
 
 
 class _Source:
-    """One checkpoint: a step of a directory of steps, or a path that is one itself."""
+    """One checkpoint: a step in a directory of steps, or a path to a single checkpoint."""
 
     def __init__(self, directory: Path, step: int | None, options: Options | None) -> None:
         self._options = options
@@ -250,19 +250,19 @@ class _Source:
             self._checkpointer.close()
 
     def config(self) -> Any:
-        """The item with the configuration; empty where none was saved."""
+        """The item with the configuration; empty if none was saved."""
         if not self.contents.has_config:
             return {}
         return ckpt.load(self.path, item=CONFIG, options=self._options)
 
     def names_by_order(self, model: Any) -> dict[str, str]:
-        """Saved names to those of a model that was just made from the configuration."""
-        if self._info.format_version is None:  # what Orbax wrote has an order of its own
+        """Maps saved names to those of a model that was just made from the configuration."""
+        if self._info.format_version is None:  # Orbax stores leaves in another order
             return {}
         return names_by_order(model, named(model), self._info.items[self.contents.item].leaves)
 
     def restore(self, model: Any, *, rebuilt: bool = False, **arguments: Any) -> Restored:
-        """The model's item, set on a model."""
+        """Restores the model's item into a model."""
         with saved_beside():
             items = model_targets(
                 model,
@@ -279,7 +279,7 @@ class _Source:
 
 
 def _is_step(path: str) -> bool:
-    """Whether a path is one checkpoint, rather than a directory of them."""
+    """Whether a path is one checkpoint, not a directory of steps."""
     try:
         return bool(ckpt.inspect(path).items)
     except CheckpointNotFound:

@@ -1,8 +1,9 @@
-"""Averaged weights (``use_ema``) and ``SwapEMAWeights``, which puts them into the model and back.
+"""Averaged weights (``use_ema``) and ``SwapEMAWeights``, which swaps them with the model's weights.
 
-With ``swap_on_epoch`` the model has the averages when an epoch ends, which is what a checkpoint for
-others should have, and the trained weights stand where the averages were; the last epoch forgets
-them. A checkpoint has both, and says that they are swapped.
+With ``swap_on_epoch`` the model holds the averages at the end of an epoch, which are the weights that
+a checkpoint should give to its readers, and the optimizer holds the trained weights in place of the
+averages; after the last epoch Keras drops them. A checkpoint holds both, and notes that they are
+swapped.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class Averages:
 
     @property
     def swapped(self) -> bool:
-        """Whether the model has the averages now, and the trained weights stand in their place."""
+        """Whether weights and averages are swapped now."""
         return bool(getattr(self._swapper, "_ema_weights_in_model", False))
 
     def unshare(self) -> None:
-        """Gives averages memory of their own: the end of a fit puts weights and averages into one.
+        """Copies the averages: at the end of a fit, weights and averages share arrays.
 
-        Keras gives both to the next compiled step for good, and jax refuses to take one twice.
+        Keras donates both to the next compiled step, and jax refuses to donate an array twice.
         """
         import jax.numpy as jnp
 
@@ -37,12 +38,12 @@ class Averages:
                 average.assign(jnp.copy(average.value))
 
     def before_epoch_end(self) -> None:
-        """Remembers the trained weights, before the last epoch overwrites them by their averages."""
+        """Keeps the trained weights before the end of the last epoch overwrites them with averages."""
         self._trained = [weight.value for weight, _ in self._pairs] if self._swapper else []
 
     @contextlib.contextmanager
     def as_saved(self) -> Generator[None]:
-        """Within it, trained weights that were swapped out stand in the place of the averages."""
+        """Inside the block the averages' variables hold the trained weights, if they were swapped."""
         if not self.swapped or not self._trained:
             yield
             return
@@ -57,11 +58,11 @@ class Averages:
             self._trained = []
 
     def restored(self, *, trains: bool) -> None:
-        """Takes over a restored state that was saved swapped.
+        """Handles a restored state that was saved swapped.
 
         Args:
-            trains: whether an epoch follows; otherwise the end of fit gives the model what stands
-                in the place of the averages, as after the last epoch.
+            trains: whether an epoch follows; if not, the end of fit copies the averages' variables
+                into the model, as after the last epoch.
         """
         if trains and self._swapper is not None:
             self._swapper._ema_weights_in_model = True

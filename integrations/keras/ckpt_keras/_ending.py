@@ -1,4 +1,4 @@
-"""The end of a ``fit`` that an exception ended, of which no callback is told."""
+"""Cleans up after a ``fit`` that an exception ended: Keras does not tell callbacks about it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ckpt_keras._session import Session
 
 
 class Interrupted(Protocol):
-    """What is told of it, as long as somebody else holds it."""
+    """The callback, which is notified as long as other code refers to it."""
 
     def interrupted(self, session: Session) -> None:
-        """The ``fit`` of this session is gone; its last save may still be written."""
+        """Called when the ``fit`` of this session is gone; its last save may still be running."""
         ...
 
     def closed(self, session: Session) -> None:
-        """That save has ended."""
+        """Called when that save has ended."""
         ...
 
 
 def ending(run: Interrupted, session: Session) -> Callable[[], None]:
-    """What ends a session whose ``fit`` is gone; holds the callback only while somebody else does."""
+    """A function that ends a session whose ``fit`` is gone; it refers to the callback weakly."""
     held = weakref.ref(run)
 
     def close() -> None:
@@ -34,13 +34,15 @@ def ending(run: Interrupted, session: Session) -> Callable[[], None]:
             owner.closed(session)
 
     def end() -> None:
-        # in a thread of its own: this may be the garbage collection of any, the saving one's too
+        # In a new thread: garbage collection may call this in any thread, even the saving one.
         thread = threading.Thread(target=close, name="ckpt-keras-end")
         owner = held()
         if owner is not None:
             owner.interrupted(session)
         if not session.closed:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and the core sees to it
+            with contextlib.suppress(
+                RuntimeError
+            ):  # at interpreter exit, where the core waits for saves
                 thread.start()
 
     return end

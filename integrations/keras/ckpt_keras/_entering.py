@@ -1,4 +1,4 @@
-"""Where in an interrupted epoch to go on, also when the batches have another size now. Pure."""
+"""Computes where to continue an interrupted epoch, even if the batch size changed. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Batches:
     """What ``fit`` trains from.
 
     Attributes:
-        size: samples of a batch; None where that is not known.
-        count: batches of an epoch; None where that is not known.
+        size: samples per batch; None if unknown.
+        count: batches per epoch; None if unknown.
     """
 
     size: int | None = None
@@ -21,15 +21,15 @@ class Batches:
 
 
 def entered_at(saved: Progress, now: Batches, together: int = 1) -> tuple[int, str | None]:
-    """How many batches of the epoch are done, and what to tell the user about it, if anything.
+    """The number of finished batches of the epoch, and a warning for the user or None.
 
-    Where the batches have another size, samples are counted: none is left out, and no more than a
-    part of a batch is trained twice.
+    If the batch size changed, samples are counted: none is left out, and at most a part of a batch
+    is trained twice.
 
     Args:
         saved: where the epoch was interrupted.
-        now: the batches of the ``fit`` that goes on.
-        together: batches that one call of the compiled step trains; begun ones are run again.
+        now: the batches of the ``fit`` that continues.
+        together: batches per call of the compiled step; a partly finished group is run again.
     """
     before = Batches(saved.batch_size, saved.batches_per_epoch)
     done = saved.batch

@@ -1,11 +1,10 @@
-"""What ``fit`` keeps to itself, found once per training: its callbacks and its epochs.
+"""Finds ``fit``'s list of callbacks and epoch iterator, once per training.
 
-Keras hands a callback neither the list that it stands in nor the iterator that it trains from, and
-without them two things are out of reach: to be called after all other callbacks, so that a
-learning rate they change is saved as changed, and to go on in the middle of an epoch. Both are
-local variables of the functions that call us, so this module looks there. Where a version of
-Keras has them no longer, nothing breaks: the callback then counts in the order of the list, and
-an epoch that was interrupted is run from its beginning.
+Keras passes a callback neither of them, and two features need them: running after all
+other callbacks, so that a learning rate that they change is saved as changed, and continuing
+in the middle of an epoch. Both are local variables of the functions that call the callback, so this
+module reads their frames. If a version of Keras lacks these variables, the callback runs in the order
+of the list, and an interrupted epoch is run from its beginning.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _MOST_FRAMES = 16
 
 @dataclass(frozen=True)
 class InsideFit:
-    """The parts of a running ``fit``; None for what was not found, and when it is over.
+    """The parts of a running ``fit``; None for parts that were not found, and after ``fit``.
 
     Attributes:
-        list_of_callbacks: gives Keras' ``CallbackList``. It is held by ``fit`` alone, so that its
-            end is that of a fit which an exception ended, of which no callback is told.
+        list_of_callbacks: returns Keras' ``CallbackList``. Only ``fit`` refers to it, so its
+            garbage collection shows that ``fit`` is gone, even after an exception.
         epochs: Keras' epoch iterator.
         last_epoch: the argument ``epochs`` of fit.
     """
@@ -82,19 +81,20 @@ def go_around(inside: InsideFit, first: Any, last: Any) -> None:
     if callbacks is None:
         return
     others = [other for other in callbacks.callbacks if other not in (first, last)]
-    # a new list: the one that is being walked through right now stays as it is
+    # A new list, because Keras is iterating over the old one right now.
     callbacks.callbacks = [first, *others, last]
 
 
 def when_over(inside: InsideFit, tell: Callable[[], None]) -> None:
-    """Calls a function, not a method of what fit holds, when ``fit`` is gone, however it ended."""
+    """Calls ``tell`` when ``fit`` is gone, however it ended. Do not pass a method of an object that
+    ``fit`` refers to: it would keep ``fit`` alive."""
     callbacks = inside.callbacks
     if callbacks is not None:
         weakref.finalize(callbacks, tell).atexit = False
 
 
 def can_skip(inside: InsideFit) -> bool:
-    """Whether an epoch can be entered in its middle."""
+    """Whether training can start in the middle of an epoch."""
     return hasattr(inside.epochs, "_enumerate_iterator") and inside.callbacks is not None
 
 
@@ -102,17 +102,17 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
     """Lets the next epoch begin after ``count`` batches.
 
     Args:
-        inside: of the running fit.
-        model: that trains.
-        count: batches that were trained already.
-        draw: whether to take these batches from the data and drop them; False where the data
-            stands at the right place.
+        inside: the parts of the running fit.
+        model: the model that is trained.
+        count: the number of batches that were trained already.
+        draw: whether to draw these batches from the data and drop them; False if the data is
+            already at the right position.
     """
     epochs = inside.epochs
     enumerate_all = epochs._enumerate_iterator
 
     def enumerate_rest() -> Iterator[Any]:
-        del epochs._enumerate_iterator  # for this epoch only
+        del epochs._enumerate_iterator  # the replacement is for this epoch only
         trains = False
         for begin, end, batches in enumerate_all():
             if begin < count:
@@ -120,7 +120,7 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
                     next(batches, None)
                 continue
             if not trains:
-                first = list(itertools.islice(batches, 1))  # of unknown length it may have ended
+                first = list(itertools.islice(batches, 1))  # empty if the data has ended
                 if not first:
                     epochs._current_iterator = None
                     epochs.data_adapter.on_epoch_end()
@@ -136,10 +136,10 @@ def skip_batches(inside: InsideFit, model: Any, count: int, *, draw: bool) -> No
 
 
 def _nothing_to_train(inside: InsideFit, model: Any, count: int) -> Iterator[Any]:
-    """One batch that trains nothing and that no callback sees.
+    """One batch that trains nothing and is hidden from callbacks.
 
-    All batches of the epoch were trained, and what comes after them was not done: validation, and
-    what callbacks do at its end. Keras goes there only with the logs of a batch.
+    All batches of the epoch were trained, but not its validation and the callbacks' end of epoch.
+    Keras reaches these only with the logs of a batch.
     """
     logs = dict(model.get_metrics_result())
     train, callbacks = model.train_function, inside.callbacks

@@ -1,4 +1,4 @@
-"""What of a step is a Keras model: ours, and what ``keras.callbacks.OrbaxCheckpoint`` wrote."""
+"""The items of a step that belong to a model, in our steps and those of Keras' own callback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL = "pytree"
 ``load_model`` and ``load_weights`` look for."""
 
 OLD_MODEL = "model"
-"""Its name in older checkpoints of this package."""
+"""The item's name in older checkpoints of this package."""
 
 WEIGHTS = (TRAINABLE, NON_TRAINABLE)
 
@@ -30,7 +30,7 @@ class Contents:
     Attributes:
         item: name of the item with the model's state.
         weights_only: whether it lacks optimizer and metrics.
-        has_config: whether there is a configuration beside it.
+        has_config: whether the step holds a configuration.
         others: names of the other items.
     """
 
@@ -41,7 +41,7 @@ class Contents:
 
     @property
     def has_progress(self) -> bool:
-        """Whether it says where ``fit`` stood; ``keras.callbacks.OrbaxCheckpoint`` does not."""
+        """Whether it holds the position of ``fit``; ``keras.callbacks.OrbaxCheckpoint`` saves none."""
         return "fit" in self.others
 
     @property
@@ -50,7 +50,7 @@ class Contents:
         return ASSETS in self.others
 
     def only_weights(self) -> list[str]:
-        """The ``only=`` that takes weights and random state of the model, and all of ``fit``."""
+        """The ``only=`` that selects weights and random state of the model, and the item ``fit``."""
         return [*(f"{self.item}/{name}/**" for name in WEIGHTS), "fit/**", f"{ASSETS}/**"]
 
 
@@ -58,7 +58,7 @@ def contents_of(info: CheckpointInfo) -> Contents:
     """Where in a step the model is.
 
     Raises:
-        CheckpointNotFound: there is none.
+        CheckpointNotFound: the step holds no model.
     """
     for name in (MODEL, OLD_MODEL):
         if name in info.items:
@@ -74,12 +74,12 @@ def contents_of(info: CheckpointInfo) -> Contents:
 def model_items(
     model: Any, *, weights_only: bool = False, config: ConfigItem | None
 ) -> dict[str, Any]:
-    """What is saved of a model: its variables, its assets and its configuration, if any.
+    """The items to save for a model: its variables, its assets and its configuration, if any.
 
     Args:
-        model: itself.
+        model: the model.
         weights_only: leave out optimizer and metrics.
-        config: what ``config_item`` gave; None leaves assets out, too, as Keras' callback does.
+        config: the result of ``config_item``; None leaves assets out, too, as Keras' callback does.
     """
     items: dict[str, Any] = {MODEL: model}
     if weights_only:
@@ -102,18 +102,18 @@ def model_targets(
     rename: Any = None,
     rebuilt: bool = False,
 ) -> dict[str, Any]:
-    """What a model and its assets are restored into.
+    """The targets that a model and its assets are restored into.
 
     Args:
-        model: itself.
+        model: the model.
         contents: where it is in the step.
-        info: of the step.
+        info: the step.
         options: see ``ckpt_core.Options``.
-        rename: as for ``ckpt_core.restore``; a dict counts for layers with assets, too.
+        rename: as for ``ckpt_core.restore``; a dict also applies to layers with assets.
         rebuilt: whether the model was made from the configuration of this step.
 
     Raises:
-        StructureMismatch: assets of a layer that the model lacks.
+        StructureMismatch: the model lacks a layer that has assets in the step.
     """
     targets: dict[str, Any] = {contents.item: model}
     if contents.has_assets:

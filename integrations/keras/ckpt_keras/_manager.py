@@ -1,4 +1,4 @@
-"""Checkpoints of a model for a training loop of one's own, with the names of Keras' guide."""
+"""Checkpoints of a model for a custom training loop, with the names of Keras' guide."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ckpt_keras._items import contents_of, model_items, model_targets
 
 
 class KerasCheckpointManager:
-    """A model in a directory of steps, saved and restored by epoch.
+    """Saves and restores a model by epoch in a directory of steps.
 
-    The class of Keras' Orbax guide, as an import instead of code to paste. Restoring gives the
-    step that was asked for (the guide's gives the newest for 0), a save that is refused raises
-    (the guide's returns False), and writing goes on in the background.
+    This is the class of Keras' Orbax guide, as an import instead of code to paste. Three differences:
+    a restore loads the requested step (the guide's loads the newest for 0), a refused save raises
+    (the guide's returns False), and writing continues in the background.
 
     Args:
-        model: built; compiled, where its optimizer is to be saved.
-        checkpoint_dir: where the steps lie; made if missing.
-        max_to_keep: how many of the newest stay; None keeps all.
+        model: a built model; compiled, to save its optimizer.
+        checkpoint_dir: the directory of the steps; created if missing.
+        max_to_keep: the number of newest steps to keep; None keeps all.
         steps_per_epoch: step numbers are ``epoch * steps_per_epoch``.
         host_only: for backends other than JAX.
-        **kwargs: of ``ckpt_core.Checkpointer``, such as ``keep_period=10``.
+        **kwargs: arguments of ``ckpt_core.Checkpointer``, such as ``keep_period=10``.
 
     Example:
         >>> import keras, tempfile
@@ -56,13 +56,13 @@ class KerasCheckpointManager:
         self._config: ConfigItem | None = None
 
     def save_state(self, epoch: int, metrics: Mapping[str, float] | None = None) -> bool:
-        """Whether a save of the model after this epoch was started.
+        """Starts a save of the model after this epoch; returns whether it did.
 
-        Returns when the model may change again. False for an epoch that this manager has saved.
+        When it returns, the model may change. False for an epoch that this manager has saved.
 
         Raises:
-            CheckpointExists: the step, or a newer one, is another run's.
-            Exception: what made the save before this one fail.
+            CheckpointExists: another run saved this step, or a newer one.
+            Exception: the error of the previous save.
         """
         if self._config is None:
             self._config = config_item(self.model)
@@ -72,13 +72,13 @@ class KerasCheckpointManager:
             return self.checkpointer.save(step, items=items, metrics=metrics)
 
     def restore_state(self, step: int | None = None) -> Restored | None:
-        """A step set on the model, the newest whole one without ``step``; None where there is none.
+        """Restores a step into the model, by default the newest complete one; None if there is none.
 
         Raises:
             StructureMismatch: the checkpoint is of another model; nothing was changed.
             CheckpointNotFound: there is no such step.
         """
-        self.checkpointer.wait_until_finished()  # what was saved last may be asked for
+        self.checkpointer.wait_until_finished()  # the running save may be the step to restore
         newest = self.checkpointer.latest_step() if step is None else step
         if newest is None:
             return None
@@ -98,7 +98,7 @@ class KerasCheckpointManager:
         return self.checkpointer.latest_step()
 
     def wait_until_finished(self) -> None:
-        """Returns when no save is running; raises what made one fail."""
+        """Returns when no save is running; raises the error of a failed one."""
         self.checkpointer.wait_until_finished()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Saved names against those of a live object: by path, or by Keras' own counters. Pure.
+"""Matches saved names with those of a live object: by path, or by Keras' counters. Pure.
 
-Names that both sides have keep their own. What Keras counted (``_names``) is matched by the order
-of the counters, all variables of a layer to those of one layer. All else keeps its saved name, so
-that the error which follows names both sides: a guess is how weights end up in the wrong layer.
+Equal names match. Names that Keras numbered (``_names``) are matched in the order
+of the numbers, all variables of a layer to those of one layer. All other names stay as saved, so
+that the resulting error names both sides: guessing could put weights into the wrong layer.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Names = dict[str, str]
 def align_model(
     saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]
 ) -> tuple[Names, set[str]]:
-    """Names that changed, and paths of either side that are left alone.
+    """Changed names (saved -> live), and paths of either side that are ignored.
 
-    Metrics are left alone where they do not fit: they count the epoch that is running, and Keras
+    Metrics are ignored if they do not fit: they count the running epoch, and Keras
     resets them at the next.
 
     Args:
-        saved: of the checkpoint.
-        wanted: of the live model, with owners and weights.
-        counted: names of classes, which Keras counts.
+        saved: the variables in the checkpoint.
+        wanted: the variables of the live model, with owners and weights.
+        counted: the class names that Keras numbers.
     """
     old, new = _by_collection(saved), _by_collection(wanted)
     weights = _align_weights(old, new, counted)
@@ -53,14 +53,14 @@ def align_model(
 
 
 def align_plain(saved: Sequence[Named], wanted: Sequence[Named], *, counted: Set[str]) -> Names:
-    """Names that changed in an optimizer, a metric or a seed generator of its own."""
+    """Changed names in an optimizer, a metric or a seed generator that is saved without a model."""
     origins = _origins_of_slots(saved, wanted, counted)
     return _changed(_align_optimizer(saved, wanted, "", origins, counted))
 
 
 Origins = Mapping[str, tuple[str, str | None]]
-"""By path of a live weight, the saved one: as slots are called after it, and as slots of one name
-are told apart, where that is known."""
+"""Path of a live weight -> the saved weight's name in slot names, and the suffix that distinguishes
+slots with the same name, if known."""
 
 
 def _dotted(path: str) -> str:
@@ -86,7 +86,7 @@ def _by_collection(entries: Sequence[Named]) -> dict[str, list[Named]]:
 def _align_weights(
     old: Mapping[str, list[Named]], new: Mapping[str, list[Named]], counted: Set[str]
 ) -> Names:
-    """Weights and random state; freezing moves a variable from one collection to the other."""
+    """Matches weights and random state; freezing moves a variable between collections."""
     saved = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in old.get(group, [])]
     wanted = [entry for group in (TRAINABLE, NON_TRAINABLE) for entry in new.get(group, [])]
     names = _by_number(saved, wanted)
@@ -96,7 +96,7 @@ def _align_weights(
     before = {inside(entry.path): entry.path for entry in saved}
     now = {inside(entry.path): entry for entry in wanted}
     if len(before) < len(saved) or len(now) < len(wanted):
-        return names  # two of one name, in a checkpoint from before they were told apart
+        return names  # duplicate names, in an old checkpoint that did not distinguish them
     pairs = {path: path for path in before}
     if before.keys() != now.keys():
         pairs = _pair_layers(before, now, counted)
@@ -104,7 +104,7 @@ def _align_weights(
 
 
 def _by_number(saved: Sequence[Named], wanted: Sequence[Named]) -> Names:
-    """Pairs of equal paths that an older checkpoint told apart by ``@2`` alone, by their order."""
+    """Pairs equal paths by their order, if an older checkpoint distinguished them only by ``@2``."""
     names: Names = {}
     families: dict[str, list[str]] = {}
     for entry in saved:
@@ -130,12 +130,12 @@ def _family(path: str) -> str:
 
 
 def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted: Set[str]) -> Names:
-    """Paths in a model to paths in a model; those whose layer is not certain are left out."""
+    """Maps saved paths to live paths inside the model; leaves out those whose layer is ambiguous."""
     old = {path: split(path) for path in saved}
     new = {path: split(path) for path in wanted}
     root = next(iter(wanted.values())).owners[:1] if wanted else ()
     if within_one(new.values()) == root and within_one(old.values()):
-        # the model's own name, which tells no layer from another
+        # Replace the model's own name, which does not distinguish layers.
         old = {p: (*root, *parts[1:]) if len(parts) > 2 else parts for p, parts in old.items()}
     pairs = pair_by_rank(
         {path: patterns(parts, counted) for path, parts in old.items()},
@@ -150,7 +150,7 @@ def _pair_layers(saved: Mapping[str, str], wanted: Mapping[str, Named], counted:
 
 
 def whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """A weight's path with all layers that it lies in; Keras' own leaves some of them out."""
+    """A weight's path with all layers that contain it; Keras' own path omits some of them."""
     owners, whole = list(entry.owners), list[str]()
     name = [part for part in parts if not part.startswith("@")]
     for part in name[:-1]:
@@ -167,9 +167,9 @@ def whole_path(entry: Named, parts: tuple[str, ...]) -> tuple[str, ...]:
 def _pair_by_owners(
     saved: Mapping[str, tuple[str, ...]], wanted: Mapping[str, tuple[str, ...]], counted: Set[str]
 ) -> Names:
-    """Paths that leave out other layers than those now: models made by code and from a configuration.
+    """Matches paths that omit different layers: models made in code and from a configuration.
 
-    A saved path fits a weight if it names layers that the weight lies in, in that order. It must
+    A saved path fits a weight if it names layers that contain the weight, in that order. It must
     fit the weights of one pattern only.
     """
     now = {path: patterns(parts, counted) for path, parts in wanted.items()}
@@ -197,14 +197,14 @@ def _consistent(
     owned: Mapping[str, tuple[str, ...]],
     counted: Set[str],
 ) -> Names:
-    """Without the pairs that would tear a layer apart: all that lay in one layer lies in one now."""
+    """Drops pairs that would split a layer: all variables of a saved layer must be in one layer now."""
     homes: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     places: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {}
     for path, now in pairs.items():
         parts = [part for part in saved[path] if not part.startswith("@")]
         whole = owned[now]
         found = embed(patterns(parts, counted)[0], patterns(whole, counted)[0]) or ()
-        # where equal paths were told apart, layers of one name are several
+        # If equal paths were distinguished, there are several layers with one name.
         inner = [] if len(parts) < len(saved[path]) else list(enumerate(found))[:-1]
         places[path] = [(tuple(parts[: i + 1]), whole[: place + 1]) for i, place in inner]
         for before, after in places[path]:
@@ -227,7 +227,7 @@ def _align_optimizer(
     origins: Origins,
     counted: Set[str],
 ) -> Names:
-    """An optimizer: its own name is counted, and its slots carry the names of the weights."""
+    """Matches an optimizer: Keras numbers its name, and its slots contain the names of the weights."""
     old = {entry.path for entry in saved}
     if old == {entry.path for entry in wanted}:
         return {path: path for path in old}
@@ -265,18 +265,18 @@ def _families(entries: Sequence[Named]) -> dict[str, list[Named]]:
 
 
 def _saved_slot_name(bare: str, entry: Named, origins: Origins) -> str | None:
-    """What a live slot is called in the checkpoint, without what tells equal ones apart."""
+    """The saved name of a live slot, without the suffix that distinguishes equal names."""
     if entry.weight is None:
         return bare
     if entry.weight not in origins:
         return None
     mine, theirs = flat(entry.weight), origins[entry.weight][0]
-    # Adafactor calls slots by the last name of the weight alone
+    # Adafactor names slots by the last part of the weight's name alone.
     return theirs + bare[len(mine) :] if bare.startswith(f"{mine}_") else bare
 
 
 def _told_apart(family: Sequence[Named], entry: Named, origins: Origins, index: int) -> str | None:
-    """Of saved slots with one name, the one that is for the weight."""
+    """The saved slot of this weight, out of several with the same name."""
     where = [one.path.rpartition("/")[2].partition("@")[2] for one in family]
     bare, _, mine = entry.path.rpartition("/")[2].partition("@")
     role = mine.partition(".")[0]
@@ -289,7 +289,7 @@ def _told_apart(family: Sequence[Named], entry: Named, origins: Origins, index: 
         same = weight == dotted if dotted else flat(f"/{weight.replace('.', '/')}") == name
         if weight and same and (not role or role == its_role):
             return one.path
-    # a checkpoint from before they were told apart counts them; so does one of unknown weights
+    # Older checkpoints, and those of optimizers without a model, only number them.
     counted = all(not text or text.isdigit() for text in where)
     return family[index].path if counted and index < len(family) else None
 
@@ -297,7 +297,7 @@ def _told_apart(family: Sequence[Named], entry: Named, origins: Origins, index: 
 def _pair_tops(
     saved: Sequence[Named], wanted: Sequence[Named], group: str, counted: Set[str]
 ) -> dict[str, str] | None:
-    """Names of optimizers now to those saved: one, or a wrapper and what it wraps."""
+    """Maps live optimizer names to saved ones: one optimizer, or a wrapper and the wrapped one."""
     old, new = _tops(saved, group), _tops(wanted, group)
     pairs = pair_by_rank(
         {top: patterns(top.split("/"), counted) for top in old},
@@ -315,7 +315,7 @@ def _tops(entries: Sequence[Named], group: str) -> list[str]:
 def _origins_of_slots(
     saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
 ) -> dict[str, tuple[str, str | None]]:
-    """The weights of an optimizer that was saved without them, out of the names of its slots."""
+    """Derives the weights of an optimizer that was saved without a model from its slot names."""
     ends: set[str] = set()
     mine: dict[str, str] = {}
     for entry in wanted:
@@ -339,7 +339,7 @@ def _origins_of_slots(
 def _align_metrics(
     saved: Sequence[Named], wanted: Sequence[Named], counted: Set[str]
 ) -> Names | None:
-    """Metrics by name; None where one of them does not fit."""
+    """Matches metrics by name; None if one of them does not fit."""
     names = _by_number(saved, wanted)
     known = set(names.values())
     names |= pair_by_rank(

@@ -1,4 +1,4 @@
-"""Which direction of a metric is better, and whether a value is the best so far."""
+"""Decides which direction of a metric is better, and whether a value is the best so far."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MODES = ("auto", "min", "max")
 
 
 def checked_mode(mode: str) -> str:
-    """One of ``auto``, ``min``, ``max``; Keras' callbacks take anything else for ``auto``."""
+    """One of ``auto``, ``min``, ``max``; Keras' callbacks treat anything else as ``auto``."""
     if mode not in _MODES:
         raise ValueError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
     return mode
 
 
 def direction(monitor: str, mode: str, model: Any) -> str | None:
-    """``min`` or ``max``; None where ``auto`` cannot tell."""
+    """``min`` or ``max``; None if ``auto`` cannot decide."""
     if mode != "auto":
         return mode
     name = monitor.removeprefix("val_")
@@ -49,7 +49,7 @@ def is_better(value: float, best: float | None, mode: str) -> bool:
 
 
 def monitored(logs: Mapping[str, Any], monitor: str, *, needed: bool, where: str) -> float | None:
-    """The monitored value in the logs; None with a warning where it is needed and absent."""
+    """The monitored value in the logs; None if absent, with a warning if it is needed."""
     value = logs.get(monitor)
     if value is None:
         if needed:
@@ -65,7 +65,7 @@ def monitored(logs: Mapping[str, Any], monitor: str, *, needed: bool, where: str
 
 
 def numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
-    """The logs that are numbers, as Python floats."""
+    """The numbers in the logs, as Python floats."""
     found: dict[str, float] = {}
     for name, value in (logs or {}).items():
         try:

@@ -1,9 +1,10 @@
 """Names of variables, with and without the counters that Keras puts into them. Pure.
 
-Keras numbers what has no name of its own by counters of the process: the second ``Dense`` is
-``dense_1``. The same code has other numbers in another process or in the second half of a notebook,
-in the same order. So within names that are the same but for such numbers, the k-th of one side is
-the k-th of the other. Whatever else differs was named by somebody, and is another variable.
+Keras numbers unnamed objects by counters of the process: the second ``Dense`` is
+``dense_1``. In another process, or later in a notebook, the same code gets other numbers in the same
+order. So among names that differ only in such numbers, the k-th of one side is
+the k-th of the other. Any other difference comes from a name in the user's code, and means another
+variable.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Named:
-    """A variable as both sides know it.
+    """A saved or live variable.
 
     Attributes:
-        path: with the collection in front.
-        shape, dtype: of its value.
-        owners: of a live weight, the layers that it lies in, from the model's own name inwards.
-        weight: of a live optimizer's slot, the path of the weight that it is for.
+        path: the path, beginning with the collection.
+        shape, dtype: those of its value.
+        owners: for a live weight, the layers that contain it, from the model's name inwards.
+        weight: for a slot of a live optimizer, the path of its weight.
     """
 
     path: str
@@ -43,7 +44,7 @@ def inside(path: str) -> str:
 
 
 def flat(path: str) -> str:
-    """A weight's name within the names of its optimizer slots, which are Keras' own path."""
+    """A weight's name as it appears in the names of its optimizer slots: Keras' path joined."""
     *parents, last = inside(path).split("/")
     return "_".join([*(_TAKEN.sub("", part) for part in parents), last.partition("@")[0]])
 
@@ -52,10 +53,10 @@ def pattern(part: str, counted: Set[str], parent: str = "") -> tuple[str, int]:
     """A name without its counter, and the counter; 0 for the first, which has none.
 
     Args:
-        part: of a path.
-        counted: names that Keras counts: those of classes.
-        parent: the part before. A layer that is named after a counted one (``block_1_proj`` in
-            ``block_1``) has its counter from there.
+        part: one part of a path.
+        counted: the class names that Keras numbers.
+        parent: the previous part. A layer that is named after a numbered one (``block_1_proj`` in
+            ``block_1``) gets its counter from there.
     """
     if part in counted:
         return part, 0
@@ -75,20 +76,20 @@ def patterns(parts: Sequence[str], counted: Set[str]) -> tuple[tuple[str, ...], 
 
 
 def split(path: str) -> tuple[str, ...]:
-    """The parts of a path without collection; what tells equal paths apart are parts as well."""
+    """The parts of a path without collection; a suffix that distinguishes equal paths is a part too."""
     *parents, last = path.split("/")
     name, at, where = last.partition("@")
     return (*parents, name, *(f"@{part}" for part in where.split(".") if at))
 
 
 def within_one(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """The name that all layers lie in, if they do; seed generators lie in none."""
+    """The first name, if all paths share it (seed generators aside); else empty."""
     first = {parts[0] for parts in paths if len(parts) > 2}
     return tuple(first) if len(first) == 1 else ()
 
 
 def flat_pattern(name: str, counted: Set[str]) -> tuple[str, Numbers]:
-    """The same of a path that was joined with ``_``, in which parts cannot be told for certain."""
+    """The same for a path that was joined with ``_``, whose parts are ambiguous."""
     bases = "|".join(re.escape(base) for base in sorted(counted, key=len, reverse=True))
     counter = re.compile(rf"(?:(?<=_)|^)({bases})(?:_([1-9]\d*))?(?=_|$)")
     return counter.sub(r"\1", name), tuple(int(m[2] or 0) for m in counter.finditer(name))
@@ -97,10 +98,10 @@ def flat_pattern(name: str, counted: Set[str]) -> tuple[str, Numbers]:
 def pair_by_rank(
     saved: Mapping[str, tuple[object, Numbers]], wanted: Mapping[str, tuple[object, Numbers]]
 ) -> dict[str, str]:
-    """Saved names to wanted ones, by pattern and the order of the counters.
+    """Maps saved names to wanted ones, by pattern and the order of the counters.
 
-    A pattern that one side has more often than the other, or twice with one number, is left out:
-    which is which is not known then.
+    A pattern that one side has more often than the other, or twice with the same number, is left
+    out, because the assignment would be ambiguous.
     """
     pairs: dict[str, str] = {}
     old, new = _by_pattern(saved), _by_pattern(wanted)
@@ -128,7 +129,7 @@ def _unique(group: Iterable[tuple[Numbers, str]]) -> bool:
 
 
 def embed(parts: Sequence[str], whole: Sequence[str]) -> tuple[int, ...] | None:
-    """Where the parts stand in a longer sequence, the last ones last; None where they do not."""
+    """The positions of the parts in a longer sequence, ending at its end; None if they do not fit."""
     places: list[int] = []
     end = len(whole)
     for part in reversed(parts):

@@ -1,4 +1,4 @@
-"""Where training stands: what is saved beside the model, and brings ``fit`` back."""
+"""The position of training, saved beside the model to resume ``fit``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Progress:
 
     Attributes:
         unit: what steps count, ``epoch`` or ``batch``.
-        epoch: the next epoch to run, or the one that is running.
-        batch: batches of that epoch that are done; 0 between epochs.
+        epoch: the next epoch to run, or the running one.
+        batch: finished batches of that epoch; 0 between epochs.
         batches: all batches so far.
         since_save: batches since the last save.
-        run: how many times ``fit`` was called with the callback before this one.
-        first_step: what is added to epochs to get step numbers.
-        best: best value of the monitored metric so far.
+        run: the number of earlier calls of ``fit`` with the callback.
+        first_step: the offset from epochs to step numbers.
+        best: the best value of the monitored metric so far.
         stopped: whether a callback had ended the training.
-        batch_size: samples of a batch; None where that is not known.
-        batches_per_epoch: None where that is not known.
-        averages_swapped: whether the model has its averages, and they its weights.
+        batch_size: samples per batch; None if unknown.
+        batches_per_epoch: None if unknown.
+        averages_swapped: whether weights and their averages are swapped.
         random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
         callbacks: state of tracked callbacks.
     """
@@ -47,7 +47,7 @@ class Progress:
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def next_run(self) -> Progress:
-        """Of a further ``fit`` with the same callback: its epochs begin at 0, its steps go on."""
+        """For another ``fit`` with the same callback: epochs begin at 0, step numbers continue."""
         return Progress(
             unit=self.unit,
             batches=self.batches,
@@ -58,19 +58,19 @@ class Progress:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        # Orbax warns whoever loads a model beside it, of a bool
+        """The fields, for the checkpoint."""
+        # As int: when Orbax loads the model, it warns about bools in other items.
         return {n: int(v) if isinstance(v, bool) else v for n, v in vars(self).items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """From the checkpoint; fields that it lacks keep their defaults."""
+        """Sets the fields from a checkpoint; those that it lacks keep their defaults."""
         known = {name: value for name, value in state.items() if name in vars(self)}
         vars(self).update(known)
         self.stopped, self.averages_swapped = bool(self.stopped), bool(self.averages_swapped)
 
 
 def random_state(*, torch: bool = False) -> dict[str, Any]:
-    """The global generators of numpy and Python as arrays and numbers; of torch, if asked for."""
+    """The global generators of numpy and Python, and optionally torch, as arrays and numbers."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, gauss_next = random.getstate()
     more = {"torch": np.array(sys.modules["torch"].get_rng_state())} if torch else {}
@@ -91,7 +91,7 @@ def random_state(*, torch: bool = False) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Sets what ``random_state`` gave."""
+    """Sets the generators to a result of ``random_state``."""
     if not state:
         return
     saved = state["numpy"]

@@ -1,8 +1,8 @@
-"""Models made from the configuration of a checkpoint, some of whose layers lost their names there.
+"""Matches models made from a checkpoint's configuration, in which some layers lost their names.
 
-What Keras writes for a layer without a ``get_config`` of its own has no ``name``, so the layer that is made of
-it is called after its class. The order of the layers is that of the configuration, and certain: such a model is
-matched by it, and whatever else differs is refused as ever.
+For a layer class without ``get_config``, Keras writes no ``name`` into the configuration, so the layer that is
+made from it is named after its class. The order of the layers is that of the configuration, so such a model is
+matched by order; any other difference is refused as usual.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Owners = tuple[str, ...]
 
 
 def nameless(model: Any) -> frozenset[Owners]:
-    """The layers of a model whose configuration has no name, by the names from below the model on."""
+    """The layers whose configuration has no name, each as the tuple of names that leads to it."""
     return frozenset(owners for layer, owners in layers_of(model) if owners and _has_no_name(layer))
 
 
 def _has_no_name(layer: Any) -> bool:
     try:
         return "name" not in layer.get_config()
-    except Exception:  # whatever a user's get_config may raise: it was not made from one
+    except Exception:  # get_config raises, so the layer was not made from a configuration
         return False
 
 
 def names_by_order(model: Any, wanted: Sequence[Named], saved: Iterable[Any]) -> dict[str, str]:
-    """Saved paths to those of a model that was made from the same configuration; empty where names tell all.
+    """Maps saved paths to those of a model made from the same configuration; empty if names suffice.
 
     Args:
-        model: just made.
+        model: the model that was just made.
         wanted: its variables.
         saved: leaves of the checkpoint with ``path``, ``shape`` and ``dtype``, in its order.
     """
@@ -59,7 +59,7 @@ def names_by_order(model: Any, wanted: Sequence[Named], saved: Iterable[Any]) ->
 
 
 def _fits(path: str, entry: Named, lost: Set[Owners], counted: Set[str]) -> bool:
-    """Whether a saved weight can be the one at its place: all names but lost ones say so."""
+    """Whether a saved weight can belong to this variable: all names except lost ones must agree."""
     whole = whole_path(entry, _parts(entry.path))
     known = [
         None if at == 0 or whole[1 : at + 1] in lost else _bare(part, counted)
@@ -68,7 +68,7 @@ def _fits(path: str, entry: Named, lost: Set[Owners], counted: Set[str]) -> bool
     end = len(known)
     for part in reversed(_parts(path)):
         while end and known[end - 1] not in (None, _bare(part, counted)):
-            end -= 1  # Keras' paths leave out some layers
+            end -= 1  # Keras' paths omit some layers
         if not end:
             return False
         end -= 1
@@ -86,7 +86,7 @@ def _bare(part: str, counted: Set[str]) -> str:
 def same_places(
     saved: Mapping[str, str], now: Mapping[str, str], lost: Set[Owners], counted: Set[str]
 ) -> bool:
-    """Whether names by place are of one configuration: equal but for those that were lost."""
+    """Whether both sides have the same names by place, except those that were lost."""
     if not lost or saved.keys() != now.keys():
         return False
     for place, name in now.items():

@@ -1,9 +1,9 @@
-"""What a dict for ``rename=`` means in the paths of Keras models. Pure.
+"""Applies a dict for ``rename=`` to the paths of Keras models. Pure.
 
-The name of a layer stands in several collections, and joined with others in the names of optimizer slots:
+The name of a layer occurs in several collections, and joined with others in the names of optimizer slots:
 ``{"head": "tail"}`` renames ``trainable_variables/head/kernel`` and
 ``optimizer_variables/adam/head_kernel_momentum``. Whole paths (``trainable_variables/head``) work as
-everywhere in ckpt, and come first.
+everywhere in ckpt, and are applied first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> dict[str, str]:
 
     Args:
         rename: old leading names to new ones.
-        saved: paths of a model's state, collections in front.
+        saved: paths of a model's state, beginning with the collection.
     """
     table = table_of(rename)
     names = {path: new for path in saved if (new := leading(path, table)) != path}
@@ -34,7 +34,7 @@ def renamed(rename: Mapping[str, str], saved: Sequence[str]) -> dict[str, str]:
 
 
 def with_slots(saved: Sequence[str], names: Mapping[str, str]) -> dict[str, str]:
-    """New names of weights, and of the optimizer slots that are called after them."""
+    """New names of weights, and of the optimizer slots that contain their names."""
     weights = [path for path in saved if path.partition("/")[0] in (TRAINABLE, NON_TRAINABLE)]
     slots = _Slots(weights, {path: names.get(path, path) for path in weights})
     told = dict(names)
@@ -50,7 +50,7 @@ def table_of(rename: Mapping[str, str]) -> Table:
 
 
 def leading(path: str, table: Table) -> str:
-    """A path with the whole parts that it begins with renamed."""
+    """A path with its leading parts renamed; only whole parts match."""
     for old, new in table:
         if path == old or path.startswith(f"{old}/"):
             return f"{new}{path[len(old) :]}".removeprefix("/")
@@ -58,14 +58,14 @@ def leading(path: str, table: Table) -> str:
 
 
 def _root(weights: Sequence[str]) -> str:
-    """The model's own name, if all of its weights but seed generators lie in it."""
+    """The model's name, if the paths of all weights begin with it (seed generators aside)."""
     parts = [tuple(inside(path).split("/")) for path in weights]
     all_in_one = all(len(part) > 2 or "seed_generator_state" in part for part in parts)
     return (within_one(parts) or ("",))[0] if all_in_one else ""
 
 
 def _in_collection(path: str, table: Table, root: str) -> str:
-    """A path with a layer renamed that stands behind the collection, or behind the model's own name."""
+    """A path with a layer renamed that follows the collection, or the model's name."""
     parts = path.split("/")
     start = 2 if parts[0] == MORE_OPTIMIZERS else 1
     for front in (start, start + 1) if root and parts[start : start + 1] == [root] else (start,):
@@ -77,11 +77,11 @@ def _in_collection(path: str, table: Table, root: str) -> str:
 
 
 class _Slots:
-    """Names of optimizer slots, which hold those of the weights.
+    """Renames optimizer slots, whose names contain those of the weights.
 
     Args:
         weights: saved paths of all weights.
-        names: new ones.
+        names: saved path -> new path.
     """
 
     def __init__(self, weights: Sequence[str], names: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""One training with checkpoints: what happens at the events of ``fit``."""
+"""The behaviour of the callback at the events of ``fit``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ logger = logging.getLogger("ckpt_keras")
 
 
 class FitRun(keras.callbacks.Callback):
-    """Saves while ``fit`` trains, and brings it back where it stood.
+    """Saves while ``fit`` trains, and resumes it.
 
     Args:
-        arguments: checked.
+        arguments: the checked arguments.
         data: the pipeline that ``fit`` trains from.
-        best: what the monitored metric has to beat at first.
+        best: the value that the monitored metric must beat first.
     """
 
     def __init__(self, arguments: Arguments, data: Any, best: float | None) -> None:
@@ -65,23 +65,23 @@ class FitRun(keras.callbacks.Callback):
         self._averages.unshare()
         if self._session is not None:
             before, self._session = self._session, None
-            before.abandon()  # of a fit that an exception ended, which somebody still holds
+            before.abandon()  # an exception ended that fit, and a traceback keeps it alive
         self._ended = None
         session = self._session = Session(self._arguments, model)
         _inside_fit.when_over(self._inside, ending(self, session))
         self._data.begin(self._inside)
         restored = None
         if self._interrupted:
-            # also after a fit that ended by an exception: what is in memory is half an epoch
+            # Also after a fit that an exception ended: memory then holds a partly trained epoch.
             restored = session.restore(model, self._data, self._batches_per_epoch)
         self._interrupted = True
         self._begin_run(model, restored)
 
     def interrupted(self, session: Session) -> None:
-        """``fit`` ended without a word, by an exception: only its last save is held any longer."""
+        """An exception ended ``fit``: keeps only its session, whose last save may still be running."""
         if self._session is not session:
             return
-        # in this order: who waits meanwhile finds the save in one of the two
+        # In this order, so that a waiting thread finds the save in one of the two attributes.
         self._ended = session
         self._session, self._entering = None, None
         self._stopping = False
@@ -89,12 +89,12 @@ class FitRun(keras.callbacks.Callback):
         self._data.end()
 
     def closed(self, session: Session) -> None:
-        """The end of an interrupted ``fit`` is over; what its last save failed with is still to be told."""
+        """The session of an interrupted ``fit`` was closed; a failure of its last save is kept."""
         if self._ended is session and session.failure is None:
             self._ended = None
 
     def before_epoch(self, epoch: int) -> None:
-        """First of all callbacks at the beginning of an epoch."""
+        """Runs at the beginning of an epoch, before all other callbacks."""
         self.enter()
         self._data.before_epoch()
         self._random_state = self._random_state_now()
@@ -104,8 +104,8 @@ class FitRun(keras.callbacks.Callback):
         self._data.trained(self._progress.batches)
 
     def enter(self) -> None:
-        """Lets take effect what other callbacks and ``fit`` would have reset before."""
-        self._fitting._initial_epoch = None  # or the next fit would begin there, too
+        """Applies restored state that other callbacks and ``fit`` would have reset earlier."""
+        self._fitting._initial_epoch = None  # otherwise the next fit would begin there, too
         resumed, self._entering = self._entering, None
         if resumed is None:
             return
@@ -114,7 +114,7 @@ class FitRun(keras.callbacks.Callback):
         if resumed.averages_swapped:
             self._averages.restored(trains=True)
         if resumed.batch:
-            # the epoch's running means; those after an epoch are of the validation, and are over
+            # The epoch's running means; those after an epoch are of the finished validation.
             for variable, value in zip(
                 self._fitting.metrics_variables, self._metric_values, strict=True
             ):
@@ -122,9 +122,9 @@ class FitRun(keras.callbacks.Callback):
         self._metric_values = []
 
     def between_batches(self, batch: int) -> None:
-        """Saves between two steps, where none is running and the state is the trainer's to give.
+        """Saves between two steps, when no step is running and the trainer holds the state.
 
-        At the beginning of a batch, before other callbacks begin with it: ``on_train_batch_end``
+        Runs at the beginning of a batch, before other callbacks: ``on_train_batch_end``
         would make Keras wait for every step, and may run in a thread.
         """
         done = batch - self._seen
@@ -136,21 +136,21 @@ class FitRun(keras.callbacks.Callback):
             self._save_and_stop()
 
     def before_epoch_end(self) -> None:
-        """First of all callbacks at the end of an epoch."""
+        """Runs at the end of an epoch, before all other callbacks."""
         self._averages.before_epoch_end()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Does by itself what must come first, where there is no list to stand first in."""
+        """Calls ``before_epoch`` itself if Keras' list of callbacks was not found."""
         if self._inside.callbacks is None:
             self.before_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The same between batches."""
+        """Calls ``between_batches`` itself if Keras' list of callbacks was not found."""
         if self._inside.callbacks is None:
             self.between_batches(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves after an epoch, after all other callbacks had theirs."""
+        """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
         if self._stopping:
             return
         ended = self._batches_done()
@@ -159,7 +159,7 @@ class FitRun(keras.callbacks.Callback):
         progress = self._progress
         progress.epoch, progress.batch = epoch + 1, 0
         progress.stopped = bool(self._fitting.stop_training)
-        # the point where all stop is one number that all ask about: the next one, so it counts epochs
+        # All processes must ask about the same number: the next epoch.
         checkpointer = self._running.checkpointer
         told_to_stop = not self._alone and checkpointer.reached_preemption(progress.epoch)
         if (
@@ -173,12 +173,12 @@ class FitRun(keras.callbacks.Callback):
             self._fitting.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits for the last save; what made it fail is raised out of ``fit``."""
-        self.enter()  # where no epoch was left to train
+        """Waits for the last save; its failure is raised from ``fit``."""
+        self.enter()  # has no effect unless no epoch was left to train
         session, self._session = self._running, None
         self._fitting._initial_epoch = None
         self._data.end()
-        # a fit that was skipped is followed by the one to go on in; its end may have moved averages
+        # After a skipped fit comes the one to continue; the end of a fit may have moved averages.
         self._interrupted = self._stopping or self._resumed is not None
         self._finished_runs += 0 if self._stopping else 1
         self._stopping = False
@@ -194,7 +194,7 @@ class FitRun(keras.callbacks.Callback):
 
     @property
     def _fitting(self) -> Any:
-        """The model without taking its state from the trainer."""
+        """The model, without syncing its state from the trainer."""
         return self._model
 
     @property
@@ -206,7 +206,7 @@ class FitRun(keras.callbacks.Callback):
         return (self.params or {}).get("steps")
 
     def _begin_run(self, model: Any, restored: Progress | None) -> None:
-        """Finds this call of ``fit`` among those that the directory knows of."""
+        """Finds out which of the saved calls of ``fit`` this one is."""
         run = self._finished_runs
         if restored is not None:
             self._resumed, self._progress = restored, replace(restored)
@@ -237,7 +237,7 @@ class FitRun(keras.callbacks.Callback):
         self._tell_if_nothing_is_left(resumed)
         if resumed.batch and _inside_fit.can_skip(self._inside):
             done = resumed.batch
-            if not self._data.given:  # which stands where it stood, whatever the batches are
+            if not self._data.given:  # with data=, the position is restored exactly
                 together = int(model.steps_per_execution)
                 done, told = entered_at(resumed, self._inside.batches, together)
                 if told is not None:
@@ -268,7 +268,7 @@ class FitRun(keras.callbacks.Callback):
             )
 
     def _leave_averages(self) -> None:
-        """Where no epoch follows, the end of fit gives the model its averages, as after the last one."""
+        """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
             self._averages.restored(trains=False)
             self._progress.averages_swapped = False
@@ -276,24 +276,24 @@ class FitRun(keras.callbacks.Callback):
                 self._entering.averages_swapped = False
 
     def _count(self, batch: int) -> None:
-        """Counts the batches up to one of the running epoch."""
+        """Counts the batches of the running epoch up to this one."""
         new = batch - self._seen
         self._seen = self._progress.batch = batch
         self._progress.batches += new
         self._progress.since_save += new
 
     def _batches_done(self) -> int:
-        """How many batches the epoch that has just ended had."""
+        """The number of batches of the epoch that has just ended."""
         most = self._seen + int(self._fitting.steps_per_execution)
         known = self._batches_per_epoch
         if known is not None:
             return max(self._seen, min(most, known))
-        # data of unknown length: fit began a batch that there was not, and the optimizer knows
+        # With data of unknown length, fit began a batch that did not exist: ask the optimizer.
         trained = self._iterations() - self._iterations_before
         return trained if self._seen <= trained <= most else most
 
     def _iterations(self) -> int:
-        """Steps of the optimizer; 0 where the number of batches is known anyway."""
+        """Steps of the optimizer; 0 if the number of batches is known anyway."""
         if self._batches_per_epoch is not None:
             return 0
         counters: list[Any] = [
@@ -308,7 +308,7 @@ class FitRun(keras.callbacks.Callback):
     # -------------------------------------------------------------------------------- save
 
     def _save_if_wanted(self, logs_of: Callable[[], Any], where: str) -> None:
-        """Saves, unless the callback was asked for the best only and this is not it."""
+        """Saves, unless only better steps are saved and this one is not better."""
         arguments, progress = self._arguments, self._progress
         progress.since_save = 0
         metrics = _monitor.numbers(logs_of())
@@ -346,12 +346,12 @@ class FitRun(keras.callbacks.Callback):
 
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):
-            return {}  # is of the end of an epoch, and computing the others takes time
+            return {}  # it exists only at the end of an epoch, and computing the others takes time
         model: Any = self.model
         return model.get_metrics_result()
 
     def _save_and_stop(self) -> None:
-        """The process was told to end: saves where it stands, and lets ``fit`` return."""
+        """The process was told to end: saves the current state, and lets ``fit`` return."""
         logger.warning("%s: told to stop, saving and ending fit", self._arguments.directory)
         self._stopping = True
         if self._progress.batch:
@@ -360,7 +360,7 @@ class FitRun(keras.callbacks.Callback):
 
 
 class _First(keras.callbacks.Callback):
-    """Stands before all other callbacks, for what must happen before theirs."""
+    """Runs before all other callbacks, and calls the owner's methods that must come first."""
 
     def __init__(self, owner: FitRun) -> None:
         super().__init__()

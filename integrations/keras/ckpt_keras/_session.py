@@ -1,4 +1,4 @@
-"""One directory and one training: what is saved of it, and how it is found again."""
+"""Saves and restores one training in one directory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger("ckpt_keras")
 _PLURAL = {"epoch": "epochs", "batch": "batches"}
 
 _RUNNING: dict[str, Session] = {}
-"""By directory, of each fit that has not ended. One that Ctrl-C ended tells nobody while somebody
-holds its traceback (a notebook does), and may have left a save that is being written: the next fit in
-that directory has to know of it."""
+"""Directory -> session of each fit that has not ended. After Ctrl-C, a fit is not noticed as ended
+while a traceback refers to it (in a notebook, for example), and its last save may still be running:
+the next fit in that directory must find it."""
 
 
 class Session:
-    """Saves and restores for the callback; knows nothing of the events of ``fit``.
+    """Saves and restores for the callback; does not depend on the events of ``fit``.
 
     Args:
-        arguments: of the callback.
-        model: that trains.
+        arguments: the arguments of the callback.
+        model: the model that is trained.
     """
 
     def __init__(self, arguments: Arguments, model: Any) -> None:
@@ -50,7 +50,7 @@ class Session:
         if before is not None:
             before.abandon()
         if "://" not in self._place and not os.path.lexists(self._place):
-            os.makedirs(self._place, exist_ok=True)  # also where nothing comes to be saved
+            os.makedirs(self._place, exist_ok=True)  # even if nothing will be saved
         self.checkpointer = Checkpointer(
             arguments.directory,
             keep_policy=arguments.keep_policy(model),
@@ -60,9 +60,9 @@ class Session:
         _RUNNING[self._place] = self
 
     def close(self) -> None:
-        """Waits for a running save and ends the use of this object; raises what made it fail.
+        """Waits for a running save and closes the session; raises the save's error.
 
-        Where Ctrl-C ends the waiting, the object is still open, and may be closed again.
+        If Ctrl-C ends the wait, the session is still open, and may be closed again.
         """
         with self._closing:
             try:
@@ -78,14 +78,14 @@ class Session:
             del _RUNNING[self._place]
 
     def abandon(self) -> None:
-        """The same for a fit that an exception ended; says what made the last save fail."""
-        # the end of a fit may be noticed by another thread, which waits for the save
+        """Closes the session of a fit that an exception ended; logs a failure of its last save."""
+        # Another thread may have noticed the end of the fit, and be waiting for the save.
         with self._closing:
             if self.closed:
                 return
             try:
                 self.close()
-            except Exception as error:  # that step is lost; there are those before it
+            except Exception as error:  # that step is lost; earlier ones remain
                 self.failure = error
                 directory = self.checkpointer.directory
                 logger.warning(
@@ -93,7 +93,7 @@ class Session:
                 )
 
     def wait_until_closed(self) -> None:
-        """Takes part in the end of a fit that an exception ended; raises, once, what its last save failed with."""
+        """Waits until the session of an interrupted fit is closed; raises its last save's error once."""
         self.abandon()
         failure, self.failure = self.failure, None
         if failure is not None:
@@ -109,10 +109,10 @@ class Session:
         metrics: Mapping[str, float],
         random_state: Mapping[str, Any],
     ) -> None:
-        """Starts a save of everything, or does it where the callback was asked to wait.
+        """Starts a save of everything; waits for it if the callback was asked to.
 
         Raises:
-            Exception: what made the save before this one fail.
+            Exception: the error of the previous save.
         """
         started = time.perf_counter()
         step = self._step(progress)
@@ -120,7 +120,7 @@ class Session:
         progress.random_state = dict(random_state)
         progress.callbacks = _tracked.states_of(self._arguments.track)
         if not weights_only and self._config is None:
-            # it takes Keras longer than a save, and does not change while fit runs
+            # Once: Keras needs longer for it than a save takes, and it does not change during fit.
             self._config = config_item(model)
         with saved_beside():
             items = model_items(model, weights_only=weights_only, config=self._config)
@@ -138,32 +138,32 @@ class Session:
             print(f"\n{_where(progress)}: {how} step {step} to {directory} ({blocked:.3f} s)")
 
     def took_for_unfinished(self, progress: Progress) -> bool:
-        """Whether this very state was saved as the middle of an epoch that it turned out to end."""
+        """Whether this state was saved as mid-epoch, although the epoch then turned out to be over."""
         return progress.batch == 0 and self._unfinished == self._step(progress)
 
     def is_wanted(self, progress: Progress) -> bool:
-        """Whether the step that an epoch ends with is one to save."""
+        """Whether the step at the end of an epoch is to be saved."""
         interval = self._arguments.save_interval_steps
         return interval is None or self._step(progress) % interval == 0
 
     def _step(self, progress: Progress) -> int:
         if progress.unit == "batch":
             return progress.batches
-        # of an epoch that was interrupted it is the number that the whole one will have
+        # An interrupted epoch gets the number that the complete epoch will have.
         epoch = progress.epoch if progress.batch else progress.epoch - 1
         return (progress.first_step + epoch) * self._arguments.steps_per_epoch
 
     # ------------------------------------------------------------------------------ restore
 
     def restore(self, model: Any, data: FitData, batches_per_epoch: int | None) -> Progress | None:
-        """The newest step that is whole, set on the model; None where the directory is empty.
+        """Restores the newest complete step into the model; None if the directory is empty.
 
         Raises:
             CheckpointExists: there are steps, and the callback was told not to restore.
             StructureMismatch: the checkpoint is of another model; nothing was changed.
             CheckpointCorrupt: there are steps, and none can be loaded.
         """
-        self.checkpointer.wait_until_finished()  # of a fit that ended by an exception
+        self.checkpointer.wait_until_finished()  # a save of a fit that an exception ended
         steps = self.checkpointer.all_steps()
         if not steps:
             return None
@@ -207,7 +207,7 @@ class Session:
             try:
                 info = self.checkpointer.inspect(step)
                 contents_of(info)
-            except (CheckpointError, OSError) as error:  # restore_latest goes back further, too
+            except (CheckpointError, OSError) as error:  # try an older step, like restore_latest
                 failure = failure or error
             else:
                 return info
@@ -251,7 +251,7 @@ def _where(progress: Progress) -> str:
 
 
 def _progress_of_step(step: int, arguments: Arguments, batches_per_epoch: int | None) -> Progress:
-    """What the number of a step says, of ``keras.callbacks.OrbaxCheckpoint`` or saved by hand."""
+    """The progress that a step number implies, if Keras' callback or the user saved the step."""
     if arguments.unit == "epoch":
         return Progress(unit="epoch", epoch=step + 1)
     if not batches_per_epoch:

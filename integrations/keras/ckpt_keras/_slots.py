@@ -1,4 +1,4 @@
-"""Every variable of a Keras object, each under a name that no other one has."""
+"""Lists every variable of a Keras object under a unique name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Slot:
     Attributes:
         path: names from the top of the state to the leaf.
         variable: the Keras variable.
-        owners: names of the layers that it lies in, from the model inwards. Keras' own path leaves
-            out functional models, and Sequential ones that were made from a configuration.
-        weight: of an optimizer's slot, the slot of the weight that it belongs to.
+        owners: names of the layers that contain it, from the model inwards. Keras' own path omits
+            functional models, and Sequential ones that were made from a configuration.
+        weight: for an optimizer's slot, the Slot of its weight.
     """
 
     path: tuple[str, ...]
@@ -34,18 +34,18 @@ class Slot:
 
     @property
     def text(self) -> str:
-        """The path as the checkpoint writes it."""
+        """The path as text, as in the checkpoint."""
         return "/".join(part.replace("~", "~0").replace("/", "~1") for part in self.path)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a variable belongs, which its path does not always say.
+    """What a variable belongs to, which its path does not always show.
 
     Attributes:
-        owners: layers that a weight lies in, from the model inwards; the output of a metric.
-        weight: what an optimizer's slot is for.
-        role: the optimizer's list in which the slot stands.
+        owners: the layers that contain a weight, from the model inwards; the output of a metric.
+        weight: the weight of an optimizer's slot.
+        role: the optimizer's list that contains the slot.
     """
 
     owners: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Origin:
     role: str = ""
 
     def where(self, parts: tuple[str, ...]) -> str:
-        """What tells a variable from others of its path."""
+        """The suffix that distinguishes a variable from others with the same path."""
         if self.weight is not None:
             return ".".join((self.role, *self.weight.path[1:]))
         return ".".join(owner for owner in self.owners if owner not in parts)
@@ -96,7 +96,7 @@ def _weights(
     trainable: Iterable[Any], others: Iterable[Any], origins: Mapping[int, Origin]
 ) -> list[Slot]:
     trainable, others = list(trainable), list(others)
-    # counted together: freezing must not change what a weight is called
+    # Together, because freezing must not change the name of a weight.
     shared = _shared_paths([*trainable, *others])
     found = list(_named((TRAINABLE,), trainable, origins, shared))
     found += _named((NON_TRAINABLE,), others, origins, shared)
@@ -109,7 +109,7 @@ def _shared_paths(variables: Iterable[Any]) -> set[str]:
 
 
 def more_optimizers(model: Any) -> dict[str, Any]:
-    """Optimizers held as attributes beside the compiled one, by attribute."""
+    """Attribute -> optimizer, for optimizers in attributes other than the compiled one."""
     import keras
 
     compiled = getattr(model, "optimizer", None)
@@ -135,12 +135,12 @@ def _named(
     origins: Mapping[int, Origin],
     shared: set[str] | None = None,
 ) -> Iterator[Slot]:
-    """Slots under Keras' own paths; what is not unique among these says where it belongs.
+    """Slots under Keras' own paths, with a suffix if a path is not unique.
 
-    Paths that several variables have (Adafactor's, two metrics of one name, layers of one name in
-    two models) get what tells them apart: ``kernel@tower_a``, ``kernel@tower_b``; where nothing
-    does, ``@2``, ``@3``. So do those that lead through another variable or that others lead through
-    (a variable and a layer of one name), which no nested dictionary can hold.
+    If several variables have one path (Adafactor's, two metrics of one name, layers of one name in
+    two models), the suffix says what they belong to: ``kernel@tower_a``, ``kernel@tower_b``; if that
+    is equal too, it is ``@2``, ``@3``. Paths that contain the path of another variable (a variable
+    and a layer of one name) also get one, because nested dictionaries cannot hold both.
     """
     variables = list(variables)
     nowhere = Origin()
@@ -190,7 +190,7 @@ def value_at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def owners_of(model: Any) -> dict[int, Origin]:
-    """The layers that each weight lies in, by the id of its variable; the first place of shared ones."""
+    """Id of a weight's variable -> the layers that contain it; the first place if it is shared."""
     found: dict[int, Origin] = {}
     for layer, owners in layers_of(model):
         own = [
@@ -213,7 +213,7 @@ def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
             return
         seen.add(id(layer))
         found.append((layer, owners))
-        for inner in getattr(layer, "_layers", ()):  # no public walk finds layers in attributes
+        for inner in getattr(layer, "_layers", ()):  # no public method finds layers in attributes
             walk(inner, (*owners, str(inner.name)))
 
     walk(model, ())
@@ -221,7 +221,7 @@ def layers_of(model: Any) -> list[tuple[Any, tuple[str, ...]]]:
 
 
 def origins_of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, Origin]:
-    """For which weight each slot of an optimizer is: they stand in lists as long as the weights'."""
+    """Id of an optimizer's slot -> its weight: the slots are in lists parallel to the weights."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         return origins_of_slots(inner, weights)
@@ -239,7 +239,7 @@ def origins_of_slots(optimizer: Any, weights: Mapping[int, Slot]) -> dict[int, O
 
 
 def origins_of_metrics(model: Any) -> dict[int, Origin]:
-    """The outputs that compiled metrics are of."""
+    """Id of a compiled metric's variable -> the output that it measures."""
     compiled = getattr(model, "_compile_metrics", None)
     lists = [
         *(getattr(compiled, "_flat_metrics", None) or ()),

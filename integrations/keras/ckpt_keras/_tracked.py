@@ -1,4 +1,4 @@
-"""The state of other callbacks: what they keep in attributes that are not arguments."""
+"""The state of other callbacks: their attributes that are not constructor arguments."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """The state of each callback under its class and its number among those of the class.
+    """The state of each callback, under its class and its number among callbacks of that class.
 
-    A callback with ``get_state`` and ``set_state`` says itself what that is. Otherwise it is every
-    attribute that is no argument of ``__init__``: arguments are the code's to say, so a changed
-    ``patience`` counts after a restart.
+    A callback may define ``get_state`` and ``set_state``. Otherwise its state is every
+    attribute that is not an argument of ``__init__``: the code sets arguments, so a changed
+    ``patience`` takes effect after a restart.
 
     Raises:
-        UnsupportedLeaf: an attribute that is neither number, text, array nor a container of those.
+        UnsupportedLeaf: an attribute is not a number, text, array or a container of those.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
 
 
 def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:
-    """Sets what ``states_of`` gave; callbacks that are new since then are left as they are."""
+    """Sets the result of ``states_of``; callbacks that are not in it are left unchanged."""
     for name, callback in _numbered(callbacks):
         if name not in states:
             logger.warning("track: %s was not tracked when the checkpoint was saved", name)
@@ -77,7 +77,7 @@ def _is_keras(value: Any) -> bool:
 
 
 def _copied(value: Any, where: str) -> Any:
-    """A copy that later epochs leave alone."""
+    """A copy, which later epochs do not change."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

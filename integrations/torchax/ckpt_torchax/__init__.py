@@ -1,17 +1,17 @@
 """PyTorch for ckpt: modules and tensors on JAX arrays (torchax), and plain CPU PyTorch.
 
-Saving and restoring needs no import of this package: ``ckpt_core`` finds ``ADAPTER`` by itself when
+Saving and restoring needs no import of this package: ``ckpt_core`` loads ``ADAPTER`` when
 it meets an object of torch or torchax. Some functions are for the user:
 
 ``load_into(path, module)``
-    a module made on the meta device, filled straight on the devices.
+    fills a module on the meta device, reading straight onto the devices.
 ``to_torch(path)``
-    plain CPU tensors, without torchax and without a JAX device.
+    loads plain CPU tensors, without torchax and without a JAX device.
 ``export_file(path, file)`` and ``import_file(file, path)``
-    ``.safetensors`` and ``.pt`` out of a checkpoint and into one; safetensors without torch.
+    convert a checkpoint to ``.safetensors`` or ``.pt`` and back; safetensors without torch.
 
-Names are imported when they are first used (PEP 562): ``import ckpt_torchax`` imports no torch, and
-torchax is never imported at all; that is for the user to do.
+Each name is imported at its first use (PEP 562): ``import ckpt_torchax`` imports no torch, and this
+package never imports torchax; the user's program does.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ckpt_torchax import _environment, _modules, _optimizers, _tensors, _torchax
 
 
 class TorchAdapter:
-    """Reads and sets the state of what torch and torchax users have, in place.
+    """Gets and sets the state of torch and torchax objects, in place.
 
     Modules (bare, in a JittableModule, compiled), tensors and parameters as leaves of any pytree,
     optimizers, schedulers and other objects with ``state_dict`` and ``load_state_dict``, random
@@ -19,10 +19,10 @@ class TorchAdapter:
     """
 
     arrays_are_writable = True
-    """On a CPU ``tensor.cpu()`` of torchax shares the memory of the array that it stands for."""
+    """On a CPU ``tensor.cpu()`` of torchax shares the memory of its jax array."""
 
     def accepts(self, cls: type, /) -> bool:
-        """Whether objects of this class are the adapter's."""
+        """Whether the adapter handles objects of this class."""
         if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Generator)):
             return True
         return _torchax.is_environment_class(cls) or _has_state_dict(cls)
@@ -30,12 +30,13 @@ class TorchAdapter:
     def get_state(self, obj: Any, /) -> Any:
         """The state as arrays: jax arrays of torchax tensors, numpy views of CPU tensors.
 
-        Nothing is copied. torchax tensors give references, for torchax replaces arrays instead of
-        writing to them; an asynchronous save of the core copies what can be written to.
+        Nothing is copied. The jax arrays are references, which is safe because torchax replaces
+        arrays instead of writing to them; an asynchronous save copies memory that can be written to.
 
         Raises:
-            UnsupportedLeaf: what no checkpoint can hold, by name: sparse, quantized, nested,
-                uninitialized and TorchTPU tensors, and torchax tensors whose array was donated.
+            UnsupportedLeaf: a tensor that a checkpoint cannot hold; the message names it: sparse,
+                quantized, nested, uninitialized and TorchTPU tensors, and torchax tensors whose array
+                was donated.
             CheckpointError: the key of a torchax environment cannot be read.
         """
         if isinstance(obj, torch.Tensor):
@@ -43,10 +44,10 @@ class TorchAdapter:
         return _verbs(obj)[0](obj)
 
     def set_state(self, obj: Any, state: Any, /) -> None:
-        """Sets a state of the structure that ``wanted`` or ``get_state`` gave.
+        """Sets a state with the structure of ``wanted`` or ``get_state``.
 
         Tensors stay the same objects, so optimizers, ties and JittableModules that were made before
-        see the new values. A function that was compiled over a module has its old values baked in.
+        see the new values. A compiled function that closes over a module keeps the old values.
         """
         if isinstance(obj, torch.Tensor):
             _tensors.write(obj, state)
@@ -54,28 +55,28 @@ class TorchAdapter:
             _verbs(obj)[1](obj, state)
 
     def wanted(self, obj: Any, saved: Any, /) -> Any:
-        """The state to ask for when ``obj`` is the target of what was saved as ``saved``."""
+        """The state to request for the target ``obj``, given the saved state."""
         if isinstance(obj, torch.Tensor):
             return _tensors.read_shape(obj, "tensor")
         return _verbs(obj)[2](obj, saved)
 
     def renamed(self, rename: Mapping[str, str], saved: Sequence[str], /) -> dict[str, str]:
-        """Saved paths that ``rename=`` changes, with the new ones: ``fc`` stands for ``fc.weight``, too."""
+        """Saved path -> new path for ``rename=``; ``fc`` also renames ``fc.weight``."""
         table = sorted(rename.items(), key=lambda entry: -len(entry[0]))
         return {path: _renamed(path, table) for path in saved}
 
     def copy(self, objects: Sequence[Any], /) -> list[Any]:
         """Copies of tensors; None for modules, optimizers and the rest.
 
-        What they hold beside tensors (hooks, compiled functions) has no copy that is right for all.
+        Their other content (hooks, compiled functions) cannot be copied correctly in general.
         """
         return [_copied(obj) for obj in objects]
 
     def select(self, obj: Any, variable_type: type, /) -> Callable[[tuple[Any, ...], object], bool]:
-        """For ``only=torch.nn.Parameter``: whether a leaf, given by its path, is of such a tensor.
+        """For ``only=torch.nn.Parameter``: a function that tells whether a leaf is such a tensor.
 
         Raises:
-            TypeError: the object is no module.
+            TypeError: the object is not a module.
         """
         if not isinstance(obj, torch.nn.Module):
             raise TypeError(
@@ -89,7 +90,7 @@ def _renamed(path: str, table: Sequence[tuple[str, str]]) -> str:
         if not path.startswith(old):
             continue
         rest = path.removeprefix(old)
-        if old.endswith((".", "/")):  # as it stands: {"module.": ""}
+        if old.endswith((".", "/")):  # a plain prefix: {"module.": ""}
             return new + rest
         if rest[:1] in ("", ".", "/"):
             return new + rest if new else rest[1:]
@@ -135,7 +136,7 @@ _PLAIN: Verbs = (
 
 
 def _verbs(obj: Any) -> Verbs:
-    """How to get, set and want the state of an object."""
+    """The functions that get, set and request the state of this kind of object."""
     cls = type(obj)
     if issubclass(cls, _modules.Filling):
         return _FILLING
@@ -151,4 +152,4 @@ def _verbs(obj: Any) -> Verbs:
 
 
 ADAPTER = TorchAdapter()
-"""What the entry points ``torch`` and ``torchax`` of ``ckpt_core.adapters`` name."""
+"""The entry points ``torch`` and ``torchax`` of ``ckpt_core.adapters`` refer to this object."""

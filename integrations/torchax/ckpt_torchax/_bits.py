@@ -1,6 +1,6 @@
-"""CPU tensors as numpy arrays and back, without a copy and for every dtype that both sides have.
+"""Converts CPU tensors to numpy arrays and back, without a copy, for every dtype that both have.
 
-numpy has no bfloat16 and no fp8, so such tensors are looked at as integers of the same width, and
+numpy has no bfloat16 and no fp8, so such tensors are viewed as integers of the same width, and
 these as the dtypes of ml_dtypes. No value is ever converted.
 """
 
@@ -41,7 +41,7 @@ _TORCH = {dtype: torch_dtype for torch_dtype, dtype in _NUMPY.items()}
 
 @contextmanager
 def plain_torch() -> Generator[None]:
-    """Operations on CPU tensors are torch's own in here, whatever torchax has switched on."""
+    """Inside the block operations on CPU tensors are torch's own, even if torchax is enabled."""
     with torch._C.DisableTorchFunction(), no_dispatch():  # pyright: ignore
         yield
 
@@ -50,7 +50,7 @@ def numpy_dtype(tensor: torch.Tensor, where: str) -> np.dtype[Any]:
     """The dtype that a checkpoint stores a tensor in.
 
     Raises:
-        UnsupportedLeaf: there is none.
+        UnsupportedLeaf: numpy and ml_dtypes have no such dtype.
     """
     found = _NUMPY.get(tensor.dtype)
     if found is None:
@@ -62,7 +62,7 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
     """A numpy array on the memory of a CPU tensor.
 
     Raises:
-        UnsupportedLeaf: it is no plain strided CPU tensor of a known dtype.
+        UnsupportedLeaf: it is not a plain strided CPU tensor of a known dtype.
     """
     _refuse_unusual(tensor, where)
     dtype = numpy_dtype(tensor, where)
@@ -75,7 +75,7 @@ def to_numpy(tensor: torch.Tensor, where: str) -> Array:
 
 
 def from_numpy(array: Array, where: str) -> torch.Tensor:
-    """A CPU tensor on the memory of a numpy array, or on a copy where torch could not share it.
+    """A CPU tensor on the memory of a numpy array, or on a copy if torch cannot share the memory.
 
     4-bit and 2-bit integers, for which torch has no arithmetic, become 8-bit ones.
 
@@ -103,7 +103,7 @@ def from_numpy(array: Array, where: str) -> torch.Tensor:
 
 
 def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
-    """Refuses, in one sentence, whatever is not an ordinary CPU tensor."""
+    """Refuses everything but ordinary CPU tensors; the error says why and what to save instead."""
     roots = {base.__module__.partition(".")[0] for base in type(tensor).__mro__}
     device = tensor.device.type
     if device == "tpu" or roots & {"torch_tpu", "torchtpu"}:
@@ -125,7 +125,7 @@ def _refuse_unusual(tensor: torch.Tensor, where: str) -> None:
 
 
 def _dispatch_of(cls: Any) -> Any:
-    """What runs the operations of a tensor class: wrappers without memory have one of their own."""
+    """The ``__torch_dispatch__`` of a tensor class; wrappers without memory define one."""
     return cls.__torch_dispatch__
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints to plain CPU PyTorch."""
+"""Loads checkpoints into plain CPU PyTorch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
     It needs neither torchax nor a JAX device, whatever the checkpoint was saved from.
 
     Args:
-        path: of a checkpoint, or of one item in it.
-        module: set in place; on the meta device it is made on the CPU. int32 that torchax made of
-            int64 is int64 again.
-        item: of the checkpoint; needed if it holds several and none is called ``model``.
+        path: path of a checkpoint, or of one item in it.
+        module: a module to set in place; from the meta device it moves to the CPU. int32 values that
+            were int64 before torchax become int64 again.
+        item: the item to load; needed if there are several and none is called ``model``.
 
     Raises:
-        StructureMismatch: every difference to the module, before anything is read or changed.
+        StructureMismatch: lists every difference to the module, before anything is read or changed.
         UnsupportedLeaf: torch lacks a dtype.
 
     Example::
@@ -47,16 +47,16 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
 
 
 def _load_over_meta(path: PathLike, module: Any, item: str) -> None:
-    """Loads into a copy that has memory, and gives its tensors to the module on the meta device."""
+    """Loads into a copy with memory, and moves its tensors into the module on the meta device."""
     _modules.refuse_meta_buffers(module)
     names_of = _modules.names_of_tensors(module)
     filled = copy.deepcopy(module).to_empty(device="cpu")
     for names, tensor in names_of:
         made = _modules.tensor_at(filled, names[0])
-        if not tensor.is_meta:  # made beside the meta device, and perhaps in no checkpoint
+        if not tensor.is_meta:  # made outside of the meta device, and maybe in no checkpoint
             made.data.copy_(tensor)
         elif not tensor.is_floating_point():
-            made.zero_()  # what happened to be in memory may not be a number that fits
+            made.zero_()  # uninitialized integers might not fit the checkpoint's dtype
         for name in names[1:]:  # to_empty unties
             _modules.put(filled, name, made)
     ckpt.restore(path, items={item: filled})

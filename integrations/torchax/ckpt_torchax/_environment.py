@@ -39,7 +39,7 @@ def set_state(environment: Any, state: Mapping[str, Any]) -> None:
 
 
 def wanted(environment: Any, saved: Any) -> Any:
-    """The key as it was saved: seeding makes a raw one of a typed one."""
+    """The saved key's kind: seeding may have replaced a typed key by a raw one."""
     key = environment.param.prng
     if not isinstance(key, Tracer):
         _refuse_foreign_thread(key)
@@ -47,10 +47,10 @@ def wanted(environment: Any, saved: Any) -> Any:
 
 
 def _refuse_foreign_thread(key: Any) -> None:
-    """Refuses a key that torchax made for this thread alone a moment ago.
+    """Refuses a key that torchax has only just made for this thread.
 
-    torchax keeps a key for every thread, and makes it from torch's seed when the thread first asks.
-    The thread that trains has drawn from its key, or seeded it, or enabled torchax.
+    torchax keeps a key for every thread, and makes it from torch's seed at the thread's first
+    access. The training thread has drawn from its key, or seeded it, or enabled torchax.
     """
     if threading.current_thread() is threading.main_thread() or _enabled_here():
         return

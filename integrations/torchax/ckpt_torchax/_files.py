@@ -1,7 +1,7 @@
-"""``.safetensors`` and ``.pt`` files as dictionaries of numpy arrays, and back.
+"""Reads and writes ``.safetensors`` and ``.pt`` files as dictionaries of numpy arrays.
 
-The format of safetensors is eight bytes of length, a JSON header, and raw bytes; it is read and
-written here, so that no dtype takes a detour and no array is copied to look at it, and without torch.
+The format of safetensors is eight bytes of length, a JSON header, and raw bytes. This module reads
+and writes it itself, so that no dtype is converted, no array is copied, and torch is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckpt_torchax._dtypes import dtype_named
 
 Array = np.ndarray[Any, Any]
 
-_MOST_HEADER_BYTES = 100_000_000  # what the safetensors library allows
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _DTYPES = {
     **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
     **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64"},
@@ -44,10 +44,10 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def refuse_other_names(file: Any, advice: str) -> None:
-    """Returns if ``file`` is called like a weights file.
+    """Returns if ``file`` has the name of a weights file.
 
     Raises:
-        TypeError: it is no path.
+        TypeError: it is not a path.
         ValueError: it has another suffix.
     """
     if not isinstance(file, (str, os.PathLike)):
@@ -59,15 +59,15 @@ def refuse_other_names(file: Any, advice: str) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """What a weights file holds: a dictionary of read-only arrays, or the tree in a ``.pt`` file.
+    """The content of a weights file: a dictionary of read-only arrays, or the tree in a ``.pt`` file.
 
-    Nothing is unpickled but tensors and plain containers.
+    Only tensors and plain containers are unpickled.
 
     Raises:
         CheckpointNotFound: there is no such file.
-        CheckpointCorrupt: the file is not what its name says.
-        UnsupportedLeaf: it holds objects of classes.
-        ValueError: another suffix.
+        CheckpointCorrupt: the content does not match the suffix, or is damaged.
+        UnsupportedLeaf: it holds objects of other classes.
+        ValueError: the suffix is unknown.
     """
     file = Path(path).expanduser()
     if not is_file(file):
@@ -87,12 +87,12 @@ def write(
     tree: Callable[[], Any],
     named: Callable[[], Mapping[str, Array]],
 ) -> None:
-    """A weights file, complete under its name or not there at all.
+    """Writes a weights file atomically: it appears under its name only when it is complete.
 
     Args:
-        path: ending in ``.safetensors``, ``.pt``, ``.pth`` or ``.bin``.
-        tree: gives a tree of tensors, for torch's own format.
-        named: gives the arrays by name, for safetensors.
+        path: ends in ``.safetensors``, ``.pt``, ``.pth`` or ``.bin``.
+        tree: returns a tree of tensors, for torch's own format.
+        named: returns the arrays by name, for safetensors.
     """
     file = Path(path).expanduser()
     if file.suffix == ".safetensors":
@@ -124,7 +124,7 @@ def _replace(file: Path, write_to: Callable[[IO[bytes]], None]) -> None:
 
 
 def _torch() -> tuple[Any, Any]:
-    """torch, and what of this package needs it."""
+    """torch, and the module ``_bits``, which needs it."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -137,16 +137,16 @@ def _torch() -> tuple[Any, Any]:
 
 def _read_pt(file: Path) -> Any:
     torch, _bits = _torch()
-    with file.open("rb") as stream:  # the format before torch 1.6 is no zip, and cannot be mapped
+    with file.open("rb") as stream:  # files from before torch 1.6 are not zips and cannot be mapped
         is_zip = stream.read(2) == b"PK"
     try:
         with _bits.plain_torch():
             return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # torch raises whatever it stumbles over
+    except Exception as error:  # torch may raise anything here
         found = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
-    # without torch's own text: it advises to run what the file says
+    # Without torch's own text, which advises to run the code in the file.
     if found is None:
         raise CheckpointCorrupt(
             f"{file}: not what torch.save writes, or damaged, or it holds more than tensors and plain containers",
@@ -191,7 +191,7 @@ def _part(data: Array, entry: Mapping[str, Any]) -> Array:
 
 
 def _read_index(file: Path) -> dict[str, Array]:
-    """All arrays of a model that is cut into several files."""
+    """All arrays of a model that is split into several files."""
     try:
         size = file.stat().st_size
         if size > _MOST_HEADER_BYTES:

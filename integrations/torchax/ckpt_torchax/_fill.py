@@ -1,4 +1,4 @@
-"""Modules filled from weights files."""
+"""Fills modules from weights files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _no_state_dict(found: str) -> TypeError:
 
 
 class _Described:
-    """An array of a file as ``wanted`` is told of it."""
+    """Describes an array of a file to ``wanted``, like a leaf of a checkpoint."""
 
     kind = "numpy"
 
@@ -57,7 +57,7 @@ class _Described:
 
 
 def _compare(saved: Mapping[str, Any], wanted: Mapping[str, Any], cast: bool, where: str) -> None:
-    """Raises with everything that does not fit."""
+    """Raises if anything does not fit; the error lists all differences."""
     found: list[Mismatch] = []
     for name, leaf in wanted.items():
         if name not in saved:
@@ -78,7 +78,7 @@ def _compare(saved: Mapping[str, Any], wanted: Mapping[str, Any], cast: bool, wh
 
 
 def _placed(array: Any, leaf: Any, name: str, shardings: Any) -> Any:
-    """An array of a mapped file where it belongs, with memory of its own."""
+    """Copies an array of a mapped file to its sharding."""
     if isinstance(leaf, _Described):
         return np.array(array)
     array = _cast(array, dtype_named(str(leaf.dtype)), name)
@@ -95,7 +95,7 @@ def _placed(array: Any, leaf: Any, name: str, shardings: Any) -> Any:
 
 
 def _cast(array: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """The array under another dtype; integers keep their values.
+    """The array converted to another dtype; integers must keep their values.
 
     Raises:
         StructureMismatch: an integer does not fit.

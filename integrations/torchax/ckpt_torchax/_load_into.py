@@ -1,4 +1,4 @@
-"""Modules made on the meta device, filled straight on the devices they shall live on."""
+"""Fills modules on the meta device, reading straight onto their devices."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def load_into(
     unexpected: str = "error",
     options: ckpt.Options | None = None,
 ) -> ModuleT:
-    """The module with the saved values, on JAX arrays; blocks until they are there.
+    """Returns the module with the saved values, on JAX arrays; blocks until they are loaded.
 
-    A module that lies on the CPU as a whole stays there, and needs no torchax, unless ``shardings`` or
+    A module that is entirely on the CPU stays there, and needs no torchax, unless ``shardings`` or
     ``buffers`` are given.
 
-    Made under ``torch.device("meta")``, a module takes no memory, and each of its tensors goes from
-    the disk straight to where it belongs: the host holds the model once. Tied weights stay tied.
-    Tensors that are on JAX arrays already are set in place; what was made on the CPU is moved.
+    A module made under ``torch.device("meta")`` takes no memory, and each of its tensors is read from
+    the disk straight onto its sharding: the host holds the model once. Tied weights stay tied.
+    Tensors that are JAX arrays already are set in place; tensors on the CPU are moved.
 
     Args:
-        path: of a checkpoint, of one item in it, or of a ``.safetensors``, ``.safetensors.index.json``
-            or ``.pt`` file.
-        module: most of it on the meta device.
+        path: path of a checkpoint, of one item in it, or of a ``.safetensors``,
+            ``.safetensors.index.json`` or ``.pt`` file.
+        module: a module, usually on the meta device.
         shardings: where arrays go, as for ``ckpt_core.load``: a Sharding, a Mesh, a dict by name, or a
-            function of (name, leaf). Without it, as saved where the devices allow, else on the default device.
-        item: of the checkpoint; needed if it holds several and none is called ``model``.
+            function of (name, leaf). By default as saved if the devices allow, else on the default device.
+        item: the item to load; needed if there are several and none is called ``model``.
         buffers: values of non-persistent buffers that are on the meta device, by name.
         cast: convert dtypes to the module's.
         rename, missing, unexpected, options: as for ``ckpt_core.load``; not for files.
 
     Raises:
-        StructureMismatch: every difference, before anything is read or changed; and non-persistent
+        StructureMismatch: lists every difference, before anything is read or changed; and non-persistent
             buffers on the meta device that ``buffers`` lacks.
         CheckpointNotFound: there is no such checkpoint or file.
         ModuleNotFoundError: torchax is needed and not imported.
@@ -112,7 +112,7 @@ def _refuse_other_types(path: Any, module: Any) -> None:
 
 
 def _is_on_cpu(module: torch.nn.Module) -> bool:
-    """Whether all of a module is plain PyTorch, which stays where it is."""
+    """Whether all tensors of a module are plain CPU tensors."""
     return not any(
         _torchax.is_jax(tensor) or tensor.is_meta for _, tensor in _modules.names_of_tensors(module)
     )
@@ -139,14 +139,14 @@ def _put_buffers(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
 
 
 def _move_the_rest(module: torch.nn.Module) -> None:
-    """Puts on JAX arrays what was made on the CPU beside the meta device."""
+    """Converts tensors that were made on the CPU, outside of the meta device, to JAX arrays."""
     for names, tensor in _modules.names_of_tensors(module):
         if not _torchax.is_jax(tensor) and tensor.device.type == "cpu":
             _modules.replace(module, names, tensor, _as_array(tensor, names[0]))
 
 
 def _as_array(value: Any, name: str) -> Any:
-    """A jax array with memory of its own."""
+    """A jax array that shares no memory with the value."""
     if isinstance(value, torch.Tensor) and not _torchax.is_jax(value):
         value = _modules.narrowed(_bits.to_numpy(value, name), name)
     elif isinstance(value, torch.Tensor):

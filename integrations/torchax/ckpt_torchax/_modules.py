@@ -1,8 +1,8 @@
-"""Modules: what their ``state_dict`` names, taken from and set on the live tensors.
+"""Gets and sets the state of modules: the entries of their ``state_dict``, on the live tensors.
 
-A state is a dictionary by the names of ``state_dict``, so a checkpoint of a module, of its
-``state_dict`` and of a dictionary of weights are the same. A tensor under several names (tied
-weights) is there once, under the first; the further ones are keys below ``_tied_weights``::
+A state is a dictionary by the names of ``state_dict``, so checkpoints of a module, of its
+``state_dict`` and of a dictionary of weights are the same. A tensor with several names (tied
+weights) is stored once, under the first; the other names are keys below ``_tied_weights``::
 
     {"embed.weight": array, "norm.bias": array, "_tied_weights": {"embed.weight": {"head.weight": True}}}
 """
@@ -21,28 +21,28 @@ from ckpt_core import Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_torchax import _tensors, _torchax
 from ckpt_torchax._tied import TIED
 
-_EXTRA = "_extra_state"  # the name that torch uses in state_dict
+_EXTRA = "_extra_state"  # torch's name in state_dict
 
 
 class Filling(torch.nn.Module):
-    """What a load shall give for a module: its state, which nobody but the caller sets.
+    """A target that receives the loaded state of a module; the caller then sets the state.
 
-    A module of torch to be known as one; its tensors are the other's.
+    It is a torch module so that the adapter accepts it; its tensors are those of ``inside``.
 
     Attributes:
         inside: the module.
-        state: what was loaded.
+        state: the loaded state.
     """
 
     state: Any = None
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
-        vars(self)["inside"] = inside  # beside torch's register of submodules
+        vars(self)["inside"] = inside  # bypasses torch's registration of submodules
 
 
 def get_state(module: Any) -> dict[str, Any]:
-    """The arrays of a module by name, tied ones once; tensors of ``_extra_state`` as arrays."""
+    """The arrays of a module by name, tied ones once; tensors in ``_extra_state`` as arrays."""
     state: dict[str, Any] = {}
     first_of: dict[int, str] = {}
     tied: dict[str, dict[str, bool]] = {}
@@ -62,10 +62,10 @@ def get_state(module: Any) -> dict[str, Any]:
 
 
 def wanted(module: Any, saved: Any) -> Any:
-    """The state to ask for, given the saved one: each tensor once, under a name that was saved.
+    """The state to request, given the saved one: each tensor once, under a name that was saved.
 
     Raises:
-        StructureMismatch: non-persistent buffers on the meta device, which nothing could fill.
+        StructureMismatch: there are non-persistent buffers on the meta device, which no checkpoint fills.
     """
     entries = _entries(module)
     if any(_is_meta(value) for value in entries.values()):
@@ -109,7 +109,7 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
             sources = [first_of[name] for name in names]
             first = entries.get(sources[0])
             if first is not None and _tensors.is_of(state[sources[0]], first):
-                continue  # only= left it out: this is what the target had, not what was saved
+                continue  # only= left it out, so this is the target's own value
             untied += [f"{name} = {first_of[name]}" for name in names if first is not None]
         _warn_of_lost_differences(names, [state[source] for source in sources])
         value = state[sources[0]]
@@ -132,13 +132,13 @@ def _set(module: Any, names: list[str], tensor: Any, value: Any) -> None:
 
 
 def select(module: Any, variable_type: type) -> Callable[[tuple[Any, ...], object], bool]:
-    """For ``only=torch.nn.Parameter``: whether a leaf, given by its path, is of such a tensor."""
+    """For ``only=torch.nn.Parameter``: a function that tells whether a leaf is such a tensor."""
     names = {name for name, value in _entries(module).items() if isinstance(value, variable_type)}
     return lambda path, leaf: bool(path) and (path[0] in names or path[0] == TIED)
 
 
 def replace(module: Any, names: list[str], old: Any, array: Any) -> None:
-    """Puts a new torchax tensor under all the names of a meta tensor."""
+    """Replaces a meta tensor by a new torchax tensor under all of its names."""
     made = _torchax.parameter_or_tensor(array, old)
     for name in names:
         put(module, name, made)
@@ -148,7 +148,7 @@ def refuse_meta_buffers(module: Any, given: Mapping[str, Any] | None = None) -> 
     """Refuses buffers on the meta device that no checkpoint holds.
 
     Raises:
-        StructureMismatch: naming them.
+        StructureMismatch: there are such buffers; the error names them.
     """
     module = _torchax.unwrapped(module)
     saved = _entries(module)
@@ -169,7 +169,7 @@ def _entries(module: Any) -> dict[str, Any]:
     """Name -> live tensor, or value of ``get_extra_state``; names as in the bare module's.
 
     Raises:
-        UnsupportedLeaf: a tensor that a hook made for ``state_dict``, so that nothing could be set.
+        UnsupportedLeaf: a hook of ``state_dict`` made an entry, which a restore could not set.
     """
     module = _torchax.unwrapped(module)
     entries: dict[str, Any] = dict(module.state_dict(keep_vars=True))
@@ -204,7 +204,7 @@ def _is_extra(name: str) -> bool:
 
 
 def _is_meta(value: Any) -> bool:
-    # torchax tensors are meta tensors to torch
+    # torch reports torchax tensors as meta tensors.
     return isinstance(value, torch.Tensor) and not _torchax.is_jax(value) and value.is_meta
 
 
@@ -213,18 +213,18 @@ def _owner(module: Any, name: str) -> Any:
 
 
 def _fits(leaf: Any, first: Any, name: str) -> bool:
-    """Whether a tensor can have the value of the one that it was tied to when saved."""
+    """Whether a tensor can take the value of the one that it was tied to when saved."""
     if first is None:
-        return True  # it takes the other's place, and is compared as such
+        return True  # it replaces the first tensor, and is compared in its place
     other = _tensors.read_shape(first, name)
     return (leaf.shape, leaf.dtype) == (other.shape, other.dtype)
 
 
 def _integers_as_saved(leaf: Any, saved: Any, tensor: Any) -> Any:
-    """The leaf; or what was saved, where that differs only by what torchax does to 64-bit integers.
+    """The leaf; or the saved one, if they differ only because torchax stores int64 as int32.
 
-    torchax keeps int64 (``num_batches_tracked``) as int32: that fits into a CPU tensor again. And a
-    meta tensor of int64 can only become int32, if the values allow.
+    torchax stores int64 (``num_batches_tracked``) as int32, which can be restored into an int64 CPU
+    tensor. A meta tensor of int64 can only become int32, if the values fit.
     """
     saved_dtype = getattr(saved, "dtype", None)
     if isinstance(leaf, np.ndarray) and (leaf.dtype.name, saved_dtype) == ("int64", "int32"):
@@ -239,7 +239,7 @@ def narrowed(value: Any, name: str) -> Any:
     """The value for a meta tensor as a jax array; numpy integers of 64 bits must fit into 32.
 
     Raises:
-        StructureMismatch: they do not.
+        StructureMismatch: a value does not fit.
     """
     if not isinstance(value, np.ndarray):
         return value
@@ -253,7 +253,7 @@ def narrowed(value: Any, name: str) -> Any:
 
 
 def _warn_of_lost_differences(names: list[str], values: list[Any]) -> None:
-    """One tensor was saved as several: says so where they were not equal."""
+    """Warns if several saved tensors with different values are restored into one."""
     if _is_extra(names[0]):
         return
     for name, value in zip(names[1:], values[1:], strict=False):
@@ -269,7 +269,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _warn_of_lost_ties(untied: list[str]) -> None:
-    """Several tensors were saved as one: says so, since they will drift apart."""
+    """Warns that tensors which were saved as one are separate now, and will diverge."""
     if untied:
         _warn(
             f"tied when saved, separate in the target: {', '.join(untied)}. Each has the saved value now, and training "
@@ -282,7 +282,7 @@ def _warn(message: str) -> None:
 
 
 def names_of_tensors(module: Any) -> list[tuple[list[str], Any]]:
-    """Every parameter and buffer, non-persistent ones too, each with all of its names."""
+    """Every parameter and buffer, including non-persistent ones, with all of its names."""
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     names_of: dict[int, list[str]] = {}
@@ -292,10 +292,10 @@ def names_of_tensors(module: Any) -> list[tuple[list[str], Any]]:
 
 
 def tensor_at(module: Any, name: str) -> Any:
-    """The parameter or buffer of that name."""
+    """The parameter or buffer with this name."""
     return getattr(_owner(module, name), name.rpartition(".")[2])
 
 
 def put(module: Any, name: str, tensor: Any) -> None:
-    """Makes a tensor the parameter or buffer of that name."""
+    """Makes a tensor the parameter or buffer with this name."""
     setattr(_owner(module, name), name.rpartition(".")[2], tensor)

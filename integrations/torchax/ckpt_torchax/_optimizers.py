@@ -1,7 +1,7 @@
-"""What torch keeps beside modules: optimizers, learning-rate schedulers, random generators.
+"""Optimizers, learning-rate schedulers and random generators of torch.
 
-A ``torch.optim`` optimizer has no state before its first step, so a fresh one takes the saved
-structure: what it wants is told by the checkpoint, and checked against its parameters.
+A ``torch.optim`` optimizer has no state before its first step. A fresh one therefore requests the
+structure in the checkpoint, checked against its own parameters.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def get_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
-    """The saved structure, with each array where the parameter it belongs to lies.
+    """The saved structure, with each array on the device or sharding of its parameter.
 
     Raises:
-        StructureMismatch: other groups or parameters than those that were saved.
+        StructureMismatch: the groups or parameters differ from the saved ones.
     """
     saved_groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
     _check_groups(optimizer, saved_groups)
@@ -58,7 +58,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
     ]
     state: dict[Any, Any] = {}
     for key, entry in saved.get("state", {}).items():
-        if not str(key).isdigit():  # not of a parameter: some optimizers keep a text key beside
+        if not str(key).isdigit():  # not a parameter's: some optimizers also have text keys
             state[key] = entry
             continue
         index = int(key)  # Orbax's own trees have text keys
@@ -73,7 +73,7 @@ def wanted_of_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> Any:
 
 
 def set_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Gives the optimizer new state tensors and the saved settings; its parameters stay."""
+    """Gives the optimizer new state tensors and the saved settings; keeps its parameters."""
     parameters = _parameters(optimizer)
     made: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in state["state"].items():
@@ -99,13 +99,13 @@ def _check_groups(optimizer: torch.optim.Optimizer, saved_groups: Any) -> None:
 
 
 def _wanted_group(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a group as they were saved; of those that were not, the group's own."""
+    """The saved settings of a group; settings that were not saved keep the group's values."""
     group = {name: saved.get(name, value) for name, value in own.items()}
     return group | {name: value for name, value in saved.items() if name not in own}
 
 
 def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:
-    """What to ask for in the place of one entry of a parameter's state."""
+    """The target for one entry of a parameter's state."""
     if getattr(saved, "kind", None) not in ("jax", "numpy"):
         return saved
     if where.rpartition("/")[2] in _LIKE_PARAMETER and saved.shape != tuple(parameter.shape):
@@ -116,7 +116,7 @@ def _wanted_leaf(own: Any, saved: Any, parameter: Any, where: str) -> Any:
     if not _torchax.is_tensor(parameter):
         return saved
     if saved.kind == "numpy" and where.endswith("/step"):
-        return saved  # torch counts steps on the CPU
+        return saved  # torch keeps step counters on the CPU
     sharding = parameter.jax().sharding if saved.shape == tuple(parameter.shape) else None
     return jax.ShapeDtypeStruct(saved.shape, _bits.dtype_named(saved.dtype), sharding=sharding)
 
@@ -134,7 +134,7 @@ def get_plain_state(obj: Any) -> dict[str, Any]:
 
 
 def wanted_of_plain(obj: Any, saved: Any) -> Any:
-    """Its own entries, each as it was saved; what was not saved is missing."""
+    """The object's own entries, each with the saved structure; unsaved entries count as missing."""
     own = get_plain_state(obj)
     return (
         {name: saved.get(name, value) for name, value in own.items()}
@@ -144,13 +144,13 @@ def wanted_of_plain(obj: Any, saved: Any) -> Any:
 
 
 def set_plain_state(obj: Any, state: Mapping[str, Any]) -> None:
-    """Hands a state to ``load_state_dict``."""
+    """Passes a state to ``load_state_dict``."""
     own = obj.state_dict()
     made = _tensors.tensors_of(state)
     for name, value in made.items():
         kind = type(own.get(name))
         if isinstance(value, dict) and kind is not dict and issubclass(kind, dict):
-            made[name] = kind(value)  # a Counter of milestones
+            made[name] = kind(value)  # such as the Counter of a scheduler's milestones
     obj.load_state_dict(made)
 
 
@@ -161,6 +161,6 @@ def get_generator_state(generator: torch.Generator) -> dict[str, Any]:
 
 
 def set_generator_state(generator: torch.Generator, state: Mapping[str, Any]) -> None:
-    """Puts a generator where it was."""
+    """Sets a generator to a saved state."""
     with _bits.plain_torch():
         generator.set_state(torch.from_numpy(np.array(state["state"])))

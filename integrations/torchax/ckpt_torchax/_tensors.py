@@ -1,4 +1,4 @@
-"""Single tensors: what they hold, and values set on the very same object."""
+"""Reads single tensors, and sets values on them without replacing the tensor object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpt_torchax import _bits, _torchax
 
 
 def read(tensor: Any, where: str) -> Any:
-    """What a tensor holds: a jax array, a numpy array on its memory, or a shape for a meta tensor."""
+    """The value of a tensor: a jax array, a numpy array on its memory, or a shape for a meta tensor."""
     if _torchax.is_jax(tensor):
         return tensor.jax()
     if tensor.is_meta:
@@ -23,10 +23,10 @@ def read(tensor: Any, where: str) -> Any:
 
 
 def read_live(tensor: Any, where: str) -> Any:
-    """``read``, of a tensor that must still have its values.
+    """``read``, for a tensor that must still have its values.
 
     Raises:
-        UnsupportedLeaf: a step that was compiled with donated arguments took them.
+        UnsupportedLeaf: its array was donated to a compiled step.
     """
     if not _torchax.is_jax(tensor):
         return read(tensor, where)
@@ -50,9 +50,9 @@ def read_shape(tensor: Any, where: str) -> Any:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor of the same kind that can be written to; None for sorts that torch does not copy.
+    """A writable tensor of the same kind; None for kinds that torch does not copy.
 
-    The array of a torchax tensor is shared: it is replaced, and never written to.
+    A torchax tensor's array is shared, because it is replaced and never written to.
     """
     if _torchax.is_jax(tensor):
         return _torchax.parameter_or_tensor(cast(Any, tensor).jax(), tensor)
@@ -67,13 +67,13 @@ def copied(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def abstract(tensor: torch.Tensor, where: str, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """The array that a tensor on the meta device shall become."""
+    """Shape, dtype and sharding of the array for a tensor on the meta device."""
     dtype = jax.dtypes.canonicalize_dtype(_bits.numpy_dtype(tensor, where))
     return jax.ShapeDtypeStruct(tuple(tensor.shape), dtype, sharding=sharding)
 
 
 def write(tensor: Any, value: Any) -> None:
-    """Puts a value of the same shape and dtype on a tensor, which stays the same object."""
+    """Sets a value of the same shape and dtype on a tensor, which stays the same object."""
     if _torchax.is_view(tensor):
         tensor.update(value)
     elif _torchax.is_tensor(tensor):
@@ -83,7 +83,7 @@ def write(tensor: Any, value: Any) -> None:
 
 
 def is_of(value: Any, tensor: Any) -> bool:
-    """Whether a value is the very one that ``read`` gives of a tensor."""
+    """Whether a value is the object that ``read`` returns for a tensor."""
     if _torchax.is_jax(tensor) or tensor.is_meta:
         return value is read(tensor, "tensor") or isinstance(value, jax.ShapeDtypeStruct)
     return isinstance(value, np.ndarray) and np.shares_memory(value, _bits.to_numpy(tensor, ""))
@@ -92,13 +92,13 @@ def is_of(value: Any, tensor: Any) -> bool:
 def _write_cpu(tensor: torch.Tensor, value: torch.Tensor) -> None:
     with _bits.plain_torch(), torch.no_grad():
         if 0 in tensor.stride() and tensor.numel() > 1:
-            tensor.data = value  # expanded: its elements share memory, so they cannot be written
+            tensor.data = value  # an expanded tensor, whose elements share memory
         else:
             tensor.detach().copy_(value)
 
 
 def as_tensor(value: Any, like: Any = None) -> Any:
-    """A new tensor of an array: of a jax array a torchax one, unless ``like`` is a CPU tensor."""
+    """A new tensor from an array; from a jax array a torchax one, unless ``like`` is a CPU tensor."""
     on_cpu = like is not None and not _torchax.is_tensor(like)
     if isinstance(value, jax.Array) and not on_cpu:
         torchax = _torchax.require("for state that lies on JAX arrays")

@@ -1,4 +1,4 @@
-"""How a model lies in a checkpoint: its item, and weights that were one tensor."""
+"""Where a model is in a checkpoint: its item, and the key for tied weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import ckpt_core as ckpt
 PathLike = str | os.PathLike[str]
 
 TIED = "_tied_weights"
-"""The key beside the names of a module: ``{first name: {further name: True}}``."""
+"""The key, beside a module's names, that holds ``{first name: {other name: True}}``."""
 
 
 def chosen_item(path: PathLike, item: str | None) -> str:
     """The item that holds the model.
 
     Raises:
-        ValueError: there are several, and none is called ``model``.
+        ValueError: there are several items, and none is called ``model``.
     """
     if item is not None:
         return item

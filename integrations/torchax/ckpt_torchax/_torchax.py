@@ -1,4 +1,4 @@
-"""torchax as far as the user has imported it: this package never imports it."""
+"""Access to torchax if the program has imported it; this package never imports it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _from(module: str, name: str) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is a torchax tensor that has an array of its own."""
+    """Whether a value is a torchax tensor with its own array."""
     return "_elem" in getattr(value, "__dict__", ()) and is_jax(value)
 
 
 def is_view(value: object) -> bool:
-    """Whether a value is a torchax View: a part of another tensor, without an array of its own."""
+    """Whether a value is a torchax View: a part of another tensor, without its own array."""
     return is_jax(value) and not is_tensor(value)
 
 
 def is_jax(value: object) -> bool:
-    """Whether a value is a tensor that stands for a jax array."""
+    """Whether a value is a tensor that wraps a jax array."""
     return _is_jax_class(type(value))
 
 
@@ -47,11 +47,11 @@ def is_environment_class(cls: type) -> bool:
 
 
 def unwrapped(module: Any) -> Any:
-    """The user's own module inside of a JittableModule or of what torch.compile gives."""
+    """The user's module inside a JittableModule or the result of torch.compile."""
     jittable = _from("torchax.interop", "JittableModule")
     compiled = _from("torch._dynamo.eval_frame", "OptimizedModule")
     while True:
-        cls = type(module)  # a JittableModule says that its __class__ is that of the module inside
+        cls = type(module)  # a JittableModule's __class__ is that of the inner module
         if jittable is not None and issubclass(cls, jittable):
             module = module._model
         elif compiled is not None and issubclass(cls, compiled):
@@ -61,7 +61,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def parameter_or_tensor(array: Any, like: torch.Tensor) -> torch.Tensor:
-    """A torchax tensor of an array; a Parameter if ``like`` is one."""
+    """A torchax tensor from an array; a Parameter if ``like`` is one."""
     torchax = require("to put a module on JAX arrays")
     made = torchax.tensor.Tensor(array, torchax.default_env())
     if isinstance(like, torch.nn.Parameter):
@@ -70,10 +70,10 @@ def parameter_or_tensor(array: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def require(purpose: str) -> Any:
-    """The module torchax, which the user has imported.
+    """The module torchax, which the program has imported.
 
     Raises:
-        ModuleNotFoundError: it is not imported, with what to do about it.
+        ModuleNotFoundError: it is not imported; the message says what to do.
     """
     torchax = sys.modules.get("torchax")
     if torchax is not None and hasattr(torchax, "default_env"):

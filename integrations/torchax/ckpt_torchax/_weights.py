@@ -1,6 +1,6 @@
-"""Checkpoints to weights files, and weights files to checkpoints.
+"""Converts checkpoints to weights files, and weights files to checkpoints.
 
-Torch is imported where a ``.pt`` file is read or written, and nowhere else: safetensors files go from and to
+Torch is imported only to read or write a ``.pt`` file: safetensors files are read and written as
 arrays, whichever framework saved the checkpoint.
 """
 
@@ -25,21 +25,21 @@ PathLike = str | os.PathLike[str]
 def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> None:
     """Writes a checkpoint's weights to ``file``, a ``.safetensors`` or ``.pt`` that any torch reads.
 
-    Tied weights are in it under each of their names (in ``.pt`` once, in safetensors as copies).
+    The file has tied weights under each of their names (one tensor in ``.pt``, copies in safetensors).
 
     Args:
-        path: of a checkpoint, or of one item in it.
-        file: replaced if it is there, in one step.
+        path: path of a checkpoint, or of one item in it.
+        file: the file to write; an existing one is replaced atomically.
         item: as for ``to_torch``.
 
     Raises:
-        UnsupportedLeaf: safetensors holds nothing but arrays, and not every dtype.
+        UnsupportedLeaf: a value that safetensors cannot hold: not an array, or an unsupported dtype.
         ModuleNotFoundError: ``.pt`` needs torch; ``.safetensors`` does not.
     """
     _files.refuse_other_names(file, "the checkpoint comes first, as in export_file(path, file)")
 
     def tensors() -> Any:
-        from ckpt_torchax import to_torch  # says what to install
+        from ckpt_torchax import to_torch  # its error says what to install
 
         return to_torch(path, item=item)
 
@@ -53,20 +53,20 @@ def export_file(path: PathLike, file: PathLike, *, item: str | None = None) -> N
 def import_file(
     file: PathLike, path: PathLike, *, item: str = "model", overwrite: bool = False
 ) -> None:
-    """Saves what a ``.safetensors``, ``.safetensors.index.json`` or ``.pt`` file holds as a checkpoint.
+    """Saves the content of a ``.safetensors``, ``.safetensors.index.json`` or ``.pt`` file as a checkpoint.
 
     A ``.pt`` file is read with ``weights_only=True``: tensors and plain containers, no code.
 
     Args:
         file: the weights file.
-        path: of the checkpoint.
-        item: the name of its one item, so that ``restore(path, model=module)`` finds it.
+        path: path of the checkpoint.
+        item: the name of its only item, so that ``restore(path, model=module)`` finds it.
         overwrite: as for ``ckpt_core.save``.
 
     Raises:
         CheckpointNotFound: there is no such file.
         CheckpointCorrupt: the file is damaged.
-        UnsupportedLeaf: a ``.pt`` file holds objects of classes, such as a whole module.
+        UnsupportedLeaf: a ``.pt`` file holds objects of other classes, such as a whole module.
     """
     _files.refuse_other_names(file, "the weights file comes first, as in import_file(file, path)")
     tree = _files.read(file)
@@ -74,7 +74,7 @@ def import_file(
 
 
 def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
-    """A state as ``state_dict`` has it: tied weights under all of their names, counters as int64."""
+    """A state in the form of ``state_dict``: tied weights under all names, counters as int64."""
     if not isinstance(tree, dict):
         return tree
     state = {name: value for name, value in tree.items() if name != TIED}
@@ -82,12 +82,12 @@ def as_in_torch(tree: Any, to_int64: Callable[[Any], Any]) -> Any:
         state.update(dict.fromkeys(names, state[first]))
     for name, value in state.items():
         if str(name).endswith("num_batches_tracked") and hasattr(value, "dtype"):
-            state[name] = to_int64(value)  # torchax makes int32 of it
+            state[name] = to_int64(value)  # torchax stores it as int32
     return state
 
 
 def _tied_once(tree: Any) -> Any:
-    """The tree of a file with tensors that are one there once; see ``_modules``."""
+    """The tree of a file, with tensors that share memory stored once; see ``_modules``."""
     if not isinstance(tree, dict):
         return tree
     state: dict[str, Any] = {}
@@ -103,8 +103,8 @@ def _tied_once(tree: Any) -> Any:
 
 
 def _memory_of(value: Any) -> Any:
-    """What two values share that are one."""
-    torch = sys.modules.get("torch")  # imported where there is a tensor
+    """A key that is equal for values that are the same memory."""
+    torch = sys.modules.get("torch")  # imported already if there is a tensor
     if torch is None or not isinstance(value, torch.Tensor):
         return id(value)
     if value.layout != torch.strided or not value.numel():

@@ -1,12 +1,12 @@
-"""Makes torchax 0.0.13 importable with torch 2.13. To be deleted with torchax's next release.
+"""Makes torchax 0.0.13 importable with torch 2.13. Delete it after torchax's next release.
 
 torch 2.13 dropped named tensors, and with them 21 overloads of operators. torchax 0.0.13, the newest
-that is released, names them in two tables when it is imported, and fails::
+release, refers to them in two tables when it is imported, and fails::
 
     AttributeError: The underlying op of 'aten.prod' has no overload name 'dim_Dimname'
 
-It never calls them. So it is enough that the names exist, and each is made to stand for another
-overload of the same operator. torchax's repository has the proper remedy already.
+It never calls them. So it is enough that the names exist: ``install`` makes each an alias of another
+overload of the same operator. torchax's repository has the proper fix already.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MISSING = {
 
 
 def install() -> list[str]:
-    """The names that torch lacked and has now, such as ``prod.dim_Dimname``.
+    """Adds the missing names to torch and returns them, such as ``prod.dim_Dimname``.
 
-    Call it before ``import torchax``. With a torch that has the names it does nothing.
+    Call it before ``import torchax``. If torch has the names it does nothing.
 
     Example:
         >>> from ckpt_torchax import shim
@@ -52,6 +52,6 @@ def install() -> list[str]:
 
 
 def is_needed() -> bool:
-    """Whether this torch lacks the names and nobody has added them."""
+    """Whether this torch lacks the names and they have not been added."""
     packet: Any = torch.ops.aten.prod
     return not hasattr(packet, "dim_Dimname")
