@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +17,8 @@ import ckpt_core as ckpt
 from ckpt_core.cli._anatomy import anatomy, purpose_of
 from ckpt_core.cli._spawn import _without_processes
 from ckpt_core.cli._text import size
+from tests.support.children import with_devices
+from tests.support.command_line import make_call, start  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
 
@@ -26,20 +27,6 @@ pytest.importorskip("typer")
 def no_sync(monkeypatch):
     """What the rest of a busy machine has to write is none of these tests' business."""
     monkeypatch.setattr(os, "sync", lambda: None)
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs ``ckpt`` in this process; gives (exit code, stdout, stderr)."""
-    from ckpt_core.cli import _app
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ckpt", *map(str, arguments)])
-        code = _app.run()
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -291,16 +278,6 @@ def test_processes_are_told_in_the_environment_and_not_again():
     assert _without_processes(arguments) == ["bench", "run", "s.yaml", "-o", "x"]
 
 
-def start(*arguments: object, timeout_secs: float = 150, **environment: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "ckpt_core.cli", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_secs,
-    )
-
-
 @pytest.mark.slow
 def test_steady_memory_starts_the_process_anew_and_hlo_is_dumped(suite, tmp_path: Path):
     text = f"steady_memory: true\n{SUITE.replace('[ckpt, LIBRARY]', 'ckpt')}".replace(
@@ -392,11 +369,7 @@ def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
             *(sys.executable, "-m", "ckpt_core.cli", "bench", "run", str(suite(text))),
             *("-o", str(tmp_path / "out"), "--processes", "2"),
         ],
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        },
+        env=with_devices(1),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

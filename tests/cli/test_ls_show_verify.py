@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,9 @@ import ckpt_core as ckpt
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import this_owner
 from ckpt_core._format.strict_json import strict_json
+from tests.support.command_line import make_call, start  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Runs ``ckpt`` in this process; gives (exit code, stdout, stderr)."""
-    from ckpt_core.cli import _app
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ckpt", *map(str, arguments)])
-        code = _app.run()
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any) -> None:
@@ -129,15 +114,6 @@ def test_a_file_and_a_strangers_folder_are_called_so(call, tmp_path: Path, comma
     assert code == 2 and "a file, not a directory" in err
 
 
-def start(*arguments: object, **environment: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "ckpt_core.cli", *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
-        capture_output=True,
-        timeout=120,
-    )
-
-
 def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
     save_run(tmp_path / "läufe", (1,), metadata={"note": "größer 模型"})
     for arguments in (
@@ -146,7 +122,7 @@ def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
         ("verify", tmp_path / "läufe/1"),
         ("show", tmp_path / "läufe/7"),
     ):
-        done = start(*arguments, PYTHONIOENCODING="ascii")
+        done = start(*arguments, text=False, PYTHONIOENCODING="ascii")
         assert b"Traceback" not in done.stderr, done.stderr
         assert done.returncode == (2 if arguments[1].name == "7" else 0)
         assert rb"l\xe4ufe" in done.stdout + done.stderr

@@ -25,6 +25,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend, hidden_names, locks, owner
 from ckpt_core._run.fence import Fence
+from tests.support.children import environment
 
 HOST, PID, START = owner.this_owner().split("-")
 LONG_AGO_SECS = time.time() - 2 * owner.FOREIGN_AGE_SECS
@@ -177,7 +178,7 @@ def test_a_live_writer_that_proc_hides(hidden_proc: list[str]) -> None:
     try:
         done = subprocess.run(
             [*hidden_proc, sys.executable, "-c", HIDDEN, folder],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             stdout=subprocess.PIPE,
             timeout=120,
             check=True,

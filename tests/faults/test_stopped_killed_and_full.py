@@ -17,6 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.faults.test_disk import _mounted
+from tests.support.children import environment
 
 pytestmark = pytest.mark.faults
 
@@ -57,7 +58,7 @@ class Job:
     def __init__(self, directory: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", JOB, str(directory), str(STEPS)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ import ckpt_core as ckpt
 from ckpt_grain import ADAPTER, ignore_pipeline_changes, with_proof
 from ckpt_grain._how import FIRM, OLD, WHOLE
 from ckpt_grain._pipeline import describe
-
-READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+from tests.support.grain_batches import READ, make_opened  # noqa: F401 (fixture)
 
 
 class Words:
@@ -106,20 +105,6 @@ LAZY = {
 } | {"OwnNode": lambda path: OwnNode(grain.MapDataset.range(40), path)}
 FIRST_SEEN_ONLY = {"CountsItsCalls": mapped(CountsItsCalls)}
 """Settings that only an early look tells from what a use has changed."""
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[[Any], Any]]:
-    """Turns a dataset into an iterator, closed at the end."""
-    iterators: list[Any] = []
-
-    def open_iterator(dataset: Any) -> Any:
-        iterators.append(iter(dataset.batch(2).to_iter_dataset(READ)))
-        return iterators[-1]
-
-    yield open_iterator
-    for iterator in iterators:
-        iterator.close()
 
 
 def values(iterator: Any, number: int) -> list[list[int]]:

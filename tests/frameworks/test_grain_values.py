@@ -7,7 +7,7 @@ import enum
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,7 @@ from ckpt_grain import ADAPTER, _arrays
 from ckpt_grain._how import EARLIER_FIRM, EARLIER_WHOLE, FIRM, MAX_ITEMS, OLD, WHOLE
 from ckpt_grain._lines import Teller
 from ckpt_grain._pipeline import describe
-
-READ = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[[Any], Any]]:
-    """Turns a dataset into an iterator, closed at the end."""
-    iterators: list[Any] = []
-
-    def open_iterator(dataset: Any) -> Any:
-        iterators.append(iter(dataset.batch(2).to_iter_dataset(READ)))
-        return iterators[-1]
-
-    yield open_iterator
-    for iterator in iterators:
-        iterator.close()
+from tests.support.grain_batches import READ, make_opened  # noqa: F401 (fixture)
 
 
 class Plain:

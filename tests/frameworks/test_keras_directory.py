@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_keras
+from tests.support import children
 from tests.support import keras_models as km
 
 keras = km.keras
@@ -272,7 +272,7 @@ def test_10_saved_on_one_layout_restored_on_another(tmp_path, on_layout, saved, 
 def python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        env=children.environment(**environment),
         capture_output=True,
         text=True,
         timeout=120,

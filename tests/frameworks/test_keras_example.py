@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import environment
 from tests.support.paths import EXAMPLES, INTEGRATIONS, ROOT
 
 
@@ -50,7 +51,7 @@ def test_the_first_block_of_the_readme_is_complete_and_runs_twice(tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"{code}\n{code}"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

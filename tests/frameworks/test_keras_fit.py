@@ -18,6 +18,7 @@ import pytest
 import ckpt_core as ckpt
 import ckpt_keras
 from tests.support import keras_models as km
+from tests.support.children import environment
 
 keras = km.keras
 compiled_once = km.compiled_once
@@ -188,7 +189,7 @@ def test_01_the_journey_in_new_processes(tmp_path, run_python, monkeypatch, caps
     assert run_python(JOURNEY, *arguments("run", 3, -1, 0, "three.npz"))[0] == [0, 1, 2]
     killed = subprocess.run(
         [sys.executable, "-c", JOURNEY, *arguments("run", 7, 5, 1, "none.npz")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         capture_output=True,
         timeout=240,
     )

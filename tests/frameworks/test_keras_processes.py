@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import with_devices
+
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 pytest.importorskip("keras")
 
@@ -55,10 +57,7 @@ def start(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
+    environment = with_devices(2)
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CODE]

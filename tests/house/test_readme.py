@@ -8,7 +8,6 @@ comments are run as well: they set up what the text takes for granted.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
 READMES = [ROOT / "README.md", *sorted(INTEGRATIONS.glob("*/README.md"))]
@@ -74,7 +74,7 @@ def run_blocks(
         [sys.executable, "-c", RUN, str(readme), which],
         input=json.dumps(codes),
         cwd=directory,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -4,7 +4,6 @@ Orbax calls the array of a Variable ``kernel/value``, and our paths say ``kernel
 ``StandardSave(nnx.state(model))`` loads into their objects, and Orbax loads what we saved into states.
 """
 
-import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,17 +16,10 @@ from jax.sharding import PartitionSpec as P
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 # Orbax warns of every load that is given no sharding.
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet_orbax():
-    before = absl.logging.get_verbosity()
-    absl.logging.set_verbosity(absl.logging.FATAL)
-    yield
-    absl.logging.set_verbosity(before)
 
 
 class Net(nnx.Module):

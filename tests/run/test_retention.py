@@ -23,6 +23,7 @@ from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.hidden_names import TEMPORARY
 from ckpt_core._load import load_checkpoint, make_request
 from ckpt_core._load.opening import open_checkpoint
+from tests.support.children import environment
 
 
 def state(step: int) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
         checkpointer.save(1, state(1))
         reader = subprocess.Popen(
             [sys.executable, "-c", READER, str(tmp_path / "1")],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -123,7 +124,7 @@ def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     ckpt.save(tmp_path / "1", state(1))
     reader = subprocess.Popen(
         [sys.executable, "-c", READER, str(tmp_path / "1")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -17,6 +17,7 @@ import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._directory.posix import LocalAttempt
+from tests.support.children import environment
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -375,7 +376,7 @@ path = sys.argv[1]
 def _run(code: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", _PRELUDE + code, path],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -497,7 +498,7 @@ left_open.save(0, {"n": 1})
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=LONG_SECS,

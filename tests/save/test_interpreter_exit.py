@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.children import environment
 
 LONG_SECS = 120
 
@@ -51,7 +52,7 @@ class Child:
         self.path = path
         self.process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + code, str(path)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,6 +1,5 @@
 """How items are called, on disk and to Orbax: the one state, and names that Orbax uses for itself."""
 
-import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +9,9 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet_orbax():
-    before = absl.logging.get_verbosity()
-    absl.logging.set_verbosity(absl.logging.FATAL)
-    yield
-    absl.logging.set_verbosity(before)
 
 
 def tree(start=0):

@@ -7,7 +7,6 @@ The children run code that finds these names: ``index``, ``count``, ``directory`
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.children import with_devices
 
 LIMIT_SECS = 90.0
 
@@ -89,14 +90,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def child_environment(devices: int) -> dict[str, str]:
-    """The environment of a child with so many devices of the CPU."""
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
-
-
 def run_commands(
     commands: Sequence[Sequence[str]], logs: Path, *, devices: int, limit_secs: float = LIMIT_SECS
 ) -> list[Ended]:
@@ -118,7 +111,7 @@ def run_commands(
                 children.append(
                     subprocess.Popen(
                         command,
-                        env=child_environment(devices),
+                        env=with_devices(devices),
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
