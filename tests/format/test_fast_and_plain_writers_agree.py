@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 
 import ckpt_core as ckpt
+from ckpt_core import Options
 from ckpt_core._devices.shardings import local_regions
 from ckpt_core._layout.regions import Region, region_shape
 from ckpt_core._load.checkpoint import Checkpoint, SavedItem
@@ -26,7 +27,6 @@ from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers import native
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
-from ckpt_core._options import Options
 from ckpt_core._storage import Location, new_context, open_array, read_region, writer
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.testing import assert_same, strategies

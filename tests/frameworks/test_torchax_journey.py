@@ -15,6 +15,7 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support.paths import EXAMPLES, ROOT
+from tests.support.units import MIB
 
 pytest.importorskip("torch")
 pytest.importorskip("optax")
@@ -22,7 +23,6 @@ pytest.importorskip("sklearn")
 pytest.importorskip("safetensors")
 
 EXAMPLE = EXAMPLES / "torchax_train.py"
-MIB = 2**20
 
 
 def environment(devices: int = 1) -> dict[str, str]:

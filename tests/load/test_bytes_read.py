@@ -12,14 +12,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
+from ckpt_core import Options
 from ckpt_core._layout.chunks import BLOCK_BYTES
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
-from ckpt_core._options import KIB, MIB, Options
 from ckpt_core._storage import arrays, new_context
 from ckpt_core.testing import assert_same
+from tests.support.units import KIB, MIB
 
 ROWS, COLUMNS = 512, 4096
 ROW_BYTES = COLUMNS * 4

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
 from ckpt_core._load import assemble
-from ckpt_core._options import KIB
+from tests.support.units import KIB
 
 SHAPE = (256, 520)
 PAIRS = [

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 
 import ckpt_core as ckpt
+from ckpt_core import CheckpointCorrupt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.checksums import Checksums, crc_of, dump_checksums
 from ckpt_core._format.record import (
     FileRecord,
@@ -24,12 +24,12 @@ from ckpt_core._format.record import (
     dump_record,
     load_record,
 )
-from ckpt_core._options import KIB, MIB
 from ckpt_core._storage import Location, arrays, counters, index, new_context, read_index
 from ckpt_core._tree import flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import positions_of, selector
 from ckpt_core.testing import assert_same
+from tests.support.units import KIB, MIB
 
 LEAVES = 5000
 LEAF_BYTES = 1 * KIB

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._options import MIB
+from tests.support.units import MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the peak is told by /proc")
 

@@ -180,10 +180,14 @@ def test_a_late_process_is_named_while_it_is_waited_for(together):
 import logging
 lines = []
 class Keep(logging.Handler):
-    def emit(self, record): lines.append(record.getMessage())
+    def emit(self, record):
+        lines.append(record.getMessage())
+        if "waited" in lines[-1]:
+            open(f"{directory}.told", "w").close()
 logging.getLogger("ckpt_core").addHandler(Keep())
-if index == 1:
-    time.sleep(7)
+deadline = time.monotonic() + 30
+while index == 1 and not os.path.exists(f"{directory}.told") and time.monotonic() < deadline:
+    time.sleep(0.02)
 ckpt.save(f"{directory}/one", state(), options=options)
 report(lines=[line for line in lines if "waited" in line])
 """)

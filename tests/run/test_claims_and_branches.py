@@ -13,7 +13,6 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._run.fence import OWNER_FILE
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,
@@ -34,7 +33,7 @@ from tests.support.takeovers import (
 
 def owner(directory: Any) -> bytes | None:
     try:
-        return Path(directory, OWNER_FILE).read_bytes()
+        return Path(directory, ".ckpt-owner").read_bytes()
     except FileNotFoundError:
         return None
 

@@ -300,7 +300,7 @@ def test_a_damaged_step_leaves_targets_as_they_were(place):
 
 
 def test_restored_values_are_not_kept_alive(local):
-    """What is noticed of them (tests/test_unread.py) holds none of them."""
+    """What is noticed of them (test_restored_but_not_taken.py) holds none of them."""
     fresh = {"w": jnp.zeros(64)}
     with open_at(local) as checkpointer:
         checkpointer.save(0, params=fresh)

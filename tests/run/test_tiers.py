@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
+from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._directory import posix as directories
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._layout.chunks import chunk_count, chunk_parts
 from ckpt_core._run.tiers import agreement
 from ckpt_core._save import write

@@ -22,8 +22,8 @@ import ckpt_core as ckpt
 from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, worth_linking
 from ckpt_core._storage import Extent, Location, new_context, read_index
 from ckpt_core.cli._anatomy import anatomy
+from tests.support.units import MIB
 
-MIB = 1 << 20
 SMALL_FILES = ckpt.Options(target_data_file_bytes=4 * MIB, durable=False)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-MIB = 1 << 20
+from tests.support.units import MIB
 
 if not Path("/proc/self/clear_refs").exists():
     pytest.skip("the peak of memory is told by Linux", allow_module_level=True)

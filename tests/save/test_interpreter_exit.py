@@ -96,7 +96,10 @@ def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:
     """``sys.exit`` in a handler, while the next save waits for the one before."""
     child = Child(
         """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+def handler(*_):
+    open(path + "-told", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, handler)
 PosixBackend.begin = slowly
 c = ckpt.Checkpointer(path)
 c.save(0, state(0))
@@ -108,7 +111,7 @@ c.save(1, state(1))
     child.wait_for("writing")
     child.wait_for("waiting")
     child.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    child.wait_for("told")
     child.say("go")
     code, _, error = child.end()
     assert (code, error) == (0, "")

@@ -12,9 +12,9 @@ import ckpt_core as ckpt
 from ckpt_core._layout.regions import whole
 from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
 from ckpt_core._tree.leaves import describe
+from tests.support.units import MIB
 
 COUNT = 4000
-MIB = 1024 * 1024
 
 
 def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
