@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,34 +97,11 @@ print(float(ckpt.load(sys.argv[1], only=choose)["w"][0]), flush=True)
 """
 
 
-def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
-    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
-        checkpointer.save(1, state(1))
-        reader = subprocess.Popen(
-            [sys.executable, "-c", READER, str(tmp_path / "1")],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert reader.stdout is not None
-            assert reader.stdout.readline() == "reading\n"
-            checkpointer.save(2, state(2))
-            assert checkpointer.all_steps() == [1, 2]
-            out, _ = reader.communicate("go on\n", timeout=60)
-            assert out == "1.0\n"
-        finally:
-            reader.kill()
-            reader.wait()
-        checkpointer.save(3, state(3))
-        assert checkpointer.all_steps() == [3]
-
-
-def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
-    ckpt.save(tmp_path / "1", state(1))
+@contextlib.contextmanager
+def reader_of(step: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is in the middle of reading the step; killed at the end."""
     reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(tmp_path / "1")],
+        [sys.executable, "-c", READER, str(step)],
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -132,11 +110,28 @@ def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     try:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "reading\n"
-        with pytest.raises(BlockingIOError):
-            PosixBackend().delete(str(tmp_path / "1"))
+        yield reader
     finally:
         reader.kill()
         reader.communicate(timeout=60)
+
+
+def test_a_step_that_another_process_reads_stays(tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path, max_to_keep=1, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+        with reader_of(tmp_path / "1") as reader:
+            checkpointer.save(2, state(2))
+            assert checkpointer.all_steps() == [1, 2]
+            out, _ = reader.communicate("go on\n", timeout=60)
+            assert out == "1.0\n"
+        checkpointer.save(3, state(3))
+        assert checkpointer.all_steps() == [3]
+
+
+def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "1", state(1))
+    with reader_of(tmp_path / "1"), pytest.raises(BlockingIOError):
+        PosixBackend().delete(str(tmp_path / "1"))
     PosixBackend().delete(str(tmp_path / "1"))
     assert os.listdir(tmp_path) == []
 
