@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,19 +13,8 @@ from tests.support import keras_models as km  # chooses the backend before Keras
 
 keras = km.keras
 compiled_once = km.compiled_once
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_for_children(compiled_once: None) -> Iterator[None]:
-    """New processes find what was compiled here."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "jax_compilation_cache_dir",
-            "jax_persistent_cache_min_compile_time_secs",
-            "jax_persistent_cache_min_entry_size_bytes",
-        ):
-            patch.setenv(name.upper(), str(getattr(jax.config, name)))
-        yield
+compiled_for_children = km.compiled_for_children
+pytestmark = pytest.mark.usefixtures("compiled_for_children")
 
 
 TOKENS = np.arange(32, dtype=np.int32).reshape(4, 8) % 11

@@ -22,6 +22,7 @@ from tests.support.children import environment
 
 keras = km.keras
 compiled_once = km.compiled_once
+compiled_for_children = km.compiled_for_children
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
 load_model = ckpt_keras.load_model
 
@@ -187,6 +188,7 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 """
 
 
+@pytest.mark.usefixtures("compiled_for_children")
 def test_01_the_journey_in_new_processes(tmp_path, run_python, monkeypatch, capsys):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
 

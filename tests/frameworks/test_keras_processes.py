@@ -94,7 +94,7 @@ def test_10_two_processes_save_and_go_on(tmp_path: Path):
     assert alone == [[], straight[0][1]]
 
 
-@pytest.mark.parametrize("frequency", ["epoch", "1000"])
+@pytest.mark.parametrize("frequency", [pytest.param("epoch", marks=pytest.mark.slow), "1000"])
 def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str):
     """One of them is told; with a number of batches nothing would be due then, and it is saved."""
     reports = start(tmp_path / "run", 9, 0, 2, frequency, told=1)

@@ -23,6 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ckpt_core.testing import assert_exact_resume
+from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixture)
 
 READ = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 

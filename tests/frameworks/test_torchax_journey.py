@@ -53,11 +53,13 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return done.stdout, directory
 
 
+@pytest.mark.slow  # a minute; without a process of its own it is test_01_all_of_a_training_state_goes_on_exactly
 def test_01_killed_and_resumed_the_next_50_losses_are_equal(demonstrated: Any):
     printed, _ = demonstrated
     assert "50 of the next 50 losses are equal" in printed
 
 
+@pytest.mark.slow
 def test_the_directory_is_the_one_that_the_article_describes(demonstrated: Any):
     _, directory = demonstrated
     step = directory / "killed" / "step_100"

@@ -34,6 +34,19 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
+@pytest.fixture(scope="module")
+def compiled_for_children(compiled_once: None) -> Iterator[None]:
+    """New processes find what was compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "jax_compilation_cache_dir",
+            "jax_persistent_cache_min_compile_time_secs",
+            "jax_persistent_cache_min_entry_size_bytes",
+        ):
+            patch.setenv(name.upper(), str(getattr(jax.config, name)))
+        yield
+
+
 def data(samples: int = 48) -> tuple[np.ndarray, np.ndarray]:
     """The same small regression every time."""
     rng = np.random.default_rng(0)
