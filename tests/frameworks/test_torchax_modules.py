@@ -387,9 +387,9 @@ def test_22_many_parameters_and_strange_names(tmp_path: Path):
 
 
 def timed(action: Any) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()  # of this thread: the machine may be busy
     action()
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_23_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
