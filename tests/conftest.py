@@ -13,6 +13,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+pytest.register_assert_rewrite("tests.support")  # before anything imports it
+
 if "jax" in sys.modules:
     # The flags below would come too late, and half of the suite would quietly test one device.
     raise RuntimeError("jax was imported before tests/conftest.py, by a pytest plugin perhaps")
@@ -67,10 +69,12 @@ def mesh(devices: list[Any]) -> Any:
 def run_python() -> Callable[..., Any]:
     """Runs code in a fresh interpreter; gives what it prints last, read as JSON."""
 
+    from tests.support import children
+
     def run(code: str, *arguments: str, timeout_secs: float = 120, **environment: str) -> Any:
         result = subprocess.run(
             [sys.executable, "-c", code, *arguments],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+            env=children.environment(**environment),
             capture_output=True,
             text=True,
             timeout=timeout_secs,

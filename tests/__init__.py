@@ -1,0 +1,1 @@
+"""The tests of ckpt; CONTRIBUTING.md says which folder holds what."""

@@ -1,0 +1,1 @@
+"""`ckpt bench`, and the scripts in benchmarks/."""

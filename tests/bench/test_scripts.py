@@ -1,0 +1,57 @@
+"""The scripts in benchmarks/ run, on small things; what they print is measured elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import BENCHMARKS
+
+SMALL = {
+    "compression.py": ["--mib", "1", "--rounds", "1"],
+    "frozen_leaves.py": ["--leaves", "8", "--leaf-mib", "1", "--rounds", "1"],
+    "gpu_snapshot.py": [
+        "--mib",
+        "8",
+        "--leaves",
+        "4",
+        "--rounds",
+        "1",
+        "--steps",
+        "2",
+        "--width",
+        "64",
+    ],
+    "latencies.py": ["--rounds", "1", "--steps", "20", "--leaves", "50"],
+    "simulate_planning.py": [
+        "--processes",
+        "16",
+        "--clients",
+        "4",
+        "--layers",
+        "2",
+        "--arrays",
+        "2",
+    ],
+    "startup_overlap.py": ["--mib", "8", "--layers", "2", "--repeats", "1"],
+    "step_disturbance.py": ["--mib", "16", "--rounds", "1", "--width", "64"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SMALL)
+def test_the_script_runs(script: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *SMALL[script]],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip()

@@ -1,0 +1,342 @@
+"""`ckpt ls`, `show` and `verify`: what they say of runs, of strangers, of what is not whole yet."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.owner import this_owner
+from ckpt_core._format.strict_json import strict_json
+from tests.support.command_line import make_call, start  # noqa: F401 (fixture)
+
+pytest.importorskip("typer")
+
+
+def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any) -> None:
+    with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, {"w": np.arange(1000.0) + step}, **arguments)
+
+
+def damage(step: Path) -> None:
+    """One bit of the largest data file is turned."""
+    data = max(step.rglob("d/*"), key=lambda file: file.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+
+LOADED = """
+import json, sys
+from ckpt_core.cli import main
+sys.argv = ["ckpt", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+@pytest.mark.parametrize("arguments", [("ls",), ("ls", "--json"), ("show",), ("verify",)])
+def test_looking_imports_no_jax(run_python, tmp_path: Path, arguments):
+    save_run(tmp_path / "run", metrics={"loss": 1.0})
+    target = tmp_path / "run" / ("2" if arguments[0] == "show" else "")
+    code, loaded = run_python(LOADED, *arguments, str(target))
+    assert code == 0
+    heavy = {"jax", "jaxlib"} if arguments[0] == "verify" else {"jax", "jaxlib", "tensorstore"}
+    assert set(loaded) & heavy == set()
+
+
+def test_looking_at_what_orbax_wrote_imports_no_jax(run_python, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    for arguments in (("ls", tmp_path / "run"), ("show", tmp_path / "run/3")):
+        code, loaded = run_python(LOADED, *map(str, arguments))
+        assert code == 0 and set(loaded) & {"jax", "jaxlib"} == set()
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_json_has_no_numbers_that_json_lacks(call, tmp_path: Path):
+    metrics = {"loss": float("nan"), "best": float("inf"), "least": -float("inf"), "n": 1.5}
+    save_run(tmp_path / "run", (1,), metrics=metrics, metadata={"rate": [float("nan")]})
+    expected = {"loss": "NaN", "best": "Infinity", "least": "-Infinity", "n": 1.5}
+    _, out, _ = call("ls", tmp_path / "run", "--json")
+    assert strict(out)["steps"][0]["metrics"] == expected
+    _, out, _ = call("show", tmp_path / "run/1", "--json")
+    assert strict(out)["metrics"] == expected and strict(out)["metadata"] == {"rate": ["NaN"]}
+    assert float(expected["least"]) == -float("inf")  # Python, for one, reads them back
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, 1.5, "NaN", [], {"a": [1, {"b": (2.0, None)}]}, "ü\ud800"]
+)
+def test_strict_json_of_ordinary_values_is_json(value):
+    assert json.loads(strict_json(value)) == json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_file_and_a_strangers_folder_are_called_so(call, tmp_path: Path, command: str):
+    np.savez(tmp_path / "weights.npz", w=np.ones(3))
+    (tmp_path / "notes").mkdir()
+    for name in "abcdefg":
+        (tmp_path / "notes" / f"{name}.txt").write_text("hello")
+    (tmp_path / "plain").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        (
+            "weights.npz",
+            "a file of numpy, and a checkpoint is a directory: load it with numpy.load",
+        ),
+        ("plain", "it is a file, and a checkpoint is a directory"),
+        ("notes", "a.txt, b.txt, c.txt, d.txt, e.txt and 2 more, and nothing that ckpt or Orbax"),
+        ("empty", "it is empty, or its save never finished"),
+    ):
+        code, _, err = call(command, tmp_path / name)
+        assert code == 2 and said in err, (name, err)
+        assert ("empty" in err) == (name == "empty")
+    code, _, err = call("ls", tmp_path / "plain")
+    assert code == 2 and "a file, not a directory" in err
+
+
+def test_text_that_the_terminal_lacks_is_spelled(tmp_path: Path):
+    save_run(tmp_path / "läufe", (1,), metadata={"note": "größer 模型"})
+    for arguments in (
+        ("show", tmp_path / "läufe/1"),
+        ("ls", tmp_path / "läufe"),
+        ("verify", tmp_path / "läufe/1"),
+        ("show", tmp_path / "läufe/7"),
+    ):
+        done = start(*arguments, text=False, PYTHONIOENCODING="ascii")
+        assert b"Traceback" not in done.stderr, done.stderr
+        assert done.returncode == (2 if arguments[1].name == "7" else 0)
+        assert rb"l\xe4ufe" in done.stdout + done.stderr
+
+
+def test_metadata_is_shown_as_it_was_written(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1,), metadata={"note": "größer 模型"})
+    _, out, _ = call("show", tmp_path / "run/1")
+    assert "größer 模型" in out
+
+
+def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1, 2, 3))
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps" in out
+    damage(tmp_path / "run/2")
+    code, out, _ = call("verify", tmp_path / "run")
+    assert code == 1 and "not ok: 2 of 3 steps" in out and f"not ok: {tmp_path}/run/2\n" in out
+    code, out, _ = call("verify", tmp_path / "run", "--json")
+    told = strict(out)
+    assert code == 1 and told["ok"] is False
+    assert [(row["step"], row["ok"]) for row in told["steps"]] == [(1, True), (2, False), (3, True)]
+
+
+def test_show_of_a_run_describes_it(call, tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        checkpointer.write_run_metadata({"width": 8})
+        checkpointer.save(4, {"w": np.ones(3)}, metrics={"loss": 0.5})
+    code, out, _ = call("show", tmp_path / "run")
+    assert code == 0 and "loss 0.5" in out and "'width': 8" in out
+    code, out, _ = call("show", tmp_path / "run", "--json")
+    told = strict(out)
+    assert told["run_metadata"] == {"width": 8} and [row["step"] for row in told["steps"]] == [4]
+
+
+def test_orbax_steps_have_dates_and_a_flat_one_a_title(call, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    code, out, _ = call("ls", tmp_path / "run", "--json")
+    (row,) = strict(out)["steps"]
+    assert abs(row["created_unix_secs"] - (tmp_path / "run/3").stat().st_mtime) < 600
+    year = str(np.datetime64("now")).partition("-")[0]
+    assert f"{year}-" in call("ls", tmp_path / "run")[1]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "flat", {"w": jnp.ones(3)})
+    code, out, _ = call("show", tmp_path / "flat")
+    assert code == 0 and "a bare tree: 1 leaf, 12 B" in out and f"without checksums, {year}" in out
+
+
+def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1, 2))
+    record = tmp_path / "run/2/ckpt.json"
+    record.write_bytes(record.read_bytes().replace(b"w", b"v"))
+    code, out, _ = call("ls", tmp_path / "run")
+    (row,) = (
+        line
+        for line in out.splitlines()
+        if line.startswith(("│ 2", "│    2", "|    2")) or "see below" in line
+    )
+    assert code == 1 and row.index("damaged") > row.index("iB")  # not in the column of dates
+    assert f"damaged: step 2: {tmp_path}/run/2" in out
+
+
+def test_ls_names_where_the_steps_are(call, tmp_path: Path):
+    save_run(tmp_path / "exp/seed0/checkpoints", (1,))
+    code, out, _ = call("ls", tmp_path / "exp/seed0")
+    assert code == 0 and f"ckpt ls {tmp_path}/exp/seed0/checkpoints\n" in out
+    code, out, _ = call("ls", tmp_path / "exp")
+    assert code == 0 and f"there are some in {tmp_path}/exp/seed0/checkpoints" in out
+
+
+def test_ls_tells_bytes_on_disk_and_counts_shared_files_once(call, tmp_path: Path):
+    frozen = jnp.arange(2**20, dtype=jnp.float32)
+    with ckpt.Checkpointer(tmp_path / "run", asynchronous=False) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, frozen=frozen, step={"n": step})
+    told = strict(call("ls", tmp_path / "run", "--json")[1])
+    each = [row["disk_bytes"] for row in told["steps"]]
+    assert all(2**22 < count < 2**22 + 2**17 for count in each)
+    assert 2**22 < told["disk_bytes"] < 2**22 + 2**18  # both steps have the same file
+    assert "4.0 MiB on disk together" in call("ls", tmp_path / "run")[1]
+
+
+def test_ls_ends_with_what_is_unfinished_and_who_writes(call, tmp_path: Path):
+    run = tmp_path / "run"
+    checkpointer = ckpt.Checkpointer(run, asynchronous=False)
+    checkpointer.save(1, {"w": np.ones(3)})
+    mine = run / f".ckpt-tmp.2.{this_owner()}.0a1b2c3d"
+    host, _, _ = this_owner().partition("-")
+    ended = run / f".ckpt-tmp.best_7.{host}-4194999-1.0a1b2c3d"
+    elsewhere = run / ".ckpt-tmp.9.00000000-17-1.0a1b2c3d"
+    for path in (mine, ended, elsewhere, run / "damaged/5", run / "4.orbax-checkpoint-tmp"):
+        path.mkdir(parents=True)
+    _, out, _ = call("ls", run)
+    last = out.splitlines()[-1]
+    assert "unfinished: " in last and f"2 (process {os.getpid()}, since 20" in last
+    assert "best_7 (process 4194999, which has ended, since" in last
+    assert "9 (process 17 of another machine, since" in last and "4 (Orbax, since" in last
+    assert "damaged and set aside: damaged/5" in last
+    assert f"being written to by: process {os.getpid()} on " in last
+    kinds = [entry["kind"] for entry in strict(call("ls", run, "--json")[1])["beside"]]
+    assert sorted(kinds) == ["set aside", *["unfinished"] * 4, "writer"]
+    checkpointer.close()
+    assert "being written" not in call("ls", run)[1]  # and looking has taken nothing from anybody
+    assert mine.is_dir() and ended.is_dir()
+
+
+def test_ls_tells_every_hidden_name_and_whatever_looks_like_one(call, tmp_path: Path):
+    run = tmp_path / "run"
+    save_run(run, (1,))
+    long, dotted = "best." + "x" * 200, "7.tmp.a-b"
+    for kind, name in (
+        (hidden_names.TEMPORARY, long),
+        (hidden_names.TEMPORARY, dotted),
+        (hidden_names.REPLACED, "2"),
+        (hidden_names.KEPT, "3"),
+    ):
+        Path(hidden_names.make(kind, str(run), name)).mkdir()
+    (run / "retired/9").mkdir(parents=True)
+    for odd in (".ckpt-tmp.", ".ckpt-tmp.x", ".ckpt-old.y", ".ckpt-kept.1.2.3", ".ckpt-tmp...."):
+        (run / odd).mkdir()
+    code, out, _ = call("ls", run)
+    last = out.splitlines()[-1]
+    assert code == 0 and f"{dotted} (process {os.getpid()}, since" in last
+    assert f"best.{'x' * 59}... (process {os.getpid()}, since" in last
+    assert (
+        "replaced halfway: 2;" in last
+        and "kept until the new one is known to be on the disk: 3;" in last
+    )
+    assert "left behind by a restore of an older step: retired/9" in last
+    beside = strict(call("ls", run, "--json")[1])["beside"]
+    kinds = [entry["kind"] for entry in beside]
+    assert [kinds.count(kind) for kind in ("replaced", "kept", "retired")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00 \xfe\n", b"x" * 2**17])
+def test_a_file_that_no_writer_wrote_is_no_writer(call, tmp_path: Path, content: bytes):
+    run = tmp_path / "run"
+    checkpointer = ckpt.Checkpointer(run, asynchronous=False)
+    checkpointer.save(1, {"w": np.ones(3)})
+    with open(run / ".ckpt-owner", "r+b") as file:  # the file that is locked
+        file.write(content)
+        file.truncate(len(content))
+    code, out, _ = call("ls", run)
+    assert code == 0 and ("being written to by: somebody" in out) == (not content)
+    checkpointer.close()
+
+
+def test_a_checkpoint_is_no_run(call, tmp_path: Path):
+    ckpt.save(tmp_path / "one", items={"7": {"w": np.ones(3)}})
+    code, out, _ = call("ls", tmp_path / "one")
+    assert code == 0 and f"it is a checkpoint itself: ckpt show {tmp_path}/one" in out
+    assert "7: 1 leaf" in call("show", tmp_path / "one")[1]
+
+
+def test_bytes_on_disk_are_of_what_links_lead_to(call, tmp_path: Path):
+    save_run(tmp_path / "run", (1, 2))
+    (tmp_path / "run/2").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/2").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run/1/loop").symlink_to(tmp_path / "run/1")
+    rows = strict(call("ls", tmp_path / "run", "--json")[1])["steps"]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(8000 < row["disk_bytes"] < 100_000 for row in rows)
+
+
+def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(3, args=ocp.args.StandardSave({"w": jnp.ones(3)}))
+    metadata = tmp_path / "run/3/_CHECKPOINT_METADATA"
+    described = json.loads(metadata.read_text())
+    for impossible in (10**400, 2**70, -1, True, "1"):
+        described["commit_timestamp_nsecs"] = described["init_timestamp_nsecs"] = impossible
+        metadata.write_text(json.dumps(described))
+        code, _, err = call("ls", tmp_path / "run")
+        assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("metrics", "advice"),
+    [
+        ({"loss": {"train": 1.0}}, "a name of its own, such as 'loss/train'"),
+        ({"loss": np.ones(3)}, "take one number of it, such as its mean"),
+        ({"note": "good"}, "metadata={...}"),
+        ({"model": object()}, 'items={"metrics": ...}'),
+    ],
+)
+def test_the_hint_for_metrics_fits_what_was_given(tmp_path: Path, metrics, advice: str):
+    checkpointer = ckpt.Checkpointer(tmp_path)
+    with checkpointer, pytest.raises(TypeError, match="metrics takes numbers") as caught:
+        checkpointer.save(0, {"w": np.ones(3)}, metrics=metrics)
+    assert advice in str(caught.value)
+    assert ("items=" in str(caught.value)) == ("items=" in advice)
+
+
+def test_folders_named_as_steps_that_hold_nothing(tmp_path: Path, call):
+    save_run(tmp_path / "run", (1, 2, 10))
+    (tmp_path / "run/9").mkdir()
+    code, out, _ = call("ls", tmp_path / "run")
+    assert code == 0 and "no checkpoint in 9" in out
+    assert json.loads(call("ls", tmp_path / "run", "--json")[1])["without_checkpoint"] == [9]
+    code, _, err = call("show", tmp_path / "run/99")
+    assert code != 0 and "beside it are 1, 2, 10" in err
+    with pytest.raises(ckpt.CheckpointNotFound, match="beside it are 1, 2, 10"):
+        ckpt.load(tmp_path / "run/9999")
+    (tmp_path / "run/9").rmdir()
+    assert "no checkpoint" not in call("ls", tmp_path / "run")[1]
+
+
+def test_where_no_checkpoint_is_beside_other_names_are_offered(tmp_path: Path, call):
+    (tmp_path / "runs/9").mkdir(parents=True)
+    (tmp_path / "runs/first").mkdir()
+    _, _, err = call("show", tmp_path / "runs/frist")
+    assert "beside it are first" in err
+    _, _, err = call("show", tmp_path / "runs/99")
+    assert "9," not in err.rpartition("beside")[2]

@@ -1,0 +1,1 @@
+"""`ckpt_core.testing`: the suite for adapters, exact resume, strategies."""

@@ -1,0 +1,380 @@
+"""Who lives: one function decides, and what is not known to be dead is never deleted before an age.
+
+Locks are hints only: some do not reach another host, and a forked child would hold its parent's.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend, hidden_names, locks, owner
+from ckpt_core._run.fence import Fence
+from tests.support.children import environment
+
+HOST, PID, START = owner.this_owner().split("-")
+LONG_AGO_SECS = time.time() - 2 * owner.FOREIGN_AGE_SECS
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"w": np.full(3, value)}
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait(30)
+    return process.pid
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+# ---- one function -------------------------------------------------------------------------------
+
+
+def test_this_process_lives() -> None:
+    assert owner.lives(owner.this_owner()) is True
+
+
+def test_a_process_that_has_ended() -> None:
+    assert owner.lives(f"{HOST}-{dead_pid()}-1") is False
+
+
+def test_another_process_with_the_number_of_one_that_has_ended(sleeper: Any) -> None:
+    start = start_of(sleeper.pid)
+    assert owner.lives(f"{HOST}-{sleeper.pid}-{start}") is True
+    assert owner.lives(f"{HOST}-{sleeper.pid}-{int(start) - 1}") is False
+
+
+def test_a_process_that_ended_and_was_not_waited_for() -> None:
+    process = subprocess.Popen(["true"])
+    start = start_of(process.pid)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert owner.lives(f"{HOST}-{process.pid}-{start}") is False
+    process.wait(30)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "someone", "{host}-0-1", "{host}-999999999999999999999999999999-1", "{host}--1", "{host}-²-1",
+     "{host}-1", "00000000-{pid}-{start}", "{host}-{pid}-{start}-1", "{host}-{pid}-{start}\n"],
+)  # fmt: skip
+def test_of_whom_nothing_is_known(text: str) -> None:
+    assert owner.lives(text.format(host=HOST, pid=PID, start=START)) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(None, True), (PermissionError(1, "EPERM"), True), (ProcessLookupError(3, "ESRCH"), False)],
+)
+@pytest.mark.parametrize("start", ["", "1"])
+def test_where_proc_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, answer: OSError | None, expected: bool, start: str
+) -> None:
+    """As with hidepid=2, or without /proc."""
+    monkeypatch.setattr(owner, "_start_time", lambda pid: None)
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (4242, 0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert owner.lives(f"{HOST}-4242-{start}") is expected
+
+
+@pytest.mark.parametrize(("age", "dead"), [(0.0, False), (LONG_AGO_SECS, True)], ids=["new", "old"])
+def test_unknown_is_not_dead_before_an_age(tmp_path: Path, age: float, dead: bool) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "file").touch()
+    for path in (folder / "deep" / "file", folder / "deep", folder):
+        os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
+    if age == 0.0:
+        os.utime(folder / "deep" / "file")  # the deepest one tells
+    assert owner.is_dead("elsewhere-1-1", str(folder)) is dead
+
+
+# ---- a real /proc with hidepid ------------------------------------------------------------------
+
+HIDDEN = """
+import json, os, sys
+from ckpt_core._directory import PosixBackend, backend, locks, object_store, posix, syscalls
+folder = sys.argv[1]
+writing, written = os.pipe()
+ending, end = os.pipe()
+writer = os.fork()
+if writer == 0:
+    os.close(end)
+    os.setgroups([]), os.setgid(12345), os.setuid(12345)
+    PosixBackend().begin(folder + "/model", overwrite=False, durable=False, token="token")
+    os.write(written, b"x")
+    os.read(ending, 1)
+    os._exit(0)
+os.close(ending)
+os.read(writing, 1)
+
+def cleaned():
+    answer, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([]), os.setgid(54321), os.setuid(54321)
+        seen = os.path.exists(f"/proc/{writer}")
+        os.write(told, json.dumps([seen, PosixBackend().clean(folder)]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(told)
+    return json.loads(os.read(answer, 65536))
+
+living = cleaned()
+os.write(end, b"x")
+os.waitpid(writer, 0)
+print(json.dumps({"living": living, "dead": cleaned()}))
+"""
+
+
+@pytest.fixture
+def hidden_proc() -> list[str]:
+    """What begins a command that sees a /proc of its own, with hidepid=2."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a /proc with hidepid=2")
+    release = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
+    if release < [5, 8]:
+        pytest.skip("before Linux 5.8 hidepid is an option of the whole machine, not of a mount")
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    begin = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*begin, "true"], timeout=30).returncode:
+        pytest.skip("no mount namespaces here")
+    return begin
+
+
+def test_a_live_writer_that_proc_hides(hidden_proc: list[str]) -> None:
+    folder = tempfile.mkdtemp()
+    os.chmod(folder, 0o777)
+    try:
+        done = subprocess.run(
+            [*hidden_proc, sys.executable, "-c", HIDDEN, folder],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            timeout=120,
+            check=True,
+        )
+        said = json.loads(done.stdout)
+    finally:
+        shutil.rmtree(folder)
+    assert said["living"] == [False, []]
+    assert len(said["dead"][1]) == 1
+
+
+# ---- local directories that hosts share ---------------------------------------------------------
+
+
+class Neighbour:
+    """What another process has left beside ours in a local directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "process_1-of-2"
+        shutil.copytree(folder / "process_0-of-1", self.path)
+
+    def owned_by(self, text: str | None) -> None:
+        file = self.path / ".ckpt-owner"
+        token = "0123456789abcdef0123456789abcdef"
+        file.write_text(f"{token} process 1 on it\n" + ("" if text is None else f"{text}\n"))
+
+    def age(self) -> None:
+        for path in [*self.path.rglob("*"), self.path]:
+            os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
+
+
+@pytest.fixture
+def neighbour(tmp_path: Path) -> Neighbour:
+    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
+    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+        checkpointer.save(0, state(0))
+    (folder,) = (tmp_path / "local").iterdir()
+    return Neighbour(folder)
+
+
+OTHERS: dict[str, tuple[Callable[[int, int], str | None], bool, bool]] = {
+    # owner, by the ids of a process that lives and one that does not; old?; is it to go?
+    "another host, lately": (lambda living, dead: f"abcdef01-{living}-1", False, False),
+    "another host, long ago": (lambda living, dead: f"abcdef01-{living}-1", True, True),
+    "an earlier version, lately": (lambda living, dead: None, False, False),
+    "an earlier version, long ago": (lambda living, dead: None, True, True),
+    "alive": (lambda living, dead: f"{HOST}-{living}-{start_of(living)}", True, False),
+    "dead": (lambda living, dead: f"{HOST}-{dead}-1", False, True),
+    "another one of its number": (lambda living, dead: f"{HOST}-{living}-1", False, True),
+}
+
+
+@pytest.mark.parametrize("locks_work", [True, False], ids=["", "no locks"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_steps_of_others_in_a_local_directory(
+    tmp_path: Path,
+    neighbour: Neighbour,
+    sleeper: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    other: str,
+    locks_work: bool,
+) -> None:
+    """Nobody holds a lock on them, which says nothing: it may be another host's, and local to it."""
+    if not locks_work:
+        monkeypatch.setattr(locks.LockFile, "lock", lambda file, kind: True)
+    owned_by, old, goes = OTHERS[other]
+    neighbour.owned_by(owned_by(sleeper.pid, dead_pid()))
+    if old:
+        neighbour.age()
+    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
+    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+        checkpointer.save(1, state(1))
+    assert neighbour.path.exists() != goes
+
+
+def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbour) -> None:
+    claim = PosixBackend().claim(str(neighbour.path), ".ckpt-owner", b"token\n00000000-1-1\n")
+    neighbour.age()
+    run = {"directory": tmp_path / "run", "local_directory": tmp_path / "local"}
+    with ckpt.Checkpointer(**run) as checkpointer:  # type: ignore[arg-type]
+        checkpointer.save(1, state(1))
+    assert neighbour.path.exists()
+    claim.close()
+
+
+def test_the_owner_file_says_who_it_is(tmp_path: Path) -> None:
+    fence = Fence(str(tmp_path), PosixBackend())
+    fence.take()
+    said, who = (tmp_path / ".ckpt-owner").read_text().splitlines()
+    assert who == owner.this_owner()
+    assert re.fullmatch(
+        rf"[0-9a-f]{{32}} process {os.getpid()} on \S+, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC",
+        said,
+    )
+    fence.close()
+
+
+# ---- forked children ----------------------------------------------------------------------------
+
+FORKED = """
+import json, os, select, sys, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+import ckpt_core as ckpt
+from ckpt_core._directory import locks, owner
+
+ending, end = os.pipe()
+workers = []
+
+def fork():
+    told, tell = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(end)
+        held = [file for file in locks.open_files]
+        os.write(tell, json.dumps([len(held), owner.this_owner().split("-")[1] == str(os.getpid())]).encode())
+        select.select([ending], [], [], 100)
+        os._exit(0)
+    workers.append(worker)
+    answer = json.loads(os.read(told, 100))
+    os.close(told), os.close(tell)
+    return answer
+
+run = sys.argv[1]
+said = {}
+
+class Pipeline:
+    # starts its workers where a restore sets it, as data pipelines do
+    def get_state(self): return {"at": 1}
+    def set_state(self, state): said["during the restore"] = fork()
+
+c = ckpt.Checkpointer(run)
+for step in range(3):
+    c.save(step, items={"model": {"w": np.full(3, float(step))}, "data": Pipeline()})
+    c.wait_until_finished()
+c.restore(0, items={"model": {"w": np.zeros(3)}, "data": Pipeline()})
+with locks.reading(run + "/1/ckpt.json", b""):
+    said["while reading"] = fork()
+with locks.deleting(run + "/1/ckpt.json"):
+    said["while deleting"] = fork()
+for step in (0, 1):
+    c.delete(step)
+said["left"] = c.all_steps()
+c.close()
+said["claimed"] = locks.is_locked(run + "/.ckpt-owner")
+alive = [os.waitpid(worker, os.WNOHANG)[0] == 0 for worker in workers]
+os.close(end)
+for worker in workers:
+    os.waitpid(worker, 0)
+print(json.dumps(said | {"alive": alive}))
+"""
+
+
+def test_workers_that_are_forked_hold_no_locks(tmp_path: Path, run_python: Any) -> None:
+    """Forked during a restore, while a step is read or removed, with the claim held: all let go."""
+    said = run_python(FORKED, str(tmp_path / "run"))
+    forks = [said["during the restore"], said["while reading"], said["while deleting"]]
+    assert forks == [[0, True]] * 3
+    assert said["left"] == [2]
+    assert said["claimed"] is False
+    assert said["alive"] == [True] * 3
+
+
+ONE_CHILD = """
+import json, os, sys
+from ckpt_core._directory import locks
+path = sys.argv[1]
+with locks.reading(path, b"head"):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not locks.open_files else 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    held = locks.is_locked(path)
+print(json.dumps([code, held, locks.is_locked(path)]))
+"""
+
+
+def test_a_lock_of_the_parent_outlives_a_child(tmp_path: Path, run_python: Any) -> None:
+    (tmp_path / "file").write_bytes(b"head")
+    assert run_python(ONE_CHILD, str(tmp_path / "file")) == [0, True, False]
+
+
+def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"head")
+    before, descriptors = len(locks.open_files), len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        with locks.reading(str(tmp_path / "file"), b"head"):
+            assert len(locks.open_files) == before + 1
+        with pytest.raises(FileNotFoundError), locks.reading(str(tmp_path / "file"), b"tail"):
+            pytest.fail("it has another head")
+        with locks.deleting(str(tmp_path / "file")):
+            assert not locks.is_locked(str(tmp_path / "none"))
+        PosixBackend().put(str(tmp_path), "note", b"text")
+        claim = PosixBackend().claim(str(tmp_path), "claim", b"text")  # dropped without close
+        del claim
+    gc.collect()
+    assert len(locks.open_files) == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert not [name for name in os.listdir(tmp_path) if hidden_names.parse(name)]

@@ -1,0 +1,1 @@
+"""What is on disk: old checkpoints stay readable, all writers write the same."""

@@ -1,0 +1,1 @@
+"""Flax NNX, Optax, Keras, Grain, torch and torchax, Equinox."""

@@ -1,0 +1,387 @@
+"""Grain pipelines that were changed since the save: refused, or proven to be the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.paths import INTEGRATIONS
+
+pytest.importorskip("grain")
+pytest.importorskip("ckpt_grain")
+import grain
+import numpy as np
+from grain import python as gp
+
+from ckpt_grain import ADAPTER, ignore_pipeline_changes, with_proof
+from tests.support.grain_pipelines import (
+    READ,
+    SHAPES,
+    Open,
+    ToRecord,
+    elastic,
+    jitter,
+    loader,
+    make_opened,  # noqa: F401 (fixtures)
+    numbers,
+    plain,
+    records,
+    stream,
+    take,
+)
+
+# ------------------------------------------------------------------------------------- pipelines
+
+
+def row(i: Any) -> dict[str, Any]:
+    return {"row": np.full(3, int(i))}
+
+
+# --------------------------------------------------------------------------------------- proof
+
+
+PROVEN = [
+    "map, batch, repeat",
+    "window shuffle",
+    "concat then split",
+    "loader",
+    "elastic, iterated",
+]
+
+
+@pytest.mark.parametrize("shape", PROVEN)
+def test_a_proof_changes_nothing_else(shape: str, tmp_path: Path, opened: Open) -> None:
+    make = SHAPES[shape]
+    expected = take(opened(make()), 20)
+    iterator = with_proof(opened(make()))
+    seen = take(iterator, 7)
+    for name in "ab":  # saving looks ahead, twice at the same
+        ckpt.save(tmp_path / name, data=iterator)
+    seen += take(iterator, 13)
+    assert seen == expected
+    other = with_proof(opened(make()))
+    take(other, 2)
+    ckpt.restore(tmp_path / "b", data=other)
+    assert take(other, 6) == expected[7:13]
+    plain_iterator = opened(make())
+    ckpt.restore(tmp_path / "a", data=plain_iterator)
+    assert take(plain_iterator, 6) == expected[7:13]
+
+
+OFFSET = 0
+
+
+def shifted(i: Any) -> int:
+    return int(i) + OFFSET
+
+
+def test_other_data_is_found_by_the_proof(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> Any:
+        return opened(numbers().map(shifted).batch(4).to_iter_dataset(READ))
+
+    iterator = with_proof(make())
+    take(iterator, 3)
+    ckpt.save(tmp_path / "a", weights=np.ones(2), data=iterator)
+    monkeypatch.setattr(sys.modules[__name__], "OFFSET", 1)  # no description can tell
+    ckpt.restore(tmp_path / "a", data=make())
+    other = with_proof(make())
+    before = take(other, 1)
+    with pytest.raises(ckpt.StructureMismatch, match="next element") as caught:
+        ckpt.restore(tmp_path / "a", data=other)
+    assert "with_proof" in str(caught.value)
+    assert before + take(other, 1) == take(make(), 2)  # set back
+
+
+def test_proof_of_the_end_and_of_nothing(tmp_path: Path, opened: Open) -> None:
+    def make(count: int = 8) -> Any:
+        return opened(grain.MapDataset.source([{"t": "x" * i} for i in range(count)]))
+
+    iterator = with_proof(make())
+    take(iterator, 8)
+    ckpt.save(tmp_path / "end", data=iterator)
+    other = with_proof(make())
+    ckpt.restore(tmp_path / "end", data=other)
+    assert take(other, 1) == []
+    longer = with_proof(ignore_pipeline_changes(make(9)))
+    with pytest.raises(ckpt.StructureMismatch, match="saved end, wanted"):
+        ckpt.restore(tmp_path / "end", data=longer)
+    plain_iterator = make()
+    take(plain_iterator, 2)
+    ckpt.save(tmp_path / "plain", data=plain_iterator)
+    ckpt.restore(tmp_path / "plain", data=other)
+    assert len(take(other, 10)) == 6
+
+
+def test_a_proof_is_no_way_around_the_description(tmp_path: Path, opened: Open) -> None:
+    ckpt.save(tmp_path / "a", data=with_proof(opened(records().batch(8))))
+    with pytest.raises(ckpt.StructureMismatch, match="batch_size"):
+        ckpt.restore(tmp_path / "a", data=with_proof(opened(records().batch(4))))
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"iter\(\.\.\.\)"):
+        with_proof(records())
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
+    "batch size": (lambda: records().batch(4).to_iter_dataset(READ), "batch_size=8.*batch_size=4"),
+    "seed": (lambda: records(seed=2).batch(8).to_iter_dataset(READ), "seed"),
+    "source length": (
+        lambda: records(700).batch(8).to_iter_dataset(READ),
+        "length=200.*length=700",
+    ),
+    "another step": (
+        lambda: records().random_map(jitter, seed=1).batch(8).to_iter_dataset(READ),
+        "RandomMapMapDataset",
+    ),
+    "a step less": (
+        lambda: numbers().seed(1).shuffle().batch(8).to_iter_dataset(READ),
+        "saved MapMapDataset",
+    ),
+    "another function": (
+        lambda: numbers().seed(1).shuffle().map(row).batch(8).to_iter_dataset(READ),
+        "transform=record.*transform=row",
+    ),
+    "iterator of another kind": (lambda: stream().batch(8), "Batch"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_pipeline_is_refused(change: str, tmp_path: Path, opened: Open) -> None:
+    make, expected = CHANGES[change]
+    iterator = opened(records().batch(8).to_iter_dataset(READ))
+    take(iterator, 3)
+    ckpt.save(tmp_path / "a", data=iterator)
+    other = opened(make())
+    take(other, 1)
+    before = other.get_state()
+    with pytest.raises(ckpt.StructureMismatch, match=expected) as caught:
+        ckpt.restore(tmp_path / "a", data=other)
+    assert "ignore_pipeline_changes" in str(caught.value)
+    assert other.get_state() == before
+
+
+def test_a_refused_pipeline_leaves_the_model_alone(tmp_path: Path, opened: Open) -> None:
+    class Counter:
+        count = 3
+
+        def get_state(self) -> int:
+            return self.count
+
+        def set_state(self, state: int) -> None:
+            self.count = state
+
+    ckpt.save(tmp_path / "a", model=Counter(), data=opened(records().batch(8)))
+    model = Counter()
+    model.count = 7
+    with pytest.raises(ckpt.StructureMismatch):
+        ckpt.restore(tmp_path / "a", model=model, data=opened(records().batch(4)))
+    assert model.count == 7
+
+
+def test_other_mixtures_are_refused(tmp_path: Path, opened: Open) -> None:
+    def make(count: int) -> Any:
+        weights = [1 / count] * count
+        return opened(
+            grain.IterDataset.mix([stream(seed=k) for k in range(count)], weights=weights)
+        )
+
+    ckpt.save(tmp_path / "a", data=make(2))
+    with pytest.raises(ckpt.StructureMismatch, match="MixedDatasetIterator"):
+        ckpt.restore(tmp_path / "a", data=make(3))
+
+
+def test_a_change_can_be_accepted(tmp_path: Path, opened: Open) -> None:
+    iterator = opened(records().batch(8).to_iter_dataset(READ))
+    take(iterator, 3)
+    ckpt.save(tmp_path / "a", data=iterator)
+    other = opened(records(201).batch(8).to_iter_dataset(READ))
+    ckpt.restore(tmp_path / "a", data=ignore_pipeline_changes(other))
+    assert other.get_state() == {"next_index": 3}
+
+
+def test_what_only_changes_the_speed_is_no_change(tmp_path: Path, opened: Open) -> None:
+    def make(**options: int) -> Any:
+        return opened(records().batch(8).to_iter_dataset(grain.ReadOptions(**options)))
+
+    ckpt.save(tmp_path / "a", data=make(num_threads=1, prefetch_buffer_size=2))
+    ckpt.restore(tmp_path / "a", data=make(num_threads=4, prefetch_buffer_size=30))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_description_does_not_depend_on_the_position(shape: str, opened: Open) -> None:
+    from ckpt_grain import _lines, _pipeline
+
+    first, second = opened(SHAPES[shape]()), opened(SHAPES[shape]())
+    take(second, 9)
+    for how in (_lines.WHOLE, _lines.FIRM):
+        described = _pipeline.describe(first, how)
+        assert _pipeline.describe(second, how) == described
+        assert not [line for line in described["lines"] if "0x" in line]
+
+
+def test_settings_are_told_the_same_in_every_process(run_python: Any) -> None:
+    # Sets of text come in another order in each process, and default reprs hold addresses.
+    code = """
+import dataclasses, json
+from ckpt_grain._lines import Teller, WHOLE
+
+@dataclasses.dataclass
+class Options:
+    words: frozenset
+    sizes: dict
+    function: object
+
+class Plain:
+    pass
+
+options = Options(frozenset(map(str, range(9))), {"a": (1, 2.5)}, len)
+print(json.dumps([Teller(WHOLE).text(value) for value in (options, Plain(), Plain().__init__)]))
+"""
+    first, second = (run_python(code, PYTHONHASHSEED=seed) for seed in "12")
+    assert first == second
+    assert first[0].startswith("Options(words={'0', '1'")
+    assert first[1] == "Plain"
+
+
+@dataclasses.dataclass
+class Scale(grain.transforms.Map):
+    factor: float
+
+    def map(self, element: Any) -> Any:
+        return element * self.factor
+
+
+def test_settings_of_a_transformation_count(tmp_path: Path, opened: Open) -> None:
+    ckpt.save(tmp_path / "a", data=opened(numbers().map(Scale(2.0))))
+    ckpt.restore(tmp_path / "a", data=opened(numbers().map(Scale(2.0))))
+    with pytest.raises(ckpt.StructureMismatch, match=r"factor=2\.0.*factor=3\.0"):
+        ckpt.restore(tmp_path / "a", data=opened(numbers().map(Scale(3.0))))
+
+
+def test_another_version_of_grain_is_told(opened: Open) -> None:
+    iterator = opened(SHAPES["mix"]())
+    state = ADAPTER.get_state(iterator)
+    state["pipeline"]["grain"] = "0.0.1"
+    with pytest.warns(UserWarning, match=r"0\.0\.1"):
+        ADAPTER.set_state(iterator, state)
+    # Settings that only one of the two versions knows are no reason to refuse; other values are.
+    lines = state["pipeline"]["lines"]
+    state["pipeline"] |= {"lines": [line.replace("()", "(old=1)") for line in lines], "digest": ""}
+    with pytest.warns(UserWarning, match=r"0\.0\.1"):
+        ADAPTER.set_state(iterator, state)
+    state["pipeline"]["lines"] = [line.replace("stop=200", "stop=100") for line in lines]
+    with pytest.raises(ckpt.StructureMismatch, match=r"saved stop=100, wanted stop=200"):
+        ADAPTER.set_state(iterator, state)
+
+
+def test_another_number_of_processes_is_refused(opened: Open) -> None:
+    iterator = opened(SHAPES["map, batch, repeat"]())
+    state = ADAPTER.get_state(iterator)
+    assert state["pipeline"]["processes"] == 1
+    state["pipeline"]["processes"] = 2
+    with pytest.raises(ckpt.StructureMismatch, match=r"saved 2, wanted 1(.|\n)*ElasticIterator"):
+        ADAPTER.set_state(iterator, state)
+
+
+@pytest.mark.parametrize("now", [1, 4])
+def test_elastic_iterators_go_on_in_another_number_of_processes(now: int, tmp_path: Path) -> None:
+    def ids(iterators: list[Any], steps: int) -> list[int]:
+        return [int(i) for _ in range(steps) for it in iterators for i in next(it)["id"]]
+
+    before = [elastic(k, 2) for k in range(2)]
+    assert ADAPTER.get_state(before[0])["pipeline"]["processes"] is None
+    seen = ids(before, 3)
+    ckpt.save(tmp_path / "a", data=before[0])
+    after = [elastic(k, now) for k in range(now)]
+    for iterator in after:
+        ckpt.restore(tmp_path / "a", data=iterator)
+    seen += ids(after, 4)
+    assert len(set(seen)) == len(seen)
+    assert sorted(seen) == sorted(ids([elastic(0, 1)], 7))
+
+
+def test_loader_with_another_number_of_workers_is_refused(tmp_path: Path, opened: Open) -> None:
+    operations = (ToRecord(), grain.transforms.Batch(4))
+    ckpt.save(tmp_path / "a", data=opened(loader(*operations)))
+    other = opened(loader(*operations, workers=2))
+    with pytest.raises(ckpt.StructureMismatch, match=r"worker_count=0.*worker_count=2"):
+        ckpt.restore(tmp_path / "a", data=other)
+    with pytest.raises(ValueError, match="Worker count"):  # Grain's own check
+        ckpt.restore(tmp_path / "a", data=ignore_pipeline_changes(other))
+
+
+class Nameless:
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        return int(index)
+
+
+class Hoard(gp.Operation):
+    """Keeps elements back, which Grain's state knows nothing about."""
+
+    def __call__(self, elements: Iterator[Any]) -> Iterator[Any]:
+        yield from list(elements)
+
+
+def test_what_will_not_resume_is_told_at_the_save(tmp_path: Path, opened: Open) -> None:
+    with pytest.warns(UserWarning, match="Nameless.*__repr__"):
+        ckpt.save(tmp_path / "a", data=opened(loader(source=Nameless())))
+    iterator = opened(loader(Hoard(), epochs=1))
+    with pytest.warns(UserWarning, match="Hoard"):
+        ckpt.save(tmp_path / "b", data=iterator)
+    ckpt.save(tmp_path / "c", data=iterator)  # told once
+
+
+def test_a_closed_iterator_is_refused(tmp_path: Path, opened: Open) -> None:
+    for shape in ("map, batch, repeat", "loader"):
+        iterator = opened(SHAPES[shape]())
+        take(iterator, 1)
+        getattr(iterator, "_iterator", iterator).close()
+        with pytest.raises(ckpt.CheckpointError, match="closed"):
+            ckpt.save(tmp_path / "a", data=iterator)
+    assert not (tmp_path / "a").exists()
+
+
+def test_iterators_inside_a_container_are_refused(tmp_path: Path, opened: Open) -> None:
+    with pytest.raises(ckpt.UnsupportedLeaf, match="an item of its own"):
+        ckpt.save(tmp_path / "a", data={"train": opened(records())})
+
+
+def test_datasets_and_generators_are_refused(tmp_path: Path) -> None:
+    for made in (records(), stream(), loader()._data_loader):
+        with pytest.raises(ckpt.UnsupportedLeaf):
+            ckpt.save(tmp_path / "a", data=made)
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"iter\(\.\.\.\)"):
+        ckpt.save(tmp_path / "a", data=stream())
+    with pytest.raises(ckpt.UnsupportedLeaf):
+        ckpt.save(tmp_path / "a", data=map(plain, stream()))
+    assert not (tmp_path / "a").exists()
+
+
+# ----------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = INTEGRATIONS / "grain" / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(readme), "exec"), names)
+    weights = names["weights"]
+    exec(compile(blocks[0], str(readme), "exec"), names)
+    assert names["restored"].step == 4
+    assert np.array_equal(names["weights"], weights)

@@ -1,0 +1,363 @@
+"""What is stored of a Grain pipeline: its position, beside arrays, in files that Grain reads too."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+
+pytest.importorskip("grain")
+pytest.importorskip("ckpt_grain")
+import grain
+import numpy as np
+from grain import experimental as gx
+
+from ckpt_grain import ADAPTER
+from tests.support.grain_pipelines import (
+    READ,
+    SHAPES,
+    Open,
+    make_opened,  # noqa: F401 (fixtures)
+    numbers,
+    parts,
+    records,
+    stream,
+    take,
+)
+
+# --------------------------------------------------------------------------------- what is stored
+
+
+class Odd(grain.DatasetIterator):
+    """An iterator of a user's own, with all sorts of values in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[int] = []
+        self.restored: Any = None
+
+    def __next__(self) -> int:
+        self.log.append(len(self.log))
+        return len(self.log)
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "log": self.log,
+            "int64": np.int64(2**60),
+            "float32": np.float32(0.1),
+            "array": np.arange(3, dtype=np.uint8),
+            "bytes": b"\x00\xff",
+            "none": None,
+            "nested": ((1, (2.5, "x")), [True]),
+            "empty": ((), [], {}),
+            "by number": {0: "a", 10: "b", 2: "c"},
+            "by text": {"0": "a"},
+            "nan": float("inf"),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.log = list(state["log"])
+        self.restored = state
+
+
+def test_types_survive(tmp_path: Path) -> None:
+    iterator = Odd()
+    take(iterator, 2)
+    expected = ADAPTER.get_state(iterator)["grain"]
+    ckpt.save(tmp_path / "a", data=iterator)
+    other = Odd()
+    ckpt.restore(tmp_path / "a", data=other)
+
+    def typed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: typed(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value), [typed(item) for item in value]
+        if isinstance(value, np.ndarray):
+            return value.dtype, value.tolist()
+        return type(value), value
+
+    assert typed(other.restored) == typed(expected)
+
+
+def test_a_value_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    class Unclear(Odd):
+        def get_state(self) -> dict[str, Any]:
+            return {"here": {"it": [1, threading.Lock]}}
+
+    with pytest.raises(ckpt.UnsupportedLeaf, match="here/it/1"):
+        ckpt.save(tmp_path / "a", data=Unclear())
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_live_list_is_stored_as_it_was(tmp_path: Path) -> None:
+    iterator = Odd()
+    take(iterator, 3)
+    pending = ckpt.save_async(tmp_path / "a", data=iterator)
+    take(iterator, 100)
+    pending.result()
+    other = Odd()
+    ckpt.restore(tmp_path / "a", data=other)
+    assert other.log == [0, 1, 2]
+    other.log.append(9)
+    again = Odd()
+    ckpt.restore(tmp_path / "a", data=again)
+    assert again.log == [0, 1, 2]
+
+
+def test_a_state_can_be_restored_twice(opened: Open) -> None:
+    # Grain's interleave changes the state that it is given.
+    make = SHAPES["interleave"]
+    iterator = opened(make())
+    take(iterator, 7)
+    state = ADAPTER.get_state(iterator)
+    expected = take(iterator, 30)
+    for _ in range(2):
+        ADAPTER.set_state(iterator, state)
+        assert take(iterator, 30) == expected
+
+
+def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened: Open) -> None:
+    def make() -> Any:
+        return opened(gx.InterleaveIterDataset(parts(5, 20), cycle_length=2))
+
+    iterator = make()
+    shard_states = iterator.get_shard_states()
+    shard_states[3] = {"exhausted": 0, "state": {"next_index": 15}}
+    iterator.set_shard_states(shard_states)
+    assert 3 in ADAPTER.get_state(iterator)["grain"]["future_states"]
+    ckpt.save(tmp_path / "a", data=iterator)
+    other = make()
+    ckpt.restore(tmp_path / "a", data=other)
+    expected = take(iterator, 200)
+    assert take(other, 200) == expected
+    # Grain's own file has text keys there; they are put right when it is read.
+    state = ADAPTER.from_text(other, ADAPTER.to_text(ADAPTER.get_state(make())))
+    assert state["pipeline"] is None
+
+
+def test_loader_state_is_the_text_that_grain_wrote(opened: Open) -> None:
+    iterator = opened(SHAPES["loader"]())
+    take(iterator, 3)
+    state = ADAPTER.get_state(iterator)
+    assert type(state["grain"]) is bytes
+    assert ADAPTER.to_text(state) == iterator.get_state().decode()
+    other = opened(SHAPES["loader"]())
+    ADAPTER.set_state(other, ADAPTER.from_text(other, ADAPTER.to_text(state)))
+    assert take(other, 4) == take(iterator, 4)
+
+
+@pytest.mark.parametrize("shape", ["concat then split", "interleave", "mix"])
+def test_text_of_grains_own_handler(shape: str, opened: Open) -> None:
+    iterator = opened(SHAPES[shape]())
+    elements: list[Any] = []
+    texts: list[str] = []
+    for _ in range(20):
+        assert ADAPTER.to_text(ADAPTER.get_state(iterator)) == json.dumps(
+            iterator.get_state(), indent=4
+        )
+        texts.append(json.dumps(iterator.get_state(), indent=4))
+        elements += take(iterator, 1)
+    other = opened(SHAPES[shape]())
+    for position, text in enumerate(texts[:-1]):
+        ADAPTER.set_state(other, ADAPTER.from_text(other, text))
+        assert take(other, 1) == elements[position : position + 1], position
+
+
+def test_a_file_that_grain_cannot_write() -> None:
+    # json refuses numpy's numbers; Grain's docstring recommends them.
+    text = ADAPTER.to_text(ADAPTER.get_state(Odd()))
+    assert json.loads(text)["int64"] == 2**60
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated"])
+def test_a_spoiled_position_is_found_and_the_step_before_is_taken(
+    how: str, tmp_path: Path, opened: Open
+) -> None:
+    make = SHAPES["map, batch, repeat"]
+    iterator = opened(make())
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        for step in range(2):
+            take(iterator, 2)
+            checkpointer.save(step, model={"w": np.full(2, float(step))}, data=iterator)
+        checkpointer.wait_until_finished()
+        for file in (tmp_path / "1" / "data").rglob("process_*"):
+            if how == "missing":
+                file.unlink()
+            else:
+                file.write_bytes(file.read_bytes()[:-5])
+        other = opened(make())
+        with pytest.raises(ckpt.CheckpointCorrupt):
+            checkpointer.restore(1, data=other)
+        assert take(other, 1) == take(opened(make()), 1)
+        with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
+            restored = checkpointer.restore_latest(model={"w": np.zeros(2)}, data=other)
+    assert restored.step == 0
+    assert np.array_equal(restored["model"]["w"], [0, 0])  # both of one step
+    assert take(other, 2) == take(opened(make()), 4)[2:]
+
+
+def test_after_an_element_that_raised(tmp_path: Path, opened: Open) -> None:
+    def unless_five(i: Any) -> int:
+        if int(i) == 5 and faults["five"]:
+            raise ArithmeticError("five")
+        return int(i)
+
+    def make() -> Any:
+        return opened(numbers().map(unless_five).to_iter_dataset(READ))
+
+    faults = {"five": True}
+    iterator = make()
+    assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ArithmeticError):
+        next(iterator)
+    ckpt.save(tmp_path / "a", data=iterator)
+    faults["five"] = False
+    other = make()
+    ckpt.restore(tmp_path / "a", data=other)
+    assert [next(other) for _ in range(2)] == [5, 6]  # it was not consumed, and comes again
+
+
+@pytest.mark.slow
+def test_a_thousand_sources_are_saved_in_passing(tmp_path: Path, opened: Open) -> None:
+    dataset = grain.IterDataset.mix([stream(20, seed) for seed in range(1000)], [0.001] * 1000)
+    iterator = opened(dataset)
+    take(iterator, 5)
+    ckpt.save(tmp_path / "described", data=iterator)  # the pipeline is described once
+    began = time.perf_counter()
+    pending = ckpt.save_async(tmp_path / "a", data=iterator)
+    blocked_secs = time.perf_counter() - began
+    expected = take(iterator, 5)
+    pending.result()
+    assert blocked_secs < 0.5, blocked_secs
+    other = opened(dataset)
+    ckpt.restore(tmp_path / "a", data=other)
+    assert take(other, 5) == expected
+
+
+def test_several_iterators_and_only_one_of_them(tmp_path: Path, opened: Open) -> None:
+    def make() -> dict[str, Any]:
+        return {"train": opened(records().batch(2)), "valid": opened(records(90).batch(3))}
+
+    iterators = make()
+    take(iterators["train"], 4), take(iterators["valid"], 2)
+    ckpt.save(tmp_path / "a", model={"w": np.ones(2)}, **iterators)
+    expected = {name: take(iterator, 3) for name, iterator in iterators.items()}
+    others = make()
+    ckpt.restore(tmp_path / "a", **others)
+    assert {name: take(iterator, 3) for name, iterator in others.items()} == expected
+    single = make()["valid"]
+    ckpt.restore(tmp_path / "a", valid=single)
+    assert take(single, 3) == expected["valid"]
+    assert np.array_equal(ckpt.load(tmp_path / "a", item="model")["w"], np.ones(2))
+    with pytest.raises(ckpt.CheckpointNotFound, match="train"):
+        ckpt.restore(tmp_path / "a", nothing=single)
+
+
+def test_prefetching_starts_with_the_restore(tmp_path: Path, opened: Open) -> None:
+    iterator = opened(SHAPES["thread prefetch"]())
+    take(iterator, 3)
+    ckpt.save(tmp_path / "a", data=iterator)
+    before = set(threading.enumerate())
+    other = opened(SHAPES["thread prefetch"]())
+    ckpt.restore(tmp_path / "a", data=other)
+    new = {thread.name for thread in set(threading.enumerate()) - before}
+    assert any("grain" in name for name in new)
+
+
+class Log(Odd):
+    """Writes down when it was set, and to what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self.calls.append(len(self.log))
+
+
+def test_pipelines_fill_while_arrays_are_read(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpt_core._load import loading
+
+    log, read = Log(), loading.execute
+    take(log, 3)
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=log)
+    order: list[str] = []
+
+    def reads(*arguments: Any) -> Any:
+        order.append(f"arrays are read, the pipeline was set to {other.calls}")
+        return read(*arguments)
+
+    monkeypatch.setattr(loading, "execute", reads)
+    other = Log()
+    ckpt.restore(tmp_path / "a", weights=np.zeros(3), data=other)
+    assert set(order) == {"arrays are read, the pipeline was set to [3]"}
+    assert other.calls == [3]
+
+
+def test_a_pipeline_is_set_back_when_the_arrays_are_damaged(tmp_path: Path, opened: Open) -> None:
+    make = SHAPES["window shuffle"]
+    iterator = opened(make())
+    take(iterator, 7)
+    ckpt.save(tmp_path / "a", weights=np.ones(3), data=iterator, more=iterator)
+    for file in (tmp_path / "a" / "weights").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[::-1])
+    other, log = opened(make()), opened(make())
+    take(other, 2), take(log, 4)
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.restore(tmp_path / "a", data=other, weights=np.zeros(3), more=log)
+    expected = take(opened(make()), 9)
+    assert take(other, 5) == expected[2:7]
+    assert take(log, 5) == expected[4:9]
+
+
+def test_a_pipeline_that_cannot_be_set_leaves_the_others(tmp_path: Path) -> None:
+    class Stubborn(Odd):
+        def set_state(self, state: dict[str, Any]) -> None:
+            if len(state["log"]) == 2:
+                raise KeyError("no")
+            super().set_state(state)
+
+    iterators = {"one": Odd(), "two": Stubborn()}
+    for iterator in iterators.values():
+        take(iterator, 2)
+    ckpt.save(tmp_path / "a", **iterators)
+    others = {"one": Odd(), "two": Stubborn()}
+    for other in others.values():
+        take(other, 1)
+    with pytest.raises(KeyError):
+        ckpt.restore(tmp_path / "a", **others)
+    assert [len(other.log) for other in others.values()] == [1, 1]
+
+
+# ------------------------------------------------------------------------ Grain's and Orbax's files
+
+
+@pytest.mark.parametrize("shape", ["concat then split", "loader", "mix", "elastic, iterated"])
+def test_orbax_reads_ours_and_we_read_orbax(shape: str, tmp_path: Path, opened: Open) -> None:
+    ocp = pytest.importorskip("orbax.checkpoint")
+    make = SHAPES[shape]
+    iterator = opened(make())
+    take(iterator, 5)
+    ckpt.save(tmp_path / "ours" / "0", data=iterator)
+    with ocp.CheckpointManager(tmp_path / "theirs") as manager:
+        manager.save(0, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
+        manager.wait_until_finished()
+    expected = take(iterator, 6)
+    other = opened(make())
+    ckpt.restore(tmp_path / "theirs" / "0", data=other)
+    assert take(other, 6) == expected
+    if shape == "concat then split":
+        return  # Grain itself cannot restore it from a file: tuples become lists
+    with ocp.CheckpointManager(tmp_path / "ours") as manager:
+        manager.restore(0, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(other)))
+    assert take(other, 6) == expected

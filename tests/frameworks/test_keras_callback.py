@@ -1,0 +1,434 @@
+"""The callback's arguments, what it keeps, data pipelines, other backends. Numbers: the cases."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+import ckpt_keras
+from ckpt_keras._monitor import direction, is_better
+from tests.support import keras_models as km
+
+keras = km.keras
+compiled_once = km.compiled_once
+KerasCheckpointManager = ckpt_keras.KerasCheckpointManager
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+load_model = ckpt_keras.load_model
+
+# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+Callback = keras.callbacks.Callback
+
+
+class Report(Callback):
+    """Puts given values of a metric into the logs."""
+
+    def __init__(self, *values, name="val_loss"):
+        super().__init__()
+        self.values, self.name = list(values), name
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs[self.name] = self.values[epoch]
+
+
+def steps(directory):
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def trained(directory, *others, epochs=1, **arguments):
+    model = km.small()
+    callback = OrbaxCheckpointCallback(directory, **arguments)
+    km.fit(model, [*others, callback], epochs=epochs)
+    return model, callback
+
+
+# ----------------------------------------------------------------------------------- arguments
+
+
+def test_arguments_are_those_of_keras_and_more():
+    theirs = inspect.signature(keras.callbacks.OrbaxCheckpoint.__init__).parameters
+    ours = inspect.signature(OrbaxCheckpointCallback.__init__).parameters
+    assert [name for name in theirs if name not in ours] == []
+    assert list(ours)[: len(theirs)] == list(theirs)  # also by position
+    for name in set(theirs) - {"self", "directory", "max_to_keep"}:
+        assert ours[name].default == theirs[name].default, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"directory": None}, TypeError, "needs a directory"),
+        ({"save_freq": "batch"}, ValueError, "save_freq must be 'epoch' or a number"),
+        ({"save_freq": 0}, ValueError, "save_freq must be"),
+        ({"save_freq": True}, ValueError, "save_freq must be"),
+        ({"mode": "best"}, ValueError, "mode must be 'auto', 'min' or 'max'"),
+        ({"max_to_keep": 0}, ValueError, "max_to_keep must be at least 1"),
+        ({"track": [object()]}, TypeError, "track takes callbacks"),
+        ({"track": 3}, TypeError, "track must be a list"),
+        ({"extra": {"fit": 1}}, ValueError, "extra= cannot be called fit"),
+        ({"checkpoint_dir": "b"}, TypeError, "two names for one thing"),
+    ],
+)
+def test_bad_arguments_are_refused_in_words(arguments, error, text):
+    with pytest.raises(error, match=text):
+        OrbaxCheckpointCallback(**({"directory": "a"} | arguments))
+
+
+def test_the_names_of_keras_guide(tmp_path):
+    model = km.small()
+    callback = OrbaxCheckpointCallback(
+        model=model, checkpoint_dir=tmp_path / "a", max_to_keep=2, steps_per_epoch=6
+    )
+    km.fit(model, [callback], epochs=3)
+    assert steps(tmp_path / "a") == [6, 12]
+    callback = OrbaxCheckpointCallback(model, str(tmp_path / "b"), max_to_keep=2)
+    km.fit(model, [callback], epochs=3)
+    assert steps(tmp_path / "b") == [1, 2]
+
+
+def test_the_manager_of_keras_guide(tmp_path):
+    assert ckpt_keras.KerasOrbaxCheckpointManager is KerasCheckpointManager
+    model = km.small()
+    seen = []
+    with KerasCheckpointManager(model, tmp_path, max_to_keep=2, steps_per_epoch=10) as manager:
+        assert manager.restore_state() is None
+        for epoch in range(3):
+            km.scramble(model, epoch)
+            seen.append(km.values(model))
+            assert manager.save_state(epoch)
+        assert manager.save_state(2) is False
+        manager.wait_until_finished()
+        assert manager.all_steps() == [10, 20] and manager.latest_step() == 20
+    other = km.small(1)
+    with KerasCheckpointManager(other, tmp_path, max_to_keep=None) as manager:
+        assert manager.restore_state(10).step == 10
+        km.assert_same(km.values(other), seen[1])
+        with pytest.raises(ckpt.CheckpointNotFound):
+            manager.restore_state(step=0)  # the guide's gives the newest
+        assert manager.restore_state().step == 20
+        km.assert_same(km.values(other), seen[2])
+        with pytest.raises(ckpt.CheckpointExists):
+            manager.save_state(2)
+
+
+def test_verbose_shows_what_happens(tmp_path, capsys):
+    trained(tmp_path, epochs=1)
+    assert "step" not in capsys.readouterr().out
+    trained(tmp_path, epochs=2, verbose=1)
+    shown = capsys.readouterr().out
+    assert "restored step 0" in shown and "epoch 2: saving step 1" in shown
+    assert str(tmp_path) in shown
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_save_on_background(tmp_path, background):
+    class Look(Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                found.append(callback.checkpointer._parts.saving.in_flight.step)
+
+    found = []
+    callback = OrbaxCheckpointCallback(tmp_path, save_on_background=background)
+    km.fit(km.small(), [Look(), callback], epochs=2)
+    assert found == [0 if background else None]
+    assert steps(tmp_path) == [0, 1]
+
+
+def test_save_weights_only(tmp_path):
+    model, _ = trained(tmp_path, save_weights_only=True)
+    info = ckpt.inspect(tmp_path / "0")
+    tops = {leaf.path.split("/")[0] for leaf in info.items["pytree"].leaves}
+    assert tops == {"trainable_variables", "non_trainable_variables"}
+    other = km.small(1)
+    ckpt_keras.restore(tmp_path, other, what="weights")
+    km.assert_same(
+        [np.array(v.value) for v in model.variables], [np.array(v.value) for v in other.variables]
+    )
+    with pytest.raises(ckpt.StructureMismatch, match="optimizer_variables"):
+        ckpt_keras.restore(tmp_path, other)
+    with pytest.warns(UserWarning, match="save_weights_only"):
+        history = km.fit(other, [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    assert history.epoch == [1]
+
+
+def test_extra_items_are_saved_and_restored(tmp_path):
+    weight = keras.Variable(np.ones((2,), "f4"), name="w")
+    optimizer = keras.optimizers.SGD(momentum=0.9)
+    optimizer.build([weight])
+    optimizer.apply([np.ones((2,), "f4")], [weight])
+    trained(tmp_path, extra={"d_optimizer": optimizer})
+    other = keras.optimizers.SGD(momentum=0.9)
+    other.build([weight])
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, extra={"d_optimizer": other})], epochs=2)
+    km.assert_same(
+        [np.array(v.value) for v in optimizer.variables],
+        [np.array(v.value) for v in other.variables],
+    )
+
+
+def test_a_callback_with_a_state_of_its_own_is_asked_for_it(tmp_path):
+    class Counts(Callback):
+        count = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.count += 1
+
+        def get_state(self):
+            return {"count": self.count}
+
+        def set_state(self, state):
+            self.count = state["count"]
+
+    counts = Counts()
+    trained(tmp_path, counts, track=[counts], epochs=2)
+    counts = Counts()
+    trained(tmp_path, counts, track=[counts], epochs=3)
+    assert counts.count == 3
+
+
+def test_what_cannot_be_tracked_is_named(tmp_path):
+    class Holds(Callback):
+        def __init__(self):
+            super().__init__()
+            self.lock = {1, 2}
+
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"Holds.lock is a set"):
+        trained(tmp_path, track=[Holds()])
+
+
+# ---------------------------------------------------------------------------------------- best
+
+
+def test_16_best_is_kept_besides_the_latest(tmp_path):
+    values = [3.0, 1.0, 2.0, 4.0, 5.0]
+    _, callback = trained(tmp_path, Report(*values), epochs=5, max_to_keep=2)
+    assert steps(tmp_path) == [1, 3, 4]
+    assert callback.best == 1.0
+    km.assert_same(km.values(load_model(tmp_path)), km.values(load_model(tmp_path, step=4)))
+    assert ckpt.Checkpointer(tmp_path).metrics(1)["val_loss"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "values"), [("min", [3.0, 1.0, 2.0, 0.5]), ("max", [1.0, 3.0, 2.0, 4.0])]
+)
+def test_16_save_best_only_survives_a_restart(tmp_path, mode, values):
+    arguments = {"save_best_only": True, "mode": mode, "max_to_keep": 1}
+    trained(tmp_path, Report(*values), epochs=2, **arguments)
+    assert steps(tmp_path) == [1]
+    _, callback = trained(tmp_path, Report(*values), epochs=3, **arguments)
+    assert steps(tmp_path) == [1]  # 2.0 is worse than what the first run had
+    assert callback.best == values[1]
+    trained(tmp_path, Report(*values), epochs=4, **arguments)
+    assert steps(tmp_path) == [3]
+
+
+def test_16_initial_value_threshold(tmp_path):
+    trained(
+        tmp_path, Report(3.0, 1.0, 2.0), epochs=3, save_best_only=True, initial_value_threshold=2.5
+    )
+    assert steps(tmp_path) == [1]
+
+
+def test_save_best_only_by_batches(tmp_path):
+    model = km.small()
+    callback = OrbaxCheckpointCallback(
+        tmp_path, "loss", save_best_only=True, save_freq=2, max_to_keep=None
+    )
+    km.fit(model, [callback], epochs=2)
+    losses = [ckpt.Checkpointer(tmp_path).metrics(step)["loss"] for step in steps(tmp_path)]
+    assert losses == sorted(losses, reverse=True) and callback.best == losses[-1]
+
+
+def test_save_best_only_without_the_metric_warns_and_saves_nothing(tmp_path):
+    with pytest.warns(UserWarning, match="'val_loss', which is not among the metrics"):
+        trained(tmp_path, save_best_only=True)
+    assert steps(tmp_path) == []
+
+
+def test_save_best_only_of_an_unknown_direction_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="pass mode='min' or mode='max'"):
+        trained(tmp_path, Report(1.0, name="x"), monitor="x", save_best_only=True)
+
+
+def test_directions():
+    model = km.small(metrics=["mae", "accuracy"])
+    km.fit(model)
+    assert [direction(n, "auto", model) for n in ("val_loss", "val_mae", "accuracy", "other")] == [
+        "min",
+        "min",
+        "max",
+        None,
+    ]
+    assert direction("loss", "max", model) == "max"
+    assert is_better(1.0, None, "min") and is_better(1.0, 2.0, "min") and is_better(2.0, 1.0, "max")
+    assert not is_better(float("nan"), None, "min") and is_better(1.0, float("nan"), "min")
+
+
+# ---------------------------------------------------------------------------------------- data
+
+
+def grain_dataset(*, repeat, kind="map"):
+    grain = pytest.importorskip("grain")
+    x, y = km.data()
+
+    class Source:
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, index):
+            return x[index], y[index]
+
+        def __repr__(self):
+            return "Source()"
+
+    dataset = grain.MapDataset.source(Source()).seed(1).shuffle()
+    if repeat:
+        dataset = dataset.repeat()
+    dataset = dataset.batch(8)
+    return dataset if kind == "map" else dataset.to_iter_dataset()
+
+
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (9, "map"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(8, "map"), (8, "iter"), (9, "iter")]
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_grain_goes_on_in_the_middle_of_an_epoch(tmp_path, kind, stop):
+    """4 steps an epoch of 6 batches: epochs begin in the middle of the data."""
+
+    class StopAt(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.model.optimizer.iterations == stop:
+                raise KeyboardInterrupt
+
+    def run(directory, seed, *others):
+        dataset = grain_dataset(repeat=True, kind=kind)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3)
+        try:
+            history = model.fit(
+                dataset, epochs=4, steps_per_epoch=4, verbose=0, callbacks=[callback, *others]
+            )
+        finally:
+            callback.wait_until_finished()
+        return model, history
+
+    straight, logs = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, StopAt())
+    model, history = run(tmp_path / "b", 1)
+    begun = (stop // 3) * 3 // 4
+    assert history.epoch == [*range(begun, 4)]
+    assert history.history["loss"] == logs.history["loss"][begun:]
+    km.assert_same(km.values(straight), km.values(model))
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_grain_whole_epochs(tmp_path):
+    def run(directory, seed, epochs):
+        dataset = grain_dataset(repeat=False)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset)
+        model.fit(dataset, epochs=epochs, verbose=0, callbacks=[callback])
+        return model
+
+    straight = run(tmp_path / "a", 0, 3)
+    run(tmp_path / "b", 0, 2)
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_grain_iterator_of_ones_own(tmp_path):
+    """A generator over the user's iterator; Keras peeks at two batches before training begins."""
+
+    def run(directory, seed, epochs):
+        iterator = iter(grain_dataset(repeat=True))
+
+        def batches():
+            yield from iterator
+
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=iterator)
+        model.fit(batches(), epochs=epochs, steps_per_epoch=4, verbose=0, callbacks=[callback])
+        return model
+
+    straight = run(tmp_path / "a", 0, 3)
+    run(tmp_path / "b", 0, 2)
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 3)))
+
+
+def test_data_that_fit_does_not_train_from_is_refused(tmp_path):
+    with pytest.raises(ckpt.CheckpointError, match="pass the same object to both"):
+        trained(tmp_path, data=grain_dataset(repeat=True))
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_an_epoch_that_ends_where_a_save_is_due(tmp_path):
+    """Of unknown length: that the sixth batch was the last is known only after it was saved."""
+
+    def run(directory, seed, epochs):
+        dataset = grain_dataset(repeat=False)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3, max_to_keep=None)
+        model.fit(dataset, epochs=epochs, verbose=0, callbacks=[callback])
+        return model
+
+    straight = run(tmp_path / "a", 0, 2)
+    assert steps(tmp_path / "a") == [3, 6, 9, 12]
+    run(tmp_path / "b", 0, 1)
+    assert steps(tmp_path / "b") == [3, 6]
+    assert ckpt.load(tmp_path / "b" / "6")["fit"]["epoch"] == 1
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+def test_grain_where_keras_reads_a_batch_ahead(tmp_path, monkeypatch):
+    """On accelerators Keras draws the next batch before it trains; the saved position is behind."""
+
+    class Interrupt(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.model.optimizer.iterations == 9:
+                raise KeyboardInterrupt
+
+    def run(directory, seed, *others):
+        dataset = grain_dataset(repeat=True)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, data=dataset, save_freq=3)
+        try:
+            model.fit(
+                dataset, epochs=3, steps_per_epoch=4, verbose=0, callbacks=[callback, *others]
+            )
+        finally:
+            callback.wait_until_finished()
+        return model
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    straight = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, Interrupt())
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
+    with pytest.raises(ckpt.CheckpointError, match="Pass the dataset itself"):
+        trained(tmp_path / "c", data=iter(grain_dataset(repeat=True)))
+
+
+def test_two_callbacks_in_one_fit(tmp_path):
+    best = OrbaxCheckpointCallback(tmp_path / "best", "loss", save_best_only=True)
+    trained(tmp_path / "all", best, epochs=2)
+    assert steps(tmp_path / "all") == [0, 1] and 0 in steps(tmp_path / "best")
+    again = OrbaxCheckpointCallback(tmp_path / "best", "loss", save_best_only=True)
+    trained(tmp_path / "all", again, epochs=3)
+    assert steps(tmp_path / "all") == [0, 1, 2]

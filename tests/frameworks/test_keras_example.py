@@ -1,0 +1,61 @@
+"""The example on handwritten digits: killed, started again, the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.children import environment
+from tests.support.paths import EXAMPLES, INTEGRATIONS, ROOT
+
+
+def example(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(INTEGRATIONS / "keras")])
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / "keras_fit.py"), *arguments],
+        env={**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "", "KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_example_demonstrates_what_it_says():
+    pytest.importorskip("keras")
+    pytest.importorskip("sklearn")
+    done = example()
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "restored step 30" in done.stdout
+    assert "bit for bit" in done.stdout
+
+
+def test_the_example_can_fail(tmp_path: Path):
+    """A directory that holds something else is an error, and not a training from scratch."""
+    pytest.importorskip("keras")
+    pytest.importorskip("sklearn")
+    (tmp_path / "run").write_text("a file")
+    assert example("--directory", str(tmp_path / "run"), "--epochs", "1").returncode != 0
+
+
+def test_the_first_block_of_the_readme_is_complete_and_runs_twice(tmp_path: Path):
+    """As somebody pastes it: nothing before it, and into a notebook again."""
+    readme = INTEGRATIONS / "keras" / "README.md"
+    code = readme.read_text().partition("```python\n")[2].partition("```")[0]
+    assert "import keras" in code and "load_model" in code
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{code}\n{code}"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing is left where it was pasted

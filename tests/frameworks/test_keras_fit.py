@@ -1,0 +1,541 @@
+"""The callback inside of ``fit``: saved, stopped, resumed. Numbers: the issue's cases."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+import ckpt_keras
+from tests.support import keras_models as km
+from tests.support.children import environment
+
+keras = km.keras
+compiled_once = km.compiled_once
+compiled_for_children = km.compiled_for_children
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+load_model = ckpt_keras.load_model
+
+# Variable.numpy() of Keras 3.15 does not know of numpy 2's copy=
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+Callback = keras.callbacks.Callback
+
+
+class StopAt(Callback):
+    """Ends fit with an exception before a batch, as a kill would, but for the process."""
+
+    def __init__(self, batch, error=KeyboardInterrupt):
+        super().__init__()
+        self.left, self.error = batch, error
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+
+
+def steps(directory):
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def progress(directory, step):
+    return ckpt.load(directory / str(step))["fit"]
+
+
+def resume(directory, epochs, model=None, **arguments):
+    """The same line in what could be a new process: another model, a callback of its own."""
+    model = model or km.small(99)
+    history = km.fit(model, [OrbaxCheckpointCallback(directory, **arguments)], epochs=epochs)
+    return model, history
+
+
+# ------------------------------------------------------------------------------------ resuming
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_01_four_epochs_are_two_and_two(tmp_path, shuffle):
+    straight = km.small()
+    km.fit(straight, epochs=4, shuffle=shuffle)
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, shuffle=shuffle)
+    model = km.small(5)
+    np.random.seed(123)  # a new process has other random numbers
+    history = km.fit(model, [OrbaxCheckpointCallback(tmp_path)], epochs=4, shuffle=shuffle)
+    assert history.epoch == [2, 3]
+    km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
+
+
+@pytest.mark.parametrize("batch", [9, 7])
+def test_01_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
+    """Batches are shuffled and the epoch's means are running: both go on where they were."""
+    straight = km.small()
+    logs = km.fit(straight, epochs=3).history
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(), [callback, StopAt(batch)], epochs=3)
+    callback.wait_until_finished()
+    newest = steps(tmp_path)[-1]
+    assert newest == (batch // 2) * 2
+    model, history = resume(tmp_path, 3, save_freq=2)
+    assert history.epoch == [1, 2]
+    assert history.history == {name: values[1:] for name, values in logs.items()}
+    km.assert_same(km.values(straight, metrics=True), km.values(model, metrics=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_01_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
+    tmp_path, monkeypatch, fails
+):
+    """The end of a fit may be noticed by the garbage collection of any thread, and takes time there.
+
+    `wait_until_finished` returned in between, with the last save still being written.
+    """
+    may_write = threading.Event()
+    commit = ckpt.Checkpointer.close
+
+    def slow_close(checkpointer):
+        assert may_write.wait(60)
+        commit(checkpointer)
+        if fails:
+            raise ckpt.CheckpointError("the disk is full")
+
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(), [callback, StopAt(9)], epochs=3)
+    gc.collect()  # the fit is gone now; again, with its last save held back
+    callback.wait_until_finished()
+    monkeypatch.setattr(ckpt.Checkpointer, "close", slow_close)
+    starts = threading.Thread.start
+
+    def slow_start(thread):
+        if thread.name == "ckpt-keras-end":
+            begun.set()
+            assert may_start.wait(60)
+        starts(thread)
+
+    begun, may_start = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    gc.disable()  # this thread would wait for itself: neither it nor a count of zero ends the fit
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            km.fit(km.small(), [callback, StopAt(1)], epochs=3)
+        cycle = [stopped]  # its traceback holds the fit
+        cycle.append(cycle)
+        del stopped, cycle
+        collector = threading.Thread(target=gc.collect)
+        collector.start()
+        assert begun.wait(60)  # noticed, and nothing of the end done yet
+    finally:
+        gc.enable()
+    told = []
+
+    def wait():
+        try:
+            callback.wait_until_finished()
+        except ckpt.CheckpointError as error:
+            told.append(str(error))
+        else:
+            told.append("written")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.3)
+    early = list(told)
+    may_write.set()
+    waiting.join(60)
+    may_start.set()
+    collector.join(60)
+    assert early == []
+    assert told == ["the disk is full" if fails else "written"]
+
+
+JOURNEY = """
+import os, sys, json
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy as np
+from ckpt_keras import OrbaxCheckpointCallback
+
+directory, epochs, kill, seed, where = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+keras.utils.set_random_seed(seed)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.3), keras.layers.Dense(2)])
+model.compile("adam", "mse", metrics=["mae"])
+rng = np.random.default_rng(0)
+x, y = rng.random((64, 4)).astype("f4"), rng.random((64, 2)).astype("f4")
+stop = keras.callbacks.EarlyStopping(patience=50)
+plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.05)
+
+class Kill(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == kill:
+            callback.wait_until_finished()
+            os.kill(os.getpid(), 9)
+
+callback = OrbaxCheckpointCallback(directory, track=[stop, plateau])
+history = model.fit(x, y, epochs=epochs, batch_size=8, verbose=0, validation_split=0.25,
+                    callbacks=[callback, stop, plateau, Kill()])
+np.savez(where, *[np.array(v.value) for v in model.variables + model.optimizer.variables + model.metrics_variables])
+print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wait]))
+"""
+
+
+@pytest.mark.usefixtures("compiled_for_children")
+def test_01_the_journey_in_new_processes(tmp_path, run_python, monkeypatch, capsys):
+    """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
+
+    def arguments(directory, epochs, kill, seed, out):
+        return [str(a) for a in (tmp_path / directory, epochs, kill, seed, tmp_path / out)]
+
+    assert run_python(JOURNEY, *arguments("run", 3, -1, 0, "three.npz"))[0] == [0, 1, 2]
+    killed = subprocess.run(
+        [sys.executable, "-c", JOURNEY, *arguments("run", 7, 5, 1, "none.npz")],
+        env=environment(),
+        capture_output=True,
+        timeout=240,
+    )
+    assert killed.returncode == -9
+    resumed = run_python(JOURNEY, *arguments("run", 7, -1, 2, "resumed.npz"))
+    assert resumed[0] == [5, 6]
+    monkeypatch.setattr(sys, "argv", ["-c", *arguments("straight", 7, -1, 0, "straight.npz")])
+    exec(JOURNEY, {})  # without a stop, which may as well be here
+    straight = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert straight[0] == [0, 1, 2, 3, 4, 5, 6] and resumed[1:] == straight[1:]
+    one, other = np.load(tmp_path / "straight.npz"), np.load(tmp_path / "resumed.npz")
+    km.assert_same([one[k] for k in one], [other[k] for k in other])
+
+
+def test_08_an_unbuilt_subclass_is_restored_when_fit_has_built_it(tmp_path):
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.drop, self.two = (
+                keras.layers.Dense(3),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(2),
+            )
+
+        def call(self, x, training=False):
+            return self.two(self.drop(self.one(x), training=training))
+
+    def make(seed):
+        keras.utils.set_random_seed(seed)
+        model = Net()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+        return model
+
+    straight = make(0)
+    km.fit(straight, epochs=2)
+    km.fit(make(0), [OrbaxCheckpointCallback(tmp_path)], epochs=1)
+    second = make(1)
+    assert not second.built and not second.optimizer.built
+    km.fit(second, [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    km.assert_same(km.values(straight), km.values(second))
+
+
+def test_12_steps_per_execution_and_batches_between_saves(tmp_path):
+    model = km.small(steps_per_execution=3)
+    x, y = km.data(64)
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=4, max_to_keep=None)
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[callback])
+    # 8 batches in an epoch, in executions of 3, 3 and 2
+    assert steps(tmp_path) == [6, 11, 16, 22]
+    for step in steps(tmp_path):
+        saved = ckpt.load(tmp_path / str(step))
+        (optimizer,) = saved["pytree"]["optimizer_variables"].values()
+        assert int(optimizer["iteration"]) == step
+        assert saved["fit"]["batches"] == step
+        assert saved["fit"]["epoch"] * 8 + saved["fit"]["batch"] == step
+
+
+# ------------------------------------------------------------------------------- interruptions
+
+
+def test_13_interrupted_right_after_an_asynchronous_save(tmp_path):
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=5)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(), [callback, StopAt(5)], epochs=2)
+    callback.wait_until_finished()
+    assert steps(tmp_path) == [5]
+    assert ckpt.verify(tmp_path / "5").ok
+    assert [name for name in os.listdir(tmp_path) if not name.startswith(".")] == ["5"]
+    assert not [name for name in os.listdir(tmp_path) if "tmp" in name]
+
+
+def test_13_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_path):
+    straight = km.small()
+    km.fit(straight, epochs=2)
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(model, [callback, StopAt(8)], epochs=2)
+    history = km.fit(model, [callback], epochs=2)
+    assert history.epoch == [1]
+    km.assert_same(km.values(straight), km.values(model))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_14_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
+    from ckpt_core._directory.posix import LocalAttempt
+
+    def no_space(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LocalAttempt, "commit", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=epochs)
+    assert steps(tmp_path) == []
+
+
+def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
+    class Told(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if self.model.optimizer.iterations == 9:
+                signal.raise_signal(signal.SIGTERM)
+
+    straight = km.small()
+    km.fit(straight, epochs=3)
+    before = signal.getsignal(signal.SIGTERM)
+    history = km.fit(km.small(), [Told(), OrbaxCheckpointCallback(tmp_path)], epochs=3)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert history.epoch == [0, 1] and steps(tmp_path) == [0, 1]
+    assert progress(tmp_path, 1)["batch"] == 4  # noticed before the next batch
+    model, history = resume(tmp_path, 3)
+    assert history.epoch == [1, 2] and steps(tmp_path) == [0, 1, 2]
+    assert progress(tmp_path, 1)["batch"] == 0  # the whole epoch took the place of its half
+    km.assert_same(km.values(straight), km.values(model))
+
+
+# ------------------------------------------------------------------------------------ again
+
+
+def test_15_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
+    model, callback = km.small(), OrbaxCheckpointCallback(tmp_path, max_to_keep=None)
+    km.fit(model, [callback], epochs=2)
+    assert km.fit(model, [callback], epochs=3).epoch == [0, 1, 2]
+    assert steps(tmp_path) == [0, 1, 2, 3, 4]
+    assert km.fit(model, epochs=2).epoch == [0, 1]
+
+
+def test_15_a_fit_after_a_resumed_one_starts_at_epoch_0(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    model, history = resume(tmp_path, 3)
+    assert history.epoch == [2]
+    assert km.fit(model, epochs=2).epoch == [0, 1]
+
+
+def test_15_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
+    def script(model, *, stop=None):
+        callback = OrbaxCheckpointCallback(tmp_path, max_to_keep=None)
+        epochs = [km.fit(model, [callback], epochs=2).epoch]
+        extra = [] if stop is None else [StopAt(stop)]
+        try:
+            epochs.append(km.fit(model, [callback, *extra], epochs=3).epoch)
+        finally:
+            callback.wait_until_finished()
+        return epochs
+
+    straight = km.small()
+    km.fit(straight, epochs=2)
+    km.fit(straight, epochs=3)
+    with pytest.raises(KeyboardInterrupt):
+        script(km.small(), stop=8)
+    model = km.small(4)
+    assert script(model) == [[], [1, 2]]
+    km.assert_same(km.values(straight), km.values(model))
+
+
+def test_27_fewer_epochs_than_done_do_nothing(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=3)
+    before = {name: os.stat(tmp_path / name).st_mtime_ns for name in ("0", "1", "2")}
+    with pytest.warns(
+        UserWarning, match=r"nothing is trained.*3 epochs.*epochs=2.*epochs=4 or more"
+    ):
+        model, history = resume(tmp_path, 2)
+    assert history.epoch == []
+    assert {name: os.stat(tmp_path / name).st_mtime_ns for name in before} == before
+    km.assert_same(km.values(load_model(tmp_path)), km.values(model))
+    assert model._initial_epoch is None
+
+
+def test_restore_false_refuses_a_directory_with_steps(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)])
+    model = km.small(1)
+    before = km.values(model)
+    with pytest.raises(ckpt.CheckpointExists, match="restore=False"):
+        km.fit(model, [OrbaxCheckpointCallback(tmp_path, restore=False)])
+    km.assert_same(before, km.values(model))
+
+
+def test_another_save_freq_is_refused_in_words(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)])
+    with pytest.raises(ckpt.CheckpointError, match=r"count epochs.*save_freq=4 counts batches"):
+        km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, save_freq=4)])
+
+
+def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
+    straight = km.small()
+    km.fit(straight, epochs=3)
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    (data_file,) = (tmp_path / "1" / "pytree" / "d").iterdir()
+    content = bytearray(data_file.read_bytes())
+    content[len(content) // 2] ^= 1
+    data_file.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
+        model, history = resume(tmp_path, 3)
+    assert history.epoch == [1, 2]
+    assert ckpt.verify(tmp_path / "1").ok
+    km.assert_same(km.values(straight), km.values(model))
+
+
+# ------------------------------------------------------------------------- inside of the epoch
+
+
+def test_17_a_learning_rate_that_a_later_callback_changes_is_on_disk(tmp_path):
+    class Halve(Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = 0.5
+
+    model = km.small()
+    km.fit(model, [OrbaxCheckpointCallback(tmp_path), Halve()])
+    (saved,) = ckpt.load(tmp_path / "0")["pytree"]["optimizer_variables"].values()
+    assert float(saved["learning_rate"]) == 0.5
+
+
+def test_17_a_scheduler_that_multiplies_is_applied_once(tmp_path):
+    def scheduler():
+        return keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5)
+
+    straight = km.small()
+    km.fit(straight, [scheduler()], epochs=3)
+    for order in (0, 1):
+        directory = tmp_path / str(order)
+        for epochs in (2, 3):
+            model, both = km.small(epochs), [scheduler(), OrbaxCheckpointCallback(directory)]
+            if epochs == 2:
+                model = km.small()
+            km.fit(model, both[::-1] if order else both, epochs=epochs)
+        km.assert_same(km.values(straight), km.values(model))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_18_early_stopping_and_plateau_are_resumed(tmp_path, first):
+    def others():
+        return [
+            keras.callbacks.EarlyStopping("loss", patience=3, min_delta=10.0),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=2, cooldown=1, min_delta=10.0),
+        ]
+
+    def run(directory, epochs, seed=0):
+        tracked = others()
+        mine = OrbaxCheckpointCallback(directory, track=tracked)
+        model = km.small(seed)
+        callbacks = [mine, *tracked] if first else [*tracked, mine]
+        history = km.fit(model, callbacks, epochs=epochs)
+        states = {
+            name: vars(tracked[0]).get(name, vars(tracked[1]).get(name))
+            for name in ("wait", "best", "best_epoch", "stopped_epoch", "cooldown_counter")
+        }
+        return model, history.epoch, states | {"plateau": tracked[1].wait}
+
+    straight, epochs, states = run(tmp_path / "a", 9)
+    assert epochs == [0, 1, 2, 3]  # stopped early
+    run(tmp_path / "b", 2)
+    model, epochs, resumed = run(tmp_path / "b", 9, seed=3)
+    assert epochs == [2, 3] and resumed == states
+    km.assert_same(km.values(straight), km.values(model))
+    again, epochs, resumed = run(tmp_path / "b", 9, seed=4)
+    assert epochs == [] and resumed == states  # it was stopped, and stays so
+    km.assert_same(km.values(straight), km.values(again))
+
+
+def test_18_arguments_of_tracked_callbacks_are_those_of_the_code(tmp_path):
+    stop = keras.callbacks.EarlyStopping("loss", patience=3)
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, track=[stop]), stop], epochs=2)
+    stop = keras.callbacks.EarlyStopping("loss", patience=7)
+    resume(tmp_path, 3, track=[stop])
+    assert stop.patience == 7 and stop.best is not None
+
+
+def test_19_what_is_saved_is_the_state_of_that_moment(tmp_path):
+    """Keras donates its arrays to the next step; the save is still of the step before."""
+    seen = {}
+
+    class Look(Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch:
+                seen[batch] = [np.array(v.value) for v in self.model.trainable_variables]
+
+    km.fit(km.small(), [Look(), OrbaxCheckpointCallback(tmp_path, save_freq=1, max_to_keep=None)])
+    for step in range(1, 6):
+        tree = ckpt.load(tmp_path / str(step))["pytree"]["trainable_variables"]
+        km.assert_same([*map(np.asarray, jax.tree.leaves(ordered(tree)))], seen[step])
+
+
+def ordered(tree):
+    """Leaves as a list in the order of the dictionaries, which jax would sort."""
+    if not isinstance(tree, dict):
+        return tree
+    return [ordered(child) for child in tree.values()]
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 2])
+def test_20_keras_goes_on_dispatching_asynchronously(tmp_path, save_freq):
+    found = []
+
+    class Look(Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            found.append(sys._getframe(1).f_locals["self"]._async_train)
+
+    km.fit(km.small(), [Look(), OrbaxCheckpointCallback(tmp_path, save_freq=save_freq)])
+    assert found == [True]
+
+
+def test_20_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
+    synced = []
+    model = km.small()
+    sync = model.jax_state_sync
+    monkeypatch.setattr(
+        model, "jax_state_sync", lambda: (synced.append(model._jax_state_synced), sync())
+    )
+    km.fit(model, [OrbaxCheckpointCallback(tmp_path, save_freq=3)], epochs=2)
+    # twice an epoch: after 3 batches by us, and at its end by Keras
+    assert synced.count(False) == 4
+
+
+def test_28_validation_metrics_stay_where_they_belong(tmp_path):
+    straight = km.small()
+    logs = km.fit(straight, epochs=3, validation_split=0.25).history
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, validation_split=0.25)
+    model = km.small(3)
+    resumed = km.fit(
+        model, [OrbaxCheckpointCallback(tmp_path)], epochs=3, validation_split=0.25
+    ).history
+    assert resumed == {name: values[2:] for name, values in logs.items()}
+
+
+def test_another_callback_after_ctrl_c(tmp_path, monkeypatch):
+    """The cell of a notebook, run again while the save before Ctrl-C is still being written."""
+    run = threading.Thread.run
+
+    def late(thread):
+        if thread.name == "ckpt-save":
+            time.sleep(0.5)
+        run(thread)
+
+    straight = km.small(0)
+    km.fit(straight, epochs=2)
+    monkeypatch.setattr(threading.Thread, "run", late)
+    with pytest.raises(KeyboardInterrupt):
+        km.fit(km.small(0), [OrbaxCheckpointCallback(tmp_path, save_freq=4), StopAt(8)], epochs=2)
+    again = km.small(1)
+    history = km.fit(again, [OrbaxCheckpointCallback(tmp_path, save_freq=4)], epochs=2)
+    assert history.epoch == [1]  # from the eighth batch, not from the fourth
+    km.assert_same(km.values(straight), km.values(again))

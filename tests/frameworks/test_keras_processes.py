@@ -1,0 +1,105 @@
+"""Two processes of jax.distributed under keras.distribution: saved together, restored by any number."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.children import with_devices
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+pytest.importorskip("keras")
+
+LIMIT_SECS = 240
+
+CODE = """
+import os, sys, json, signal, time
+directory, epochs, seed, count, index, port = sys.argv[1], *map(int, sys.argv[2:7])
+os.environ["KERAS_BACKEND"] = "jax"
+import jax
+if count > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+import keras, numpy as np
+from ckpt_keras import OrbaxCheckpointCallback
+
+keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+keras.utils.set_random_seed(seed)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+model.compile("adam", "mse", metrics=["mae"])
+rng = np.random.default_rng(0)
+x, y = rng.random((32, 4)).astype("f4"), rng.random((32, 2)).astype("f4")
+share = slice(index * 32 // count, (index + 1) * 32 // count)
+frequency, told = sys.argv[7], int(sys.argv[8])
+callback = OrbaxCheckpointCallback(directory, save_freq=int(frequency) if frequency.isdigit() else frequency)
+class Told(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == told and index == count - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(2)  # the service needs a moment to tell the others
+history = model.fit(x[share], y[share], batch_size=8 // count, epochs=epochs, shuffle=False, verbose=0, callbacks=[callback, Told()])
+values = [np.asarray(v.value.addressable_data(0)).tobytes().hex() for v in model.variables + model.optimizer.variables]
+print("REPORT" + json.dumps([history.epoch, values]), flush=True)
+"""
+
+
+def start(
+    directory: Path, epochs: int, seed: int, count: int, frequency: str = "epoch", told: int = -1
+) -> list[Any]:
+    """What each of ``count`` processes reported; the last one gets SIGTERM in the epoch ``told``."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = with_devices(2)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE]
+            + [str(a) for a in (directory, epochs, seed, count, index, port, frequency, told)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+    reports: list[Any] = []
+    try:
+        for child in children:
+            out, err = child.communicate(timeout=LIMIT_SECS)
+            assert child.returncode == 0, err[-3000:]
+            (line,) = (line for line in out.splitlines() if line.startswith("REPORT"))
+            reports.append(json.loads(line.removeprefix("REPORT")))
+    finally:
+        for child in children:
+            child.kill()
+    return reports
+
+
+@pytest.mark.slow
+def test_10_two_processes_save_and_go_on(tmp_path: Path):
+    straight = start(tmp_path / "straight", 3, 0, 2)
+    assert straight[0] == straight[1]
+    assert [report[0] for report in start(tmp_path / "run", 2, 0, 2)] == [[0, 1]] * 2
+    resumed = start(tmp_path / "run", 3, 5, 2)
+    assert resumed[0][0] == [2]
+    assert resumed[0][1] == straight[0][1] and resumed[1][1] == straight[0][1]
+    (alone,) = start(tmp_path / "run", 3, 9, 1)
+    assert alone == [[], straight[0][1]]
+
+
+@pytest.mark.parametrize("frequency", [pytest.param("epoch", marks=pytest.mark.slow), "1000"])
+def test_all_stop_at_the_end_of_one_epoch(tmp_path: Path, frequency: str):
+    """One of them is told; with a number of batches nothing would be due then, and it is saved."""
+    reports = start(tmp_path / "run", 9, 0, 2, frequency, told=1)
+    assert reports[0] == reports[1]
+    epochs, values = reports[0]
+    assert epochs in ([0, 1], [0, 1, 2])
+    (alone,) = start(tmp_path / "run", len(epochs), 5, 1, frequency)
+    assert alone == [[], values]

@@ -1,0 +1,457 @@
+"""Fits that go on where it is hard: no batch left, other batches, workers, Ctrl-C, averaged weights."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+import ckpt_keras
+from ckpt_keras._entering import Batches, entered_at
+from ckpt_keras._progress import Progress
+from tests.support import keras_models as km
+from tests.support.paths import ROOT
+
+keras = km.keras
+compiled_once = km.compiled_once
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+Callback = keras.callbacks.Callback
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+]
+
+
+def slowly(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+class Stop(Callback):
+    """Ctrl-C after so many batches, or in the validation of an epoch."""
+
+    def __init__(self, batches=None, validation=None):
+        super().__init__()
+        self.batches, self.validation, self.seen, self.epoch = batches, validation, 0, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.seen == self.batches:
+            raise KeyboardInterrupt
+        self.seen += 1
+
+    def on_test_begin(self, logs=None):
+        if self.epoch == self.validation:
+            raise KeyboardInterrupt
+
+
+class Journal(Callback):
+    """What callbacks are told."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.told.append(("epoch", epoch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.told.append(("batch", batch))
+
+    def on_test_end(self, logs=None):
+        self.told.append(("tested", logs["loss"]))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.told.append(("end", epoch, logs["loss"], logs.get("val_loss")))
+
+
+def steps(directory):
+    return ckpt.Checkpointer(directory, read_only=True).all_steps()
+
+
+def interrupted(model, callbacks, data=None, **arguments):
+    try:
+        fit(model, callbacks, data, **arguments)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("fit was to be interrupted")
+
+
+def fit(model, callbacks, data=None, **arguments):
+    if data is None:
+        return km.fit(model, callbacks, **arguments)
+    return model.fit(data, verbose=0, callbacks=callbacks, **arguments)
+
+
+# ----------------------------------------------------------------- all batches were trained already
+
+
+def grain_data():
+    grain = pytest.importorskip("grain.python")
+    x, y = km.data()
+    source = list(zip(x, y, strict=True))
+    return grain.MapDataset.source(source).shuffle(3).to_iter_dataset().batch(8)
+
+
+@pytest.mark.parametrize(
+    ("save_freq", "given"),
+    [(3, False), (6, True), slowly(3, True), slowly(6, False)],
+)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_stopped_in_the_validation_of_data_of_unknown_length(tmp_path, given, save_freq):
+    """The last save is of the last batch, and only the data know that it was the last.
+
+    Every restart raised UnboundLocalError inside of Keras.
+    """
+    validation = km.data(16)
+
+    def run(directory, seed, *others, epochs=2):
+        data = grain_data()
+        callback = OrbaxCheckpointCallback(
+            directory, data=data if given else None, save_freq=save_freq, max_to_keep=None
+        )
+        model, journal = km.small(seed), Journal()
+        fit(
+            model,
+            [*others, journal, callback],
+            data,
+            epochs=epochs,
+            validation_data=validation,
+        )
+        return model, journal.told
+
+    straight, all_told = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, Stop(validation=0))
+    model, told = run(tmp_path / "b", 1)
+    km.assert_same(km.values(straight), km.values(model))
+    # the epoch ends as it would have: with its validation and its logs, and no batch of it
+    end = next(i for i, entry in enumerate(all_told) if entry[0] == "tested")
+    assert told == [("epoch", 0), *all_told[end:]]
+    assert steps(tmp_path / "b") == steps(tmp_path / "a")
+
+
+@pytest.mark.parametrize("epoch", [0, slowly(1)])
+def test_the_epoch_that_was_whole_may_be_the_last(tmp_path, epoch):
+    data = grain_data()
+    interrupted(
+        km.small(),
+        [Stop(validation=epoch), OrbaxCheckpointCallback(tmp_path, data=data, save_freq=6)],
+        data,
+        epochs=epoch + 1,
+        validation_data=km.data(16),
+    )
+    model, data = km.small(1), grain_data()
+    callback = OrbaxCheckpointCallback(tmp_path, data=data, save_freq=6)
+    history = fit(model, [callback], data, epochs=epoch + 1, validation_data=km.data(16))
+    assert history.epoch == [epoch] and set(history.history) >= {"loss", "mae", "val_loss"}
+    straight, data = km.small(), grain_data()
+    whole = fit(straight, [], data, epochs=epoch + 1, validation_data=km.data(16))
+    assert {n: v[-1] for n, v in whole.history.items()} == {
+        n: v[-1] for n, v in history.history.items()
+    }
+    km.assert_same(km.values(straight), km.values(model))
+    km.fit(model, epochs=1)  # and the model trains as ever
+
+
+# ---------------------------------------------------------------------------------- other batches
+
+
+@pytest.mark.parametrize(
+    ("now", "skipped", "text"),
+    [
+        (
+            16,
+            2,
+            r"5 of 6 batches of 8 samples \(40 samples\).*after 2 of 3 batches of 16.*8 samples are",
+        ),
+        (4, 10, r"5 of 6 batches of 8 samples.*after 10 of 12 batches of 4 samples\. With"),
+        slowly(48, 0, r"after 0 of 1 batches of 48 samples; 40 samples are trained twice"),
+    ],
+)
+def test_batches_of_another_size_go_on_at_the_same_samples(tmp_path, now, skipped, text):
+    """Larger ones ended in UnboundLocalError, smaller ones trained samples twice without a word."""
+    first = OrbaxCheckpointCallback(tmp_path, save_freq=1, save_on_background=False)
+    interrupted(km.small(), [Stop(11), first], epochs=2)
+    assert steps(tmp_path)[-1] == 11
+    model, journal = km.small(1), Journal()
+    with pytest.warns(UserWarning, match=text):
+        km.fit(
+            model,
+            [journal, OrbaxCheckpointCallback(tmp_path, save_freq=1)],
+            epochs=2,
+            batch_size=now,
+        )
+    batches = [entry[1] for entry in journal.told if entry[0] == "batch"]
+    assert batches == list(range(skipped, 48 // now))
+    ends = [entry[1] for entry in journal.told if entry[0] == "end"]
+    assert ends == [1]
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "together", "done", "told"),
+    [
+        ((3, 8, 4), Batches(8, 4), 1, 3, False),
+        ((3, 8, 4), Batches(16, 2), 1, 1, True),
+        ((3, 8, 4), Batches(4, 8), 1, 6, True),
+        ((3, None, 4), Batches(None, 2), 1, 1, True),
+        ((3, None, 4), Batches(None, 8), 1, 6, True),
+        ((3, None, None), Batches(None, 2), 1, 2, True),  # a checkpoint that has no sizes
+        ((3, None, None), Batches(8, 4), 1, 3, False),
+        ((3, 8, None), Batches(8, None), 1, 3, False),
+        ((3, 8, None), Batches(16, None), 1, 1, True),
+        ((4, 8, 8), Batches(8, 8), 4, 4, False),
+        ((6, 8, 8), Batches(8, 8), 4, 4, True),
+        ((1, 8, 4), Batches(8, 9), 1, 2, True),  # the data grew
+    ],
+)
+def test_where_to_enter(saved, now, together, done, told):
+    batch, size, count = saved
+    progress = Progress(batch=batch, batch_size=size, batches_per_epoch=count)
+    found, text = entered_at(progress, now, together)
+    assert found == done and (text is not None) == told
+    assert found % together == 0 and (now.count is None or found <= now.count)
+
+
+# -------------------------------------------------------------------------- PyDataset and DataLoader
+
+
+class Numbers(keras.utils.PyDataset):
+    def __init__(self, workers):
+        super().__init__(workers=workers, max_queue_size=4)
+        self.x, self.y = km.data()
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        part = slice(index * 4, index * 4 + 4)
+        return self.x[part], self.y[part]
+
+
+@pytest.mark.parametrize(
+    ("workers", "stop"), [(2, 17), *(slowly(w, s) for w in (1, 2, 3) for s in (12, 15))]
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_pydataset_with_workers_is_shuffled_the_same(tmp_path, workers, stop):
+    def run(directory, seed, *others):
+        random.seed(seed)  # another process looks at batches in another order
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, save_freq=1)
+        model.fit(
+            Numbers(workers), epochs=3, verbose=0, shuffle=True, callbacks=[callback, *others]
+        )
+        return model
+
+    straight = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, Stop(stop))
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
+
+
+def loader(**arguments):
+    torch = pytest.importorskip("torch")
+    x, y = (torch.from_numpy(each) for each in km.data())
+    dataset = torch.utils.data.TensorDataset(x, y)
+    return torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True, **arguments)
+
+
+def test_a_torch_loader_is_shuffled_the_same(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def run(directory, seed, *others):
+        torch.manual_seed(seed)
+        model = km.small(seed)
+        callback = OrbaxCheckpointCallback(directory, save_freq=1)
+        model.fit(loader(), epochs=3, verbose=0, callbacks=[callback, *others])
+        return model
+
+    straight = run(tmp_path / "a", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", 0, Stop(8))
+    km.assert_same(km.values(straight), km.values(run(tmp_path / "b", 1)))
+
+
+def test_a_torch_loader_as_data_is_told_the_truth(tmp_path):
+    """It said "pass the same object to both", and it was the same."""
+    data = loader()
+    with pytest.raises(
+        ckpt.CheckpointError, match=r"DataLoader of torch has none. Leave data= away"
+    ):
+        km.small().fit(data, verbose=0, callbacks=[OrbaxCheckpointCallback(tmp_path, data=data)])
+
+
+# ------------------------------------------------------------------------ after an exception, again
+
+
+def test_fit_again_after_ctrl_c_takes_over_from_nobody(tmp_path, caplog):
+    straight = km.small()
+    km.fit(straight, epochs=2)
+    with pytest.raises(KeyboardInterrupt) as held:  # as a notebook holds it
+        km.fit(km.small(), [Stop(8), OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    again = km.small(1)
+    km.fit(again, [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    assert held.value is not None
+    assert "taken over" not in caplog.text
+    km.assert_same(km.values(straight), km.values(again))
+
+
+def test_after_an_exception_nothing_is_left(tmp_path):
+    """Neither threads nor what held the arrays."""
+    callback = OrbaxCheckpointCallback(tmp_path, save_freq=2)
+    model = km.small()
+    interrupted(model, [Stop(8), callback], epochs=2)
+    gc.collect()
+    callback.wait_until_finished()
+    assert steps(tmp_path)[-1] == 8
+    for each in threading.enumerate():
+        if each.name.startswith("ckpt"):
+            each.join(60)  # what notices the end may still be about to go
+            assert not each.is_alive()
+    held = [value for value in vars(callback).values() if type(value).__name__ == "Session"]
+    assert held == [] and callback._metric_values == [] and callback._inside.callbacks is None
+    straight = km.small()
+    km.fit(straight, epochs=2)
+    km.fit(model, [callback], epochs=2)  # and it goes on
+    km.assert_same(km.values(straight), km.values(model))
+
+
+TOLD_AFTER = """
+import os, signal, sys
+os.environ["KERAS_BACKEND"] = "jax"
+sys.path.insert(0, sys.argv[2])
+from tests.support import keras_models as km
+from ckpt_keras import OrbaxCheckpointCallback
+class Fail(km.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ValueError("of the user's own")
+try:
+    km.fit(km.small(), [Fail(), OrbaxCheckpointCallback(sys.argv[1])])
+except ValueError:
+    print("caught", flush=True)
+for thread in __import__("threading").enumerate():
+    if thread.name == "ckpt-keras-end":
+        thread.join()
+os.kill(os.getpid(), signal.SIGTERM)
+print("still here", flush=True)
+"""
+
+
+def test_a_signal_after_a_fit_that_failed_ends_the_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_AFTER, str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert "caught" in done.stdout and "still here" not in done.stdout
+
+
+# ---------------------------------------------------------------------------------- the guide's names
+
+
+def test_save_interval_steps_and_keep_period(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path / "i", save_interval_steps=2)], epochs=6)
+    assert steps(tmp_path / "i") == [0, 2, 4]
+    callback = OrbaxCheckpointCallback(tmp_path / "k", max_to_keep=1, keep_period=3)
+    km.fit(km.small(), [callback], epochs=6)
+    assert steps(tmp_path / "k") == [0, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"save_interval_steps": 0},
+            "save_interval_steps must be a number of steps from 1 on, got 0",
+        ),
+        ({"keep_period": True}, "keep_period must be a number of steps"),
+        ({"save_interval_steps": 2, "save_freq": 3}, "both say when to save"),
+        ({"keep_period": 2, "max_to_keep": None}, "keep_period needs max_to_keep"),
+    ],
+)
+def test_bad_intervals_are_refused_in_words(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        OrbaxCheckpointCallback("a", **arguments)
+
+
+def test_a_loaded_model_that_is_done_is_told_so(tmp_path):
+    km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
+    model = ckpt_keras.load_model(tmp_path)
+    before = km.values(model)
+    with pytest.warns(UserWarning, match=r"nothing is trained.*2 epochs.*fit\(epochs=1\)"):
+        history = km.fit(model, [OrbaxCheckpointCallback(tmp_path)], epochs=1)
+    assert history.epoch == []
+    km.assert_same(before, km.values(model))
+
+
+# ------------------------------------------------------------------------------------ averaged weights
+
+
+def averaged(seed, **arguments):
+    return km.small(seed, keras.optimizers.Adam(use_ema=True, ema_momentum=0.5, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("first", "validation"), [(1, 0.25), slowly(2, 0.0), slowly(1, 0.0), slowly(2, 0.25)]
+)
+def test_swapped_averages_go_on_exactly(tmp_path, first, validation):
+    """At the end of an epoch the averages are in the model; the last epoch forgets what was trained."""
+
+    def run(directory, seed, epochs):
+        model = averaged(seed)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        callbacks = [OrbaxCheckpointCallback(directory), swap] if directory else [swap]
+        history = km.fit(model, callbacks, epochs=epochs, validation_split=validation)
+        return model, history.history
+
+    straight, logs = run(None, 0, 3)
+    with_callback, same = run(tmp_path / "a", 0, 3)
+    assert same == logs
+    km.assert_same(km.values(straight), km.values(with_callback))
+    ended, _ = run(tmp_path / "b", 0, first)
+    # what is in the model after an epoch is what others get: the averages
+    loaded = ckpt_keras.load_model(tmp_path / "b")
+    count = len(ended.trainable_variables)
+    km.assert_same(
+        [np.array(v.value) for v in ended.trainable_variables],
+        [np.array(v.value) for v in loaded.trainable_variables],
+    )
+    assert count
+    resumed, rest = run(tmp_path / "b", 1, 3)
+    assert rest == {name: values[first:] for name, values in logs.items()}
+    km.assert_same(km.values(straight), km.values(resumed))
+
+
+@pytest.mark.filterwarnings("ignore:nothing is trained:UserWarning")
+def test_a_run_with_swapped_averages_that_is_done(tmp_path):
+    def run(seed):
+        model = averaged(seed)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        km.fit(model, [swap, OrbaxCheckpointCallback(tmp_path)], epochs=2)
+        return [np.array(v.value) for v in model.trainable_variables]
+
+    km.assert_same(run(0), run(1))
+
+
+def test_a_second_fit_with_averages(tmp_path):
+    """The end of fit puts one buffer into weight and average, and Keras' next one donates it twice."""
+    model, callback = averaged(0), OrbaxCheckpointCallback(tmp_path)
+    km.fit(model, [callback])
+    assert km.fit(model, [callback]).epoch == [0]
+    assert steps(tmp_path) == [0, 1]

@@ -1,0 +1,393 @@
+"""The Flax NNX adapter: live modules saved and restored in one call each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.paths import INTEGRATIONS
+
+pytest.importorskip("flax")
+pytest.importorskip("ckpt_flax_nnx")
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+from flax import nnx
+
+from ckpt_flax_nnx import abstract
+from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixture)
+from tests.support.nnx_models import MLP, Holder, X, host, same, state_of, train_step
+
+# ---------------------------------------------------------------------------- modules and paths
+
+
+def test_model_comes_back_into_live_and_merged_objects(tmp_path: Path) -> None:
+    model = MLP(0)
+    saved = state_of(model)
+    ckpt.save(tmp_path / "a", model=model)
+    live, merged = MLP(1), nnx.merge(*nnx.split(MLP(2)))
+    kernel = live.out.kernel
+    restored = ckpt.restore(tmp_path / "a", model=live)
+    ckpt.restore(tmp_path / "a", model=merged)
+    assert same(state_of(live), saved)
+    assert same(state_of(merged), saved)
+    assert live.out.kernel is kernel
+    assert restored["model"] is live
+
+
+def test_one_object_without_a_name(tmp_path: Path) -> None:
+    model, other = MLP(0), MLP(1)
+    ckpt.save(tmp_path / "a", model)
+    ckpt.restore(tmp_path / "a", state=other)
+    assert same(state_of(other), state_of(model))
+
+
+def test_without_a_target_lists_have_int_keys(tmp_path: Path) -> None:
+    model = MLP(0)
+    ckpt.save(tmp_path / "a", model=model)
+    loaded = ckpt.load(tmp_path / "a")["model"]
+    assert list(loaded["layers"]) == [0, 1]
+    assert same(loaded, state_of(model))
+
+
+def test_text_digits_and_positions_stay_apart(tmp_path: Path) -> None:
+    def make(value: float) -> Holder:
+        return Holder(
+            named=nnx.Dict({"0": nnx.Param(jnp.full(2, value)), "1": nnx.Param(jnp.ones(1))}),
+            listed=nnx.List([nnx.Param(jnp.full(3, value))]),
+            plain=nnx.data({0: jnp.full(1, value), 10: jnp.ones(2), 2: jnp.ones(3)}),
+        )
+
+    model, other = make(1.0), make(2.0)
+    ckpt.save(tmp_path / "a", model=model)
+    loaded = ckpt.load(tmp_path / "a")["model"]
+    assert set(loaded["named"]) == {"0", "1"}
+    assert set(loaded["listed"]) == {0}
+    assert set(loaded["plain"]) == {0, 2, 10}
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(state_of(other), state_of(model))
+
+
+def test_keys_with_slashes(tmp_path: Path) -> None:
+    def make(value: float) -> nnx.Dict[Any]:
+        inner = nnx.Dict({"b": nnx.Param(jnp.full(2, value))})
+        return nnx.Dict({"a/b": nnx.Param(jnp.full(2, value + 1)), "a": inner, "ü ~": inner["b"]})
+
+    model, other = make(1.0), make(5.0)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(state_of(other), state_of(model))
+
+
+def test_keys_that_orbax_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    model = nnx.Dict({"a.b": nnx.Param(jnp.ones(2)), "a": nnx.Dict({"b": nnx.Param(jnp.ones(2))})})
+    with pytest.raises(ckpt.CheckpointError, match=r"a\.b.*a/b|a/b.*a\.b"):
+        ckpt.save(tmp_path / "a", model=model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_without_state(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", model=Holder(name="x"), more=MLP(0))
+    ckpt.restore(tmp_path / "a", model=Holder(name="y"), more=MLP(1))
+
+
+def test_zero_size_and_odd_dtypes(tmp_path: Path) -> None:
+    def make(value: int) -> Holder:
+        dtypes = (
+            ml_dtypes.bfloat16,
+            ml_dtypes.int4,
+            ml_dtypes.float8_e4m3fn,
+            np.complex64,
+            np.bool_,
+        )
+        arrays = [nnx.Param(jnp.full((3,), value, dtype)) for dtype in dtypes]
+        return Holder(empty=nnx.Param(jnp.zeros((0, 3))), arrays=nnx.List(arrays))
+
+    model, other = make(1), make(0)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(state_of(other), state_of(model))
+
+
+def test_every_sort_of_leaf_is_set_where_it_lives(tmp_path: Path) -> None:
+    def make(k: float) -> Holder:
+        return Holder(
+            scalar=nnx.Variable(3.0 + k),
+            nothing=nnx.Variable(None),
+            several=nnx.Variable([jnp.full(1, k), jnp.full(2, k)]),
+            array=nnx.data(jnp.full(2, k)),
+            numpy=nnx.data(np.arange(3) + int(k)),
+            in_tuple=nnx.data((jnp.full(1, k), {"x": np.full(2, k)})),
+            reference=nnx.Param(jnp.full(2, k), ref=True),
+            hijax=nnx.Param(jnp.full(2, k), hijax=True),
+            both=nnx.Param(jnp.full(2, k), ref=True, hijax=True),
+            bare_reference=nnx.data(jax.new_ref(jnp.full(2, k))),
+        )
+
+    model, other = make(1.0), make(7.0)
+    reference = other.reference.get_raw_value()
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(state_of(other), state_of(model))
+    assert type(other.numpy) is np.ndarray
+    assert type(other.in_tuple) is tuple
+    assert other.scalar.get_value() == 4.0
+    assert other.reference.get_raw_value() is reference
+    assert np.array_equal(reference[...], [1.0, 1.0])
+    assert np.array_equal(other.hijax.get_value(), [1.0, 1.0])
+
+
+def test_a_bare_variable_and_a_state_are_targets_too(tmp_path: Path) -> None:
+    model, other = MLP(0), MLP(1)
+    ckpt.save(tmp_path / "a", kernel=model.out.kernel, params=nnx.state(model, nnx.Param))
+    ckpt.restore(tmp_path / "a", kernel=other.out.kernel, params=nnx.state(other, nnx.Param))
+    assert same(state_of(nnx.state(other, nnx.Param)), state_of(nnx.state(model, nnx.Param)))
+    assert not same(state_of(other.dropout), state_of(model.dropout))
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    def make(seed: int, *, tied: bool = True) -> Holder:
+        rngs = nnx.Rngs(seed)
+        model = Holder(emb=nnx.Embed(4, 4, rngs=rngs), head=nnx.Linear(4, 4, rngs=rngs))
+        if tied:
+            model.head.kernel = model.emb.embedding
+        return model
+
+    model, other = make(0), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    leaves = ckpt.inspect(tmp_path / "a").items["model"].leaves
+    assert sorted(leaf.path for leaf in leaves) == ["emb/embedding", "head/bias"]
+    ckpt.restore(tmp_path / "a", model=other)
+    assert other.head.kernel is other.emb.embedding
+    assert same(state_of(other), state_of(model))
+    # Code that no longer ties asks for a weight that was not stored, and is told which.
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", model=make(2, tied=False))
+    assert [(m.kind, m.path) for m in caught.value.mismatches] == [("missing", "head/kernel")]
+
+
+def tied(seed: int, *, tie: bool = True) -> Holder:
+    rngs = nnx.Rngs(seed)
+    model = Holder(emb=nnx.Embed(4, 4, rngs=rngs), head=nnx.Linear(4, 4, rngs=rngs))
+    if tie:
+        model.head.kernel = model.emb.embedding
+    return model
+
+
+def test_a_tied_checkpoint_in_code_that_does_not_tie(tmp_path: Path) -> None:
+    saved, live = tied(0), tied(1, tie=False)
+    ckpt.save(tmp_path / "a", model=saved)
+    restored = ckpt.restore(tmp_path / "a", model=live, missing="keep")
+    assert restored.report.missing == ("model/head/kernel",)
+    live.head.kernel.set_value(live.emb.embedding.get_value())
+    assert live.head.kernel is not live.emb.embedding
+    assert same(live.head.kernel.get_value(), saved.head.kernel.get_value())
+    assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
+
+
+def test_an_untied_checkpoint_in_code_that_ties(tmp_path: Path) -> None:
+    saved = tied(0, tie=False)
+    ckpt.save(tmp_path / "a", model=saved)
+    live = tied(1)
+    before = state_of(live)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", model=live)
+    assert [(m.kind, m.path) for m in caught.value.mismatches] == [("unexpected", "head/kernel")]
+    assert same(state_of(live), before)
+    ckpt.restore(tmp_path / "a", model=live, unexpected="ignore")
+    assert live.head.kernel is live.emb.embedding
+    assert same(live.emb.embedding.get_value(), saved.emb.embedding.get_value())
+    # The other of the two is taken by its name.
+    rename = {"emb/embedding": "not/wanted", "head/kernel": "emb/embedding"}
+    ckpt.restore(tmp_path / "a", model=live, unexpected="ignore", rename=rename)
+    assert same(live.head.kernel.get_value(), saved.head.kernel.get_value())
+
+
+@pytest.mark.parametrize(
+    "container", [tuple, list, lambda pair: dict(zip("ba", pair, strict=True))]
+)
+def test_variables_shared_between_modules_of_a_container(container: Any, tmp_path: Path) -> None:
+    def make(seed: int) -> Any:
+        pair = [nnx.Linear(4, 4, rngs=nnx.Rngs(seed + i)) for i in range(2)]
+        pair[1].kernel = pair[0].kernel
+        return container(pair)
+
+    saved, live = make(0), make(7)
+    ckpt.save(tmp_path / "a", saved)
+    leaves = ckpt.inspect(tmp_path / "a").items["state"].leaves
+    assert [leaf.path.rpartition("/")[2] for leaf in leaves] == ["bias", "kernel", "bias"]
+    ckpt.restore(tmp_path / "a", state=live)
+    first, second = live.values() if isinstance(live, dict) else live
+    assert first.kernel is second.kernel
+    for new, old in zip(jax.tree.leaves(live), jax.tree.leaves(saved), strict=True):
+        assert host(new) == host(old)
+    # The next tree starts anew: sharing is found each time.
+    ckpt.save(tmp_path / "again", saved)
+    assert ckpt.inspect(tmp_path / "again").items["state"].leaves == leaves
+
+
+def test_shared_variables_of_an_abstract_pair(tmp_path: Path) -> None:
+    def make() -> tuple[Any, Any]:
+        first, second = (nnx.Linear(4, 4, rngs=nnx.Rngs(i)) for i in range(2))
+        second.kernel = first.kernel
+        return first, second
+
+    saved, live = make(), abstract(make)
+    ckpt.save(tmp_path / "a", saved)
+    ckpt.restore(tmp_path / "a", state=live)
+    assert live[1].kernel is live[0].kernel
+    assert same(live[1].kernel.get_value(), saved[0].kernel.get_value())
+
+
+def test_models_in_containers(tmp_path: Path) -> None:
+    made = {"pair": (MLP(0), MLP(1)), "list": [MLP(2)], "step": 3}
+    other = {"pair": (MLP(5), MLP(6)), "list": [MLP(7)], "step": 0}
+    ckpt.save(tmp_path / "a", made)
+    restored = ckpt.restore(tmp_path / "a", state=other)
+    for new, old in zip(
+        (*other["pair"], *other["list"]), (*made["pair"], *made["list"]), strict=True
+    ):
+        assert same(state_of(new), state_of(old))
+    assert restored["state"]["step"] == 3
+
+
+def test_in_a_new_process(tmp_path: Path, run_python: Any) -> None:
+    model = MLP(0)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    losses = []
+    for step in range(4):
+        if step == 2:
+            ckpt.save(tmp_path / "a", model=model, optimizer=optimizer)
+        losses.append(float(train_step(model, optimizer, X)))
+    source = "\n".join(
+        [
+            "import json, sys, numpy as np, jax.numpy as jnp, optax, ckpt_core as ckpt",
+            "from typing import Any",
+            "from flax import nnx",
+            inspect.getsource(MLP),
+            inspect.getsource(train_step),
+            "X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)",
+            "model = MLP(9)",
+            "optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)",
+            "ckpt.restore(sys.argv[1], model=model, optimizer=optimizer)",
+            "print(json.dumps([float(train_step(model, optimizer, X)) for _ in range(2)]))",
+        ]
+    )
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as here: the same program, the same bits
+    assert run_python(source, str(tmp_path / "a"), **quick) == losses[2:]
+
+
+# --------------------------------------------------------------------------------- what is stored
+
+
+def test_batch_statistics(tmp_path: Path) -> None:
+    model, other = MLP(0), MLP(1)
+    model(X + 3)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert float(jnp.abs(other.norm.mean.get_value()).sum()) > 0
+    assert same(state_of(other.norm), state_of(model.norm))
+
+
+@pytest.mark.filterwarnings("ignore:Variable hooks are deprecated")
+def test_raw_values_are_stored_not_what_hooks_make_of_them(tmp_path: Path) -> None:
+    def make(value: float) -> Holder:
+        return Holder(
+            w=nnx.Param(
+                jnp.full(2, value),
+                on_get_value=lambda _, x: x * 10,
+                on_set_value=lambda _, x: x * 100,
+            )
+        )
+
+    model, other = make(1.0), make(5.0)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert np.array_equal(other.w.get_raw_value(), [1.0, 1.0])
+    assert np.array_equal(other.w.get_value(), [10.0, 10.0])
+
+
+def test_live_metadata_stays(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", model=Holder(w=nnx.Param(jnp.ones(2), tag="saved")))
+    live = Holder(w=nnx.Param(jnp.zeros(2), tag="live", extra=np.ones(2)))
+    ckpt.restore(tmp_path / "a", model=live)
+    assert live.w.get_metadata("tag") == "live"
+    assert "extra" in live.w.get_metadata()
+    assert np.array_equal(live.w.get_value(), [1.0, 1.0])
+
+
+def test_caches_are_state_and_intermediates_are_not(tmp_path: Path) -> None:
+    def make(seed: int) -> Holder:
+        return Holder(
+            attention=nnx.MultiHeadAttention(
+                num_heads=2, in_features=4, decode=True, rngs=nnx.Rngs(seed)
+            )
+        )
+
+    model, fresh = make(0), make(1)
+    model.attention.init_cache((1, 6, 4))
+    model.seen = nnx.Intermediate((jnp.ones(3),))  # what model.sow leaves behind
+    ckpt.save(tmp_path / "a", model=model)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", model=fresh)
+    assert {m.kind for m in caught.value.mismatches} == {"unexpected"}
+    assert all("cache" in m.path for m in caught.value.mismatches)
+    fresh.attention.init_cache((1, 6, 4))
+    ckpt.restore(tmp_path / "a", model=fresh)
+    assert same(state_of(fresh), state_of(model))
+
+
+def test_what_was_saved_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+    model = MLP(0)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    buffer = Holder(numpy=nnx.data(np.zeros(1000, np.float32)))
+    saved = state_of((model, optimizer, buffer))
+    pending = ckpt.save_async(tmp_path / "a", model=model, optimizer=optimizer, buffer=buffer)
+    nnx.jit(train_step, donate_argnums=(0, 1))(model, optimizer, X)
+    model.out.bias[...] = jnp.full(8, 9.0)
+    buffer.numpy[:] = 7
+    pending.result()
+    other = MLP(1)
+    other_optimizer = nnx.Optimizer(other, optax.adam(1e-2), wrt=nnx.Param)
+    ckpt.restore(tmp_path / "a", model=other, optimizer=other_optimizer, buffer=buffer)
+    assert same(state_of((other, other_optimizer, buffer)), saved)
+
+
+# ------------------------------------------------------------------------------------------ speed
+
+
+@pytest.mark.slow
+def test_a_thousand_layers_block_for_less_than_half_a_second(tmp_path: Path) -> None:
+    model = MLP(0, layers=1000)
+    ckpt.save(tmp_path / "warm", model=model)
+    seconds = []
+    for i in range(3):
+        begin = time.perf_counter()
+        pending = ckpt.save_async(tmp_path / str(i), model=model)
+        seconds.append(time.perf_counter() - begin)
+        pending.result()
+    assert min(seconds) < 0.5, seconds
+
+
+# ----------------------------------------------------------------------------------------- README
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = INTEGRATIONS / "flax_nnx" / "README.md"
+    blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert len(blocks) == 8
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(readme), "exec"), names)
+    # The second run goes on after the last step: nothing is left to do.
+    exec(compile(blocks[0], str(readme), "exec"), names)
+    assert names["restored"].step == 4

@@ -1,0 +1,148 @@
+"""Optimizers, random streams and metrics of NNX go on bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ckpt_core as ckpt
+
+pytest.importorskip("flax")
+pytest.importorskip("ckpt_flax_nnx")
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.support.compiling import make_quick_compilation  # noqa: F401 (fixture)
+from tests.support.nnx_models import MLP, Holder, X, host, same, state_of, train_step
+
+OPTIMIZERS = {
+    "chain, masked": lambda: optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.masked(optax.adamw(1e-2), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+    ),
+    "adam": lambda: optax.adam(1e-2),
+    "sgd": lambda: optax.sgd(1e-2),
+    "partition": lambda: optax.partition(
+        {2: optax.adam(1e-2), 10: optax.sgd(1e-2, momentum=0.9)},
+        lambda p: jax.tree.map(lambda x: 2 if x.ndim > 1 else 10, p),
+    ),
+    "multi_steps": lambda: optax.MultiSteps(optax.adam(1e-2), 3).gradient_transformation(),
+    "inject": lambda: optax.inject_hyperparams(optax.adam)(optax.linear_schedule(1e-2, 1e-3, 10)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "chain, masked" else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
+def test_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    tx = OPTIMIZERS[name]()  # one for both models, so that the step is compiled once
+
+    def make(seed: int) -> tuple[MLP, nnx.Optimizer[MLP]]:
+        model = MLP(seed)
+        return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    model, optimizer = make(0)
+    for _ in range(2):
+        train_step(model, optimizer, X)
+    ckpt.save(tmp_path / "a", model=model, optimizer=optimizer)
+    other_model, other_optimizer = make(1)
+    kinds = jax.tree.structure(other_optimizer.opt_state)
+    ckpt.restore(tmp_path / "a", model=other_model, optimizer=other_optimizer)
+    assert jax.tree.structure(other_optimizer.opt_state) == kinds
+    assert other_optimizer.step.get_value() == 2
+    for _ in range(2):
+        expected = train_step(model, optimizer, X)
+        assert host(train_step(other_model, other_optimizer, X)) == host(expected)
+    assert same(state_of((other_model, other_optimizer)), state_of((model, optimizer)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flax will drop it
+def test_model_and_optimizer_in_one(tmp_path: Path) -> None:
+    made = nnx.ModelAndOptimizer(MLP(0), optax.adam(1e-2))
+    other = nnx.ModelAndOptimizer(MLP(1), optax.adam(1e-2))
+    ckpt.save(tmp_path / "a", both=made)
+    ckpt.restore(tmp_path / "a", both=other)
+    assert same(state_of(other), state_of(made))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_random_streams(impl: str, tmp_path: Path) -> None:
+    def make(seed: int) -> nnx.Rngs:
+        return nnx.Rngs(seed, dropout=jax.random.key(seed, impl=impl))
+
+    rngs, other = make(0), make(1)
+    rngs.dropout(), rngs.params()
+    ckpt.save(tmp_path / "a", rngs=rngs)
+    ckpt.restore(tmp_path / "a", rngs=other)
+    assert host(other.dropout()) == host(rngs.dropout())
+    assert host(other.params()) == host(rngs.params())
+    assert jax.random.key_impl(other.dropout.key.get_value()) == impl
+
+
+def test_keys_of_another_implementation_are_refused(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", rngs=nnx.Rngs(params=jax.random.key(0, impl="rbg")))
+    with pytest.raises(ckpt.StructureMismatch, match="params/key") as caught:
+        ckpt.restore(tmp_path / "a", rngs=nnx.Rngs(params=jax.random.key(0)))
+    assert "rbg" in str(caught.value)
+
+
+def test_stacked_layers_with_key_arrays(tmp_path: Path) -> None:
+    class Block(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.linear = nnx.Linear(4, 4, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def make(seed: int) -> Block:
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def build(rngs: nnx.Rngs) -> Block:
+            return Block(rngs)
+
+        return build(nnx.Rngs(seed))
+
+    model, other = make(0), make(1)
+    assert model.dropout.rngs is not None
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert model.linear.kernel.shape == (3, 4, 4)
+    assert same(state_of(other), state_of(model))
+
+
+def test_sharded_keys(tmp_path: Path, mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P(("data", "model")))
+
+    def make(seed: int) -> Holder:
+        return Holder(
+            keys=nnx.Variable(jax.device_put(jax.random.split(jax.random.key(seed), 8), sharding))
+        )
+
+    model, other = make(0), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(state_of(other), state_of(model))
+    assert other.keys.get_value().sharding.is_equivalent_to(sharding, 1)
+
+
+def test_metrics_and_averages(tmp_path: Path) -> None:
+    def make() -> nnx.MultiMetric:
+        return nnx.MultiMetric(
+            accuracy=nnx.metrics.Accuracy(),
+            loss=nnx.metrics.Average(),
+            spread=nnx.metrics.Welford(),
+        )
+
+    metrics, other = make(), make()
+    logits, labels = jnp.eye(3), jnp.array([0, 1, 1])
+    metrics.update(logits=logits, labels=labels, values=jnp.array([1.0, 2.0, 4.0]))
+    ckpt.save(tmp_path / "a", metrics_state=metrics)
+    ckpt.restore(tmp_path / "a", metrics_state=other)
+    assert same(jax.tree.leaves(other.compute()), jax.tree.leaves(metrics.compute()))

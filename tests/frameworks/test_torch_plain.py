@@ -1,0 +1,216 @@
+"""PyTorch without torchax: tensors, modules and optimizers on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nets = pytest.importorskip("tests.support.torchax_nets")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+from torch import nn  # noqa: E402
+
+import ckpt_core as ckpt  # noqa: E402
+from ckpt_torchax import to_torch  # noqa: E402
+from tests.support.torch_modules import DTYPES, bits, bytes_of  # noqa: E402
+from tests.support.torchax_nets import same, values  # noqa: E402
+
+
+class Holder(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.register_buffer("x", value)
+
+
+# -------------------------------------------------------------------------- CPU tensors
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_bit_by_bit(tmp_path: Path, dtype: str):
+    value = bits(dtype)
+    ckpt.save(tmp_path / "a", model=Holder(value))
+    target = Holder(torch.zeros_like(value))
+    same_object = target.x
+    ckpt.restore(tmp_path / "a", model=target)
+    assert target.x is same_object
+    assert bytes_of(target.x) == bytes_of(value)
+    assert bytes_of(to_torch(tmp_path / "a")["x"]) == bytes_of(value)
+
+
+def test_reading_a_cpu_tensor_copies_nothing():
+    from ckpt_torchax import ADAPTER
+
+    for dtype in DTYPES:
+        value = bits(dtype)
+        array = ADAPTER.get_state(Holder(value))["x"]
+        assert array.__array_interface__["data"][0] == value.data_ptr(), dtype
+
+
+STRIDES = {
+    "transposed": lambda: torch.arange(6.0).reshape(2, 3).T,
+    "expanded": lambda: torch.arange(3.0).expand(2, 3),
+    "conjugated": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negated": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "scalar": lambda: torch.tensor(2.5),
+    "empty": lambda: torch.zeros(0, 3),
+    "requires_grad": lambda: torch.ones(2, requires_grad=True),
+    "bfloat16, sliced": lambda: torch.arange(12).to(torch.bfloat16)[1::2],
+}
+
+
+@pytest.mark.parametrize("name", STRIDES)
+def test_however_it_lies_in_memory(tmp_path: Path, name: str):
+    make = STRIDES[name]
+    ckpt.save(tmp_path / "a", {"x": make()})
+    target = {"x": make()}
+    if name != "expanded":
+        target["x"].detach().zero_()
+    else:
+        target["x"] = torch.zeros(3).expand(2, 3)
+    before = target["x"].detach().clone()
+    loaded = ckpt.load(tmp_path / "a", target)["x"]
+    assert loaded is not target["x"] and loaded.requires_grad == target["x"].requires_grad
+    assert torch.equal(loaded, make()) and torch.equal(target["x"], before)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]["x"]
+    assert restored is target["x"]
+    assert torch.equal(restored, make())
+
+
+REFUSED = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "complex32": lambda: torch.zeros(2, dtype=torch.complex32),
+    "is not initialized": lambda: nn.parameter.UninitializedBuffer(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and of what is deprecated
+@pytest.mark.parametrize("word", REFUSED)
+def test_20_what_cannot_be_saved_is_named(tmp_path: Path, word: str):
+    with pytest.raises(ckpt.UnsupportedLeaf, match=word) as caught:
+        ckpt.save(tmp_path / "a", model=nn.Sequential(Holder(REFUSED[word]())))
+    assert caught.value.leaf == "0.x"
+    assert not (tmp_path / "a").exists()
+
+
+def test_20_meta_tensors_have_nothing_to_save(tmp_path: Path):
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"weight.*no values"):
+        ckpt.save(tmp_path / "a", model=model)
+
+
+def test_entries_that_a_hook_makes_are_refused(tmp_path: Path):
+    model = nn.Linear(2, 2)
+    model.register_state_dict_post_hook(
+        lambda module, state, prefix, metadata: state.update(copy=torch.ones(2))
+    )
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"copy: a hook made this.*load_state_dict"):
+        ckpt.save(tmp_path / "a", model=model)
+
+
+@pytest.mark.slow  # 5 s for torch to import its compiler
+@pytest.mark.filterwarnings("ignore")  # torch's own, when it first compiles
+def test_compiled_modules_have_the_names_of_the_bare_one(tmp_path: Path):
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    ckpt.save(tmp_path / "a", model=torch.compile(model, backend="eager"))
+    ckpt.restore(tmp_path / "a", model=torch.compile(other, backend="eager"))
+    assert same(values(model), values(other))
+
+
+def test_generators_and_other_objects_with_a_state_dict(tmp_path: Path):
+    generator = torch.Generator().manual_seed(3)
+    torch.rand(5, generator=generator)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    ckpt.save(tmp_path / "a", generator=generator, scaler=scaler)
+    expected = torch.rand(5, generator=generator)
+    other = torch.Generator()
+    fresh = torch.amp.GradScaler("cpu")
+    ckpt.restore(tmp_path / "a", generator=other, scaler=fresh)
+    assert torch.equal(torch.rand(5, generator=other), expected)
+    assert fresh.state_dict()["scale"] == 8.0
+
+
+def test_objects_of_torch_without_state_are_refused_by_type(tmp_path: Path):
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"torch\.dtype"):
+        ckpt.save(tmp_path / "a", {"dtype": torch.float32})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, momentum=0.9),
+        lambda p: torch.optim.Adam(p, amsgrad=True),
+        lambda p: torch.optim.Adagrad(p),
+        lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.1),
+        lambda p: torch.optim.Adafactor(p),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    ],
+)
+def test_13_optimizers_of_plain_torch(tmp_path: Path, make: Any):
+    def start() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        return model, make(model.parameters())
+
+    def step(model: Any, optimizer: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().sum().backward()
+        optimizer.step()
+
+    model, optimizer = start()
+    step(model, optimizer, 1)
+    ckpt.save(tmp_path / "a", model=model, optimizer=optimizer)
+    other, fresh = start()
+    ckpt.restore(tmp_path / "a", model=other, optimizer=fresh)
+    for seed in (2, 3):
+        step(model, optimizer, seed)
+        step(other, fresh, seed)
+    assert same(values(model), values(other))
+    groups = [[g["lr"] for g in o.param_groups] for o in (optimizer, fresh)]
+    assert groups[0] == groups[1]
+    ckpt.restore(tmp_path / "a", optimizer=fresh)  # into one that has a state, too
+    assert (
+        ckpt.load(tmp_path / "a")["optimizer"]["state"].keys() == fresh.state_dict()["state"].keys()
+    )
+
+
+def test_13_lbfgs_with_its_lists(tmp_path: Path):
+    def start() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        return model, torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
+
+    def step(model: Any, optimizer: Any) -> None:
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (model(torch.ones(2, 3)) - 1).square().sum() + model.weight.pow(4).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    model, optimizer = start()
+    step(model, optimizer)
+    ckpt.save(tmp_path / "a", model=model, optimizer=optimizer)
+    other, fresh = start()
+    ckpt.restore(tmp_path / "a", model=other, optimizer=fresh)
+    step(model, optimizer)
+    step(other, fresh)
+    assert same(values(model), values(other))
+
+
+def test_a_fresh_optimizer_inside_of_a_container_is_refused(tmp_path: Path):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    ckpt.save(tmp_path / "a", state={"optimizer": optimizer})
+    fresh = torch.optim.SGD(model.parameters(), momentum=0.9)
+    with pytest.raises(ckpt.StructureMismatch, match="momentum_buffer"):
+        ckpt.restore(tmp_path / "a", state={"optimizer": fresh})

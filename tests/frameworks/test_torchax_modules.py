@@ -1,0 +1,406 @@
+"""torchax: modules on JAX arrays, saved and truly restored, under the names of the bare ones.
+
+The cases are numbered as in the list of what an adapter for torchax must pass.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+nets = pytest.importorskip("tests.support.torchax_nets")
+from torch import nn  # noqa: E402
+
+import ckpt_core as ckpt  # noqa: E402
+from ckpt_core._background.pending import Pending  # noqa: E402
+from ckpt_torchax import ADAPTER  # noqa: E402
+from tests.support.paths import INTEGRATIONS  # noqa: E402
+from tests.support.torchax_cases import (  # noqa: E402
+    Holder,
+    make_env,  # noqa: F401 (fixtures)
+    tensor,
+    torchax,
+)
+from tests.support.torchax_nets import Net, batch, jax_jit, net, same, torch_view, values  # noqa: E402
+
+# ------------------------------------------------------------------------------- modules
+
+
+def test_02_buffers_come_back_and_non_persistent_ones_stay(tmp_path: Path):
+    model = net(0)
+    model.norm.running_mean.add_(3)
+    model.norm.num_batches_tracked.add_(7)
+    ckpt.save(tmp_path / "a", model=model)
+    other = net(1)
+    other.table.add_(5)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(values(model), values(other))
+    assert other.norm.num_batches_tracked.jax().dtype == jnp.int32
+    assert int(other.norm.num_batches_tracked.jax()) == 7
+    assert other.table.jax().tolist() == [5, 6, 7]
+
+
+def test_02_counters_are_int64_where_jax_has_them(tmp_path: Path):
+    with jax.enable_x64(True):
+        model = net(0)
+        model.norm.num_batches_tracked._elem = jnp.asarray(2**40)
+        assert model.norm.num_batches_tracked.jax().dtype == jnp.int64
+        ckpt.save(tmp_path / "a", model=model)
+        other = net(1)
+        ckpt.restore(tmp_path / "a", model=other)
+        assert int(other.norm.num_batches_tracked.jax()) == 2**40
+
+
+def test_03_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path):
+    model = net(0, tied=True)
+    ckpt.save(tmp_path / "a", model=model)
+    leaves = {leaf.path: leaf for leaf in ckpt.inspect(tmp_path / "a").items["model"].leaves}
+    assert "head.weight" not in leaves
+    assert leaves["embed.weight"].bytes == 11 * 8 * 4
+    assert leaves["_tied_weights/embed.weight/head.weight"].kind == "bool"
+    other = net(1, tied=True)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert other.head.weight is other.embed.weight
+    assert same(values(model), values(other))
+
+
+def test_03_one_array_under_two_parameters_is_stored_once(tmp_path: Path):
+    model = net(0)
+    model.head.weight._elem = model.embed.weight.jax()
+    ckpt.save(tmp_path / "a", model=model)
+    paths = [leaf.path for leaf in ckpt.inspect(tmp_path / "a").items["model"].leaves]
+    assert "head.weight" not in paths
+
+
+def test_03_a_tied_checkpoint_fills_an_untied_model_and_says_so(tmp_path: Path):
+    model = net(0, tied=True)
+    ckpt.save(tmp_path / "a", model=model)
+    other = net(1)
+    with pytest.warns(UserWarning, match=r"head\.weight = embed\.weight.*tie them again"):
+        ckpt.restore(tmp_path / "a", model=other)
+    assert same(values(model), values(other))
+    assert other.head.weight is not other.embed.weight
+
+
+def test_03_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
+    model = net(0)
+    ckpt.save(tmp_path / "a", model=model)
+    other = net(1, tied=True)
+    with pytest.warns(UserWarning, match="were two with other values"):
+        ckpt.restore(tmp_path / "a", model=other)
+    assert other.head.weight.jax().tolist() == model.embed.weight.jax().tolist()
+
+    model.head.weight._elem = jnp.array(model.embed.weight.jax())
+    ckpt.save(tmp_path / "b", model=model)
+    ckpt.restore(tmp_path / "b", model=other)  # equal: nothing to say
+    assert other.head.weight is other.embed.weight
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_03_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
+    """What `only=` leaves out stays, also where it was tied to what it takes, or not."""
+
+    def make(seed: int, tied: bool = False) -> Any:
+        torch.manual_seed(seed)
+        return Net(tied) if plain else net(seed, tied=tied)
+
+    model, other = make(0, tied=True), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    before = values(other)
+    ckpt.restore(tmp_path / "a", model=other, only="norm.*")
+    assert values(other)["head.weight"].tolist() == before["head.weight"].tolist()
+    with pytest.warns(UserWarning, match="tied when saved"):
+        ckpt.restore(tmp_path / "a", model=other, only="embed.*")
+    assert same(values(other), values(model))
+
+
+def test_04_objects_that_were_made_before_see_the_new_values(tmp_path: Path):
+    model = net(0).eval()
+    tokens, _ = batch(0)
+    ckpt.save(tmp_path / "a", model=model)
+    other = net(1).eval()
+    jitted = torchax.interop.JittableModule(other)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    objects = dict(other.named_parameters()) | dict(other.named_buffers())
+    before = jitted(tokens).jax()
+    ckpt.restore(tmp_path / "a", model=other)
+    now = dict(other.named_parameters()) | dict(other.named_buffers())
+    assert all(now[name] is objects[name] for name in objects)
+    assert not np.allclose(jitted(tokens).jax(), before)
+    np.testing.assert_allclose(jitted(tokens).jax(), model(tokens).jax(), rtol=1e-6)
+    weight = model.head.weight.jax()
+    other.head.weight.grad = torch.ones_like(other.head.weight)
+    optimizer.step()
+    np.testing.assert_array_equal(other.head.weight.jax(), weight - 1)
+
+
+def mismatch(target: nn.Module, path: Path) -> list[tuple[str, str]]:
+    """What a restore complains about; and the module is as it was."""
+    before = values(target)
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(path, model=target)
+    assert same(before, values(target))
+    return [(entry.path, entry.kind) for entry in caught.value.mismatches]
+
+
+def test_05_everything_is_compared_before_anything_is_set(tmp_path: Path):
+    ckpt.save(tmp_path / "a", model=net(0))
+
+    wrong_shape = net(1)
+    wrong_shape.head = nn.Linear(8, 12, bias=False).to("jax")
+    assert mismatch(wrong_shape, tmp_path / "a") == [("head.weight", "shape")]
+
+    wrong_dtype = net(1)
+    wrong_dtype.head.weight._elem = wrong_dtype.head.weight.jax().astype(jnp.bfloat16)
+    assert mismatch(wrong_dtype, tmp_path / "a") == [("head.weight", "dtype")]
+
+    more = net(1)
+    more.extra = nn.Linear(2, 2, bias=False).to("jax")
+    assert mismatch(more, tmp_path / "a") == [("extra.weight", "missing")]
+
+    fewer = net(1)
+    del fewer.norm
+    assert ("norm.weight", "unexpected") in mismatch(fewer, tmp_path / "a")
+    ckpt.restore(tmp_path / "a", model=fewer, unexpected="ignore")
+    kept = np.array(more.extra.weight.jax())
+    ckpt.restore(tmp_path / "a", model=more, missing="keep")
+    np.testing.assert_array_equal(more.extra.weight.jax(), kept)
+
+
+JAX_DTYPES = [
+    *("bool_", "int4", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e5m2"),
+]
+
+
+@pytest.mark.parametrize("dtype", JAX_DTYPES)
+def test_06_dtypes(tmp_path: Path, dtype: str):
+    array = jnp.asarray([[0, 1, 2], [3, -2 if "u" not in dtype else 2, 1]]).astype(
+        getattr(jnp, dtype)
+    )
+    holder = Holder(tensor(array), buffer=True)
+    ckpt.save(tmp_path / "a", model=holder)
+    other = Holder(tensor(jnp.zeros_like(array)), buffer=True)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert other.x.jax().dtype == array.dtype
+    assert np.asarray(other.x.jax()).tobytes() == np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_06_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
+    with jax.enable_x64(True):
+        array = jnp.asarray([2**40], dtype)
+        holder = Holder(tensor(array), buffer=True)
+        ckpt.save(tmp_path / "a", model=holder)
+        ckpt.restore(tmp_path / "a", model=Holder(tensor(array * 0), buffer=True))
+    narrow = Holder(tensor(jnp.zeros(1, jax.dtypes.canonicalize_dtype(dtype))), buffer=True)
+    assert mismatch(narrow, tmp_path / "a") == [("x", "dtype")]
+    if "int" in dtype:
+        with pytest.raises(ckpt.StructureMismatch, match="1099511627776"):
+            ckpt.restore(tmp_path / "a", model=narrow, cast=True)
+    kept = ckpt.load(tmp_path / "a", as_numpy=True)["model"]["x"]
+    assert (kept.dtype.name, kept[0]) == (dtype, 2**40)
+    with pytest.raises(ckpt.CheckpointError, match="as_numpy=True"):
+        ckpt.load(tmp_path / "a")
+
+
+def test_07_a_view_is_set_through_its_parent(tmp_path: Path):
+    parent = tensor(jnp.arange(6.0).reshape(2, 3))
+    holder = Holder(parent[0], buffer=True)
+    assert type(holder.x).__name__ == "View"
+    ckpt.save(tmp_path / "a", model=holder)
+    other_parent = tensor(jnp.zeros((2, 3)))
+    other = Holder(other_parent[0], buffer=True)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert other.x.jax().tolist() == [0, 1, 2]
+    assert other_parent.jax().tolist() == [[0, 1, 2], [0, 0, 0]]
+
+
+def test_08_donation_right_after_a_save(tmp_path: Path):
+    model = net(0)
+    before = values(model)
+    weights = dict(model.named_parameters())
+    step = jax_jit(
+        lambda weights: {name: w + 1 for name, w in weights.items()},
+        kwargs_for_jax_jit={"donate_argnums": (0,)},
+    )
+    pending = ckpt.save_async(tmp_path / "a", model=model)
+    weights = step(weights)
+    pending.result()
+    assert model.head.weight.jax().is_deleted()
+    saved = ckpt.load(tmp_path / "a", as_numpy=True)["model"]
+    assert same({name: saved[name] for name in before}, before)
+
+    with pytest.raises(
+        ckpt.UnsupportedLeaf, match=r"embed\.weight: its array was donated.*weights"
+    ):
+        ckpt.save(tmp_path / "b", model=model)
+    ckpt.save(tmp_path / "b", model={**weights, **dict(model.named_buffers())}, overwrite=True)
+    ckpt.restore(tmp_path / "a", model=model)  # a dead module can be filled again
+    assert same(values(model), before)
+
+
+def test_09_memory_that_the_user_writes_to_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    holder = Holder(tensor(np.full(1000, 7, np.float32)))
+    plain = Holder(torch.full((1000,), 7.0))
+    changed, run_save = threading.Event(), Pending._run
+
+    def wait_and_save(pending: Any) -> None:
+        assert changed.wait(30)
+        run_save(pending)
+
+    monkeypatch.setattr(Pending, "_run", wait_and_save)
+    pending = ckpt.save_async(tmp_path / "a", jax=holder, plain=plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the memory is not writable, and writes
+        alias = holder.x.cpu()
+        alias.mul_(0)
+        plain.x.data.mul_(0)
+    changed.set()
+    pending.result()
+    assert float(holder.x.jax().max()) == 0, "torchax no longer aliases: this test tests nothing"
+    saved = ckpt.load(tmp_path / "a", as_numpy=True)
+    assert saved["jax"]["x"].min() == 7
+    assert saved["plain"]["x"].min() == 7
+
+
+# ------------------------------------------------------------------------ names and kinds
+
+
+def test_18_torchax_on_for_a_while_or_not_at_all(env: Any, tmp_path: Path):
+    model = net(0)
+    ckpt.save(tmp_path / "on", model=model)
+    torchax.disable_globally()
+    try:
+        with env:
+            ckpt.save(tmp_path / "with", model=model)
+            other = net(1)
+        ckpt.save(tmp_path / "off", model=model)
+        for name in ("on", "with", "off"):
+            ckpt.restore(tmp_path / name, model=other)
+            assert same(values(model), values(other))
+            other.head.weight._elem = other.head.weight.jax() * 0
+    finally:
+        torchax.enable_globally()
+
+
+def test_19_wrapped_modules_have_the_names_of_the_bare_one(tmp_path: Path):
+    model = net(0)
+    ckpt.save(tmp_path / "bare", model=model)
+    names = [leaf.path for leaf in ckpt.inspect(tmp_path / "bare").items["model"].leaves]
+    for label, wrapped in {
+        "jittable": torchax.interop.JittableModule(model),
+        "compiled": torchax.compile(model),
+        "state_dict": model.state_dict(),
+        "dict": {**dict(model.named_parameters()), **model.state_dict()},
+    }.items():
+        ckpt.save(tmp_path / label, model=wrapped)
+        leaves = ckpt.inspect(tmp_path / label).items["model"].leaves
+        assert sorted(leaf.path for leaf in leaves) == sorted(names), label
+        other = net(1)
+        ckpt.restore(tmp_path / label, model=torchax.interop.JittableModule(other))
+        assert same(values(model), values(other))
+
+
+def test_19_scanned_modules(tmp_path: Path):
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("jax") for _ in range(3)]
+        return torchax.train.ScannedModule(layers)
+
+    model, other = make(0), make(1)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other)
+    assert same(values(model), values(other))
+    paths = {leaf.path for leaf in ckpt.inspect(tmp_path / "a").items["model"].leaves}
+    assert "params.0___weight" in paths
+
+
+def test_19_a_state_dict_comes_back_with_its_versions(tmp_path: Path):
+    state, target = net(0).state_dict(), net(1).state_dict()
+    ckpt.save(tmp_path / "a", state)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]
+    assert restored._metadata["norm"] == {"version": 2}
+    for name, value in restored.items():
+        assert value is target[name]
+        np.testing.assert_array_equal(value.jax(), state[name].jax())
+
+
+class WithExtra(nn.Module):
+    def __init__(self, extra: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+        self.register_buffer("nothing", None)
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_20_extra_state_and_none(tmp_path: Path):
+    extra = {"seen": 3, "text": "ü", "none": None, "t": torch.arange(3), "pair": (1.5, [True])}
+    model = nn.Sequential(WithExtra(extra)).to("jax")
+    ckpt.save(tmp_path / "a", model=model)
+    other = nn.Sequential(WithExtra({})).to("jax")
+    ckpt.restore(tmp_path / "a", model=other)
+    got = other[0].extra
+    assert got["t"].tolist() == [0, 1, 2]
+    assert {name: got[name] for name in extra if name != "t"} == {
+        name: extra[name] for name in extra if name != "t"
+    }
+    assert other[0].nothing is None
+
+
+def test_22_many_parameters_and_strange_names(tmp_path: Path):
+    shapes = [(), (0, 3)]
+    arrays = jax.device_put([np.zeros(shapes[index % 2]) for index in range(20_000)])
+    model = nn.Module()
+    for index, array in enumerate(arrays):
+        model.register_buffer(f"p{index}", torch_view(array))
+    secs = min(timed(lambda: ADAPTER.get_state(model)) for _ in range(5))
+    assert len(ADAPTER.get_state(model)) == 20_000
+    assert secs < 0.2
+
+    # "." cannot be in the name of a parameter, and is in that of a dictionary's entry
+    names = ["a.b", "a/b", "x___y", "~", "ü-日本", " "]
+    tree = {name: tensor(jnp.full((), float(i))) for i, name in enumerate(names)}
+    tree["empty"] = tensor(jnp.zeros((0, 3)))
+    ckpt.save(tmp_path / "a", tree)
+    zeros = {name: tensor(jnp.zeros_like(value.jax())) for name, value in tree.items()}
+    restored = ckpt.load(tmp_path / "a", zeros)
+    assert [float(restored[name].jax()) for name in names] == [0, 1, 2, 3, 4, 5]
+    assert restored["empty"].jax().shape == (0, 3)
+
+
+def timed(action: Any) -> float:
+    started = time.thread_time()  # of this thread: the machine may be busy
+    action()
+    return time.thread_time() - started
+
+
+def test_23_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
+    """Why the README says to restore before compiling: torchax's way, not ours to change."""
+    model, other = net(0).eval(), net(1).eval()
+    ckpt.save(tmp_path / "a", model=model)
+    tokens, _ = batch(0)
+    closure = jax_jit(lambda x: other(x))
+    before = closure(tokens).jax()
+    ckpt.restore(tmp_path / "a", model=other)
+    np.testing.assert_array_equal(closure(tokens).jax(), before)
+    np.testing.assert_allclose(other(tokens).jax(), model(tokens).jax(), rtol=1e-6)
+    readme = INTEGRATIONS / "torchax" / "README.md"
+    assert "baked" in readme.read_text()

@@ -1,0 +1,410 @@
+"""torchax: random keys, optimizers, sharded models, and whole trainings go on exactly.
+
+The cases are numbered as in the list of what an adapter for torchax must pass.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+torch = pytest.importorskip("torch")
+nets = pytest.importorskip("tests.support.torchax_nets")
+from torch import nn  # noqa: E402
+
+import ckpt_core as ckpt  # noqa: E402
+from tests.support.torchax_cases import (  # noqa: E402
+    Holder,
+    make_env,  # noqa: F401 (fixtures)
+    tensor,
+    torchax,
+)
+from tests.support.torchax_nets import Net, batch, call_jax, jax_jit, net, same, values  # noqa: E402
+
+F = nn.functional
+
+
+# -------------------------------------------------------------------------------- random
+
+
+def test_10_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
+    torchax.disable_globally()
+    caught: list[BaseException] = []
+
+    def work(action: Any) -> None:
+        try:
+            action()
+        except BaseException as error:
+            caught.append(error)
+
+    def in_thread(action: Any) -> None:
+        thread = threading.Thread(target=work, args=(action,), name="saver")
+        thread.start()
+        thread.join()
+
+    in_thread(lambda: ckpt.save(tmp_path / "a", env=env))
+    assert isinstance(caught.pop(), ckpt.CheckpointError)
+    assert not (tmp_path / "a").exists()
+    ckpt.save(tmp_path / "a", env=env)
+    in_thread(lambda: ckpt.restore(tmp_path / "a", env=env))
+    assert "thread 'saver' has a torchax random key of its own" in str(caught.pop())
+
+    def trained_here() -> None:
+        env.manual_seed(5)
+        ckpt.save(tmp_path / "b", env=env)
+
+    in_thread(trained_here)
+    assert caught == []
+    key = ckpt.load(tmp_path / "b")["env"]["prng"]
+    assert key.tolist() == jax.random.PRNGKey(5).tolist()
+    torchax.enable_globally()
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_11_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
+    env.param.prng = jax.random.key(3) if typed else jax.random.PRNGKey(3)
+    ones = tensor(jnp.ones(1000))
+    F.dropout(ones)
+    ckpt.save(tmp_path / "a", env=env)
+    expected = [F.dropout(ones).jax().tolist() for _ in range(3)]
+    env.manual_seed(9) if typed else setattr(env.param, "prng", jax.random.key(9))
+    ckpt.restore(tmp_path / "a", env=env)
+    assert jax.dtypes.issubdtype(env.param.prng.dtype, jax.dtypes.prng_key) == typed
+    assert [F.dropout(ones).jax().tolist() for _ in range(3)] == expected
+
+
+def test_11_a_leaked_tracer_is_reported(env: Any, tmp_path: Path):
+    ckpt.save(tmp_path / "good", env=env)
+    jax_jit(lambda x: F.dropout(x))(tensor(jnp.ones(4)))
+    assert isinstance(env.param.prng, jax.core.Tracer), "torchax is mended: test that it saves"
+    with pytest.raises(ckpt.CheckpointError, match=r"is a tracer.*Upgrade torchax"):
+        ckpt.save(tmp_path / "a", env=env)
+    ckpt.restore(tmp_path / "good", env=env)
+    assert not isinstance(env.param.prng, jax.core.Tracer)
+
+
+# ----------------------------------------------------------------------------- optimizers
+
+
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(1e-3),
+    "chain": lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
+    "multi_steps": lambda: optax.MultiSteps(optax.adam(1e-3), 2),
+    "inject": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
+    "masked": lambda: optax.masked(optax.adam(1e-3), {"embed.weight": True, "head.weight": False}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_12_optax_states_with_torchax_leaves(tmp_path: Path, name: str):
+    model = net(0)
+    weights = {"embed.weight": model.embed.weight, "head.weight": model.head.weight}
+    init = OPTIMIZERS[name]().init
+    state = jax.tree.map(lambda leaf: leaf + 1, call_jax(init, weights))
+    ckpt.save(tmp_path / "a", weights=weights, opt_state=state)
+    fresh = call_jax(init, weights)
+    restored = ckpt.restore(tmp_path / "a", opt_state=fresh)
+    assert jax.tree.structure(restored["opt_state"]) == jax.tree.structure(state)
+    pairs = zip(*map(jax.tree.leaves, (restored["opt_state"], state, fresh)), strict=True)
+    for one, other, target in pairs:
+        assert type(one) is type(other) is torchax.tensor.Tensor
+        assert one is target, "set in place"
+        assert one.jax().dtype == other.jax().dtype
+        np.testing.assert_array_equal(one.jax(), other.jax())
+
+
+def torch_optimizer(model: Any) -> tuple[Any, list[Any]]:
+    groups = [
+        {"params": [model.embed.weight], "lr": 0.1},
+        {"params": [model.head.weight, model.norm.weight], "betas": (0.8, 0.9)},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]),
+    ]
+    return optimizer, schedulers
+
+
+def run(model: Any, optimizer: Any, schedulers: list[Any], steps: range) -> None:
+    """Steps with gradients made by hand: F.linear has no autograd in torchax."""
+    for step in steps:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                numbers = np.random.default_rng(step).normal(size=tuple(parameter.shape))
+                array = numbers.astype(np.float32)
+                on_jax = isinstance(parameter, torchax.tensor.Tensor)
+                parameter.grad = tensor(array) if on_jax else torch.from_numpy(array)
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+
+
+@pytest.mark.parametrize("on_jax", [True, False])
+def test_13_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
+    def start(seed: int) -> tuple[Any, Any, list[Any]]:
+        if on_jax:
+            model = net(seed)
+        else:
+            torch.manual_seed(seed)
+            model = Net()
+        return model, *torch_optimizer(model)
+
+    more = range(4, 14) if not on_jax else range(4, 8)  # torchax compiles anew for each step
+    model, optimizer, schedulers = start(0)
+    run(model, optimizer, schedulers, range(4))
+    items = {"model": model, "optimizer": optimizer, "schedulers": schedulers}
+    pending = ckpt.save_async(tmp_path / "a", **items)
+    run(model, optimizer, schedulers, more)
+    pending.result()
+
+    saved = ckpt.load(tmp_path / "a", as_numpy=True)["optimizer"]
+    assert set(saved["state"]) == {0, 1, 2}
+    assert float(saved["state"][0]["step"]) == 4, "shared with the live optimizer"
+    assert saved["param_groups"][1]["betas"] == (0.8, 0.9)
+    assert saved["param_groups"][0]["foreach"] is None
+
+    other, fresh, fresh_schedulers = start(1)
+    targets = {"model": other, "optimizer": fresh, "schedulers": fresh_schedulers}
+    assert fresh.state_dict()["state"] == {}
+    ckpt.restore(tmp_path / "a", **targets)
+    assert list(fresh.state_dict()["state"]) == [0, 1, 2]
+    assert type(fresh.state_dict()["state"][0]["step"]) is torch.Tensor
+    assert isinstance(fresh_schedulers[2].milestones, collections.Counter)
+    run(other, fresh, fresh_schedulers, more)
+    assert same(values(model), values(other))
+    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_13_an_optimizer_of_other_parameters_is_refused(tmp_path: Path):
+    model = net(0)
+    optimizer, _ = torch_optimizer(model)
+    run(model, optimizer, [], range(1))
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    one_group = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ckpt.StructureMismatch, match="groups of"):
+        ckpt.restore(tmp_path / "a", optimizer=one_group)
+    model.head = nn.Linear(8, 12, bias=False).to("jax")
+    wider, _ = torch_optimizer(model)
+    with pytest.raises(ckpt.StructureMismatch, match="state/1/exp_avg: shape"):
+        ckpt.restore(tmp_path / "a", optimizer=wider)
+    assert wider.state_dict()["state"] == {}
+
+
+# ------------------------------------------------------------------------------- sharding
+
+
+def shard(module: nn.Module, count: int) -> nn.Module:
+    """FSDP by hand: each tensor with a dimension that 8 divides, over `count` devices."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), ("data",))
+    for parameter in [*module.parameters(), *module.buffers()]:
+        spec = jax.P(*["data" if size % 8 == 0 else None for size in parameter.shape][:1])
+        parameter.apply_jax_(jax.device_put, jax.NamedSharding(mesh, spec))
+    return module
+
+
+def wide(seed: int) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32)).to("jax")
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_14_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: int):
+    model = shard(wide(0), 4)
+    ckpt.save(tmp_path / "a", model=model)
+    other = shard(wide(1), count)
+    shardings = {name: value.jax().sharding for name, value in other.state_dict().items()}
+    ckpt.restore(tmp_path / "a", model=other)
+    assert {name: v.jax().sharding for name, v in other.state_dict().items()} == shardings
+    assert len(other[0].weight.jax().sharding.device_set) == count
+    assert same(values(model), values(other))
+
+
+def test_14_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
+    def start(count: int) -> tuple[Any, Any]:
+        model = shard(nn.Linear(8, 16, bias=False).to("jax"), count)
+        return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+
+    model, optimizer = start(4)
+    model.weight.grad = torchax.tensor.Tensor(model.weight.jax() * 2, torchax.default_env())
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    moments = optimizer.state[model.weight]["momentum_buffer"].jax()
+    for count in (2, 8):
+        other, fresh = start(count)
+        ckpt.restore(tmp_path / "a", optimizer=fresh)
+        restored = fresh.state[other.weight]["momentum_buffer"].jax()
+        assert restored.sharding == other.weight.jax().sharding
+        np.testing.assert_array_equal(restored, moments)
+
+
+def test_13_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
+    on_cpu = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.AdamW(on_cpu.parameters())
+    on_cpu.weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    ckpt.save(tmp_path / "a", optimizer=optimizer)
+    model = nn.Linear(4, 3, bias=False).to("jax")
+    fresh = torch.optim.AdamW(model.parameters())
+    ckpt.restore(tmp_path / "a", optimizer=fresh)
+    state = fresh.state[model.weight]
+    assert type(state["exp_avg"]) is torchax.tensor.Tensor
+    assert type(state["step"]) is torch.Tensor, "torch counts on the CPU"
+    ckpt.save(tmp_path / "b", optimizer=fresh)
+    back = torch.optim.AdamW(on_cpu.parameters())
+    ckpt.restore(tmp_path / "b", optimizer=back)
+    assert type(back.state[on_cpu.weight]["exp_avg"]) is torch.Tensor
+    assert torch.equal(
+        back.state[on_cpu.weight]["exp_avg"], optimizer.state[on_cpu.weight]["exp_avg"]
+    )
+
+
+# ------------------------------------------------------------------------------ the article
+
+
+def test_01_what_the_article_does_restores_nothing_and_we_restore_all(env: Any, tmp_path: Path):
+    """`param._jax_array = ...` makes an attribute that nobody reads."""
+    model, other = net(0), net(1)
+    saved, before = values(model), values(other)
+    for name, parameter in other.named_parameters():
+        parameter._jax_array = saved[name]
+    assert same(values(other), before)
+
+    ckpt.save(tmp_path / "a", model=model, env=env)
+    ckpt.restore(tmp_path / "a", model=other, env=env)
+    assert same(values(other), saved)
+
+
+def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
+    """Parameters, buffers, optimizer state and key: leave any out, and the losses differ."""
+    optimizer = optax.adamw(1e-2)
+
+    def start(seed: int) -> tuple[Any, Any, Any, Any]:
+        env.manual_seed(seed)
+        model = net(seed)
+        weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        return model, weights, buffers, call_jax(optimizer.init, weights)
+
+    def train(model: Any, weights: Any, buffers: Any, state: Any, steps: range) -> Any:
+        update, losses = nets.make_update(model, optimizer), []
+        for step in steps:
+            loss, weights, state = update(weights, buffers, state, *batch(step))
+            losses.append(float(loss))
+        return losses, weights, state
+
+    model, weights, buffers, state = start(0)
+    _, weights, state = train(model, weights, buffers, state, range(2))
+    items = {"model": {**weights, **buffers}, "opt": state, "env": env}
+    # only what state_dict names: the non-persistent buffer is the code's
+    items["model"] = {name: items["model"][name] for name in model.state_dict()}
+    ckpt.save(tmp_path / "a", **items)
+    expected, _, _ = train(model, weights, buffers, state, range(2, 4))
+    for left_out in [None, "model", "opt", "env"]:
+        model, weights, buffers, state = start(1)
+        targets = {"model": model, "opt": state, "env": env}
+        targets.pop(left_out, None)
+        ckpt.restore(tmp_path / "a", **targets)
+        losses, _, _ = train(model, weights, buffers, state, range(2, 4))
+        assert (losses == expected) == (left_out is None), left_out
+
+
+def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
+    """Orbax's own, as the article's script writes it: weights by name, and two numbers."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+    model, other = net(0), net(1)
+    weights = {name: value.jax() for name, value in model.state_dict().items()}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"weights": weights, "epoch": 2, "global_step": 200})
+    target = {"weights": other, "epoch": 0, "global_step": 0}
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"weights: load changes nothing.*restore"):
+        ckpt.load(tmp_path / "a", target)
+    restored = ckpt.restore(tmp_path / "a", state=target)["state"]
+    assert restored["weights"] is other
+    assert int(restored["global_step"]) == 200
+    assert same(values(model), values(other))
+    ckpt.save(tmp_path / "b", model=model)
+    with ocp.StandardCheckpointer() as checkpointer:
+        theirs = checkpointer.restore(tmp_path / "b" / "model")
+    assert same({name: np.asarray(value) for name, value in theirs.items()}, values(model))
+
+
+def test_13_text_keys_of_other_tools_become_ints(tmp_path: Path):
+    """With the keys "0", "1" torch itself takes the state, and begins with zero moments."""
+    ocp = pytest.importorskip("orbax.checkpoint")
+
+    def start() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    model, optimizer = start()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    moments = {
+        str(i): {"momentum_buffer": state["momentum_buffer"].numpy()}
+        for i, state in optimizer.state_dict()["state"].items()
+    }
+    groups = [{"lr": 0.1, "momentum": 0.9, "params": [0, 1]}]
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "a", {"state": moments, "param_groups": groups})
+    _, fresh = start()
+    ckpt.restore(tmp_path / "a", state=fresh, missing="keep")
+    state = fresh.state_dict()["state"]
+    assert list(state) == [0, 1]
+    assert torch.equal(
+        state[0]["momentum_buffer"], torch.from_numpy(moments["0"]["momentum_buffer"])
+    )
+    assert fresh.param_groups[0]["lr"] == 0.1
+
+
+def test_tpu_tensors_are_refused_by_type(tmp_path: Path):
+    class Tensor(torch.Tensor):
+        __module__ = "torch_tpu.tensor"
+
+    with pytest.raises(ckpt.UnsupportedLeaf, match="TorchTPU tensors are not supported") as caught:
+        ckpt.save(tmp_path / "a", model=Holder(torch.zeros(2).as_subclass(Tensor), buffer=True))
+    assert caught.value.type_name.endswith("Tensor")
+    assert "x: " in str(caught.value)
+
+
+def test_only_parameters(tmp_path: Path):
+    model, other = net(0), net(1)
+    model.norm.running_mean.add_(1)
+    ckpt.save(tmp_path / "a", model=model)
+    ckpt.restore(tmp_path / "a", model=other, only=nn.Parameter)
+    np.testing.assert_array_equal(other.head.weight.jax(), model.head.weight.jax())
+    assert float(other.norm.running_mean.jax().sum()) == 0
+    ckpt.restore(tmp_path / "a", model=other, only="norm.*")
+    assert float(other.norm.running_mean.jax().sum()) == 8
+
+
+def test_the_directory_has_the_anatomy_of_the_article(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path, step_prefix="step", max_to_keep=3) as run_:
+        run_.save(100, net(0))
+    step = tmp_path / "step_100"
+    assert (step / "commit_success.txt").is_file()
+    item = step / "state"
+    for name in (
+        "_METADATA",
+        "_sharding",
+        "array_metadatas",
+        "d",
+        "manifest.ocdbt",
+        "ocdbt.process_0",
+    ):
+        assert (item / name).exists(), name
+    # as the article says: metadata that tells the structure, in JSON
+    tree = json.loads((item / "_METADATA").read_text())["tree_metadata"]
+    assert any("head.weight" in key for key in tree)
+    assert ml_dtypes  # registers the dtypes that leaves are named after

@@ -1,0 +1,203 @@
+"""What one save may cost in files, calls and lines: the house stays small enough to be read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import INTEGRATIONS, PACKAGE
+
+SOURCES = [PACKAGE, *sorted(INTEGRATIONS.glob("*/ckpt_*"))]
+
+# path -> files, functions and changes of file that it may enter or make, of three leaves
+BUDGETS = {
+    "save": (21, 115, 112),
+    "load": (51, 182, 182),
+    "load with a target": (53, 202, 212),
+    "restore_latest of an NNX model": (69, 278, 273),
+    "Checkpointer.save": (43, 205, 228),
+    "Checkpointer.save with two tiers": (48, 245, 435),
+}
+# leaf of so many bytes -> Python calls for each further one, of a save and of a load
+CALLS_PER_LEAF = {16: (14, 32), 1024: (14, 36), 4 * 2**20: (32, 110)}
+MOST_MODULE_LINES = 400
+MOST_FUNCTION_LINES = 60
+
+# Runs in an interpreter of its own: the profiler sees only threads that start after it, and a
+# pool that an earlier test has started would work out of its sight.
+COUNT = """
+import json, os, sys, threading
+
+counting = False
+calls, functions, moves, last = {}, set(), [0], {}
+package = None
+INLINED = {"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>"}
+
+def profile(frame, event, argument):
+    if not counting or event != "call":
+        return
+    code = frame.f_code
+    name = code.co_filename
+    if not name.startswith(package) or code.co_name in INLINED:
+        return
+    calls[name] = calls.get(name, 0) + 1
+    functions.add((name, code.co_qualname))
+    thread = threading.get_ident()
+    if last.get(thread, name) != name:
+        moves[0] += 1
+    last[thread] = name
+
+threading.setprofile(profile)
+sys.setprofile(profile)
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+import ckpt_core as ckpt
+package = os.path.dirname(ckpt.__file__) + os.sep
+root = sys.argv[1]
+quick = ckpt.Options(persist_policy=ckpt.when.every_steps(2))
+
+def count(work):
+    global counting
+    calls.clear(), functions.clear(), last.clear()
+    moves[0] = 0
+    counting = True
+    work()
+    counting = False
+    return {"calls": dict(calls), "functions": len(functions), "moves": moves[0]}
+
+def tree(leaves, size=1024):
+    return {f"leaf{i:03}": jnp.full(size // 4, float(i)) for i in range(leaves)}
+
+model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+ckpt.save(f"{root}/warm", tree(3))
+ckpt.load(f"{root}/warm", tree(3))
+one = ckpt.Checkpointer(f"{root}/one")
+two = ckpt.Checkpointer(f"{root}/two", local_directory=f"{root}/local", options=quick)
+for step in range(3):
+    for checkpointer in (one, two):
+        checkpointer.save(step, tree(3))
+        checkpointer.wait_until_finished()
+with ckpt.Checkpointer(f"{root}/nnx") as checkpointer:
+    checkpointer.save(0, model=model)
+ckpt.Checkpointer(f"{root}/nnx", read_only=True).restore_latest(model=model)
+trainer = ckpt.Checkpointer(f"{root}/nnx")
+
+def saved(checkpointer, step):
+    checkpointer.save(step, tree(3))
+    checkpointer.wait_until_finished()
+
+paths = {
+    "save": count(lambda: ckpt.save(f"{root}/of3", tree(3))),
+    "load": count(lambda: ckpt.load(f"{root}/of3")),
+    "load with a target": count(lambda: ckpt.load(f"{root}/of3", tree(3))),
+    "restore_latest of an NNX model": count(lambda: trainer.restore_latest(model=model)),
+    "Checkpointer.save": count(lambda: saved(one, 4)),
+    "Checkpointer.save with two tiers": count(lambda: saved(two, 4)),
+}
+leaves = {}
+for size in (16, 1024, 4 * 2**20):
+    few, many = (10, 20) if size > 2**20 else (100, 300)
+    found = []
+    for number in (few, many):
+        path = f"{root}/{size}-{number}"
+        found.append(count(lambda: ckpt.save(path, tree(number, size)))["calls"])
+        found.append(count(lambda: ckpt.load(path))["calls"])
+    for at in (0, 1):
+        more, less = found[2 + at], found[at]
+        leaves[f"{size} {('save', 'load')[at]}"] = {
+            os.path.relpath(name, package): (more[name] - less.get(name, 0)) / (many - few) for name in more
+        }
+one.close(), two.close(), trainer.close()
+print(json.dumps([paths, leaves]))
+"""
+
+
+@pytest.fixture(scope="module")
+def counts(run_python, tmp_path_factory) -> Any:
+    """What was counted on each path; and the calls for each further leaf, by file."""
+    return run_python(COUNT, str(tmp_path_factory.mktemp("budget")))
+
+
+@pytest.mark.parametrize("path", BUDGETS)
+def test_what_a_path_enters(counts, path):
+    """Files, functions, and how often the next call is into another file."""
+    found = counts[0][path]
+    files = sorted(Path(name).relative_to(PACKAGE).as_posix() for name in found["calls"])
+    assert any(name.startswith(("_save/", "_load/")) for name in files), files
+    entered = (len(files), found["functions"], found["moves"])
+    assert all(a <= b for a, b in zip(entered, BUDGETS[path], strict=True)), (entered, files)
+
+
+@pytest.mark.parametrize("size", CALLS_PER_LEAF)
+def test_calls_per_further_leaf(counts, size):
+    for call, most in zip(("save", "load"), CALLS_PER_LEAF[size], strict=True):
+        per_file = counts[1][f"{size} {call}"]
+        total = sum(per_file.values())
+        largest = sorted(per_file.items(), key=lambda pair: -pair[1])
+        assert 0 < total <= most, (call, total, largest)
+
+
+def modules() -> list[Path]:
+    return [file for folder in SOURCES for file in sorted(folder.rglob("*.py"))]
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function after its signature and docstring."""
+    body = function.body
+    if ast.get_docstring(function, clean=False) is not None:
+        body = body[1:]
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def too_long(source: str, name: str) -> list[str]:
+    """What in a module is longer than it may be, in words."""
+    lines = source.count("\n")
+    found = [f"{name}: {lines} lines"] if lines > MOST_MODULE_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = body_lines(node)
+            if length > MOST_FUNCTION_LINES:
+                found.append(f"{name}:{node.lineno} {node.name}: {length} lines")
+    return found
+
+
+def test_sizes():
+    found = [text for file in modules() for text in too_long(file.read_text(), file.name)]
+    assert found == []
+
+
+def test_the_size_check_can_fail():
+    long = "def f():\n" + "    x = 1\n" * (MOST_FUNCTION_LINES + 1)
+    assert too_long(long, "m") == [f"m:1 f: {MOST_FUNCTION_LINES + 1} lines"]
+    documented = 'def f():\n    """' + "word\n" * 100 + '    """\n    return 1\n'
+    assert too_long(documented, "m") == []
+    assert too_long("x = 1\n" * (MOST_MODULE_LINES + 1), "m") == [
+        f"m: {MOST_MODULE_LINES + 1} lines"
+    ]
+
+
+def report() -> str:
+    """Sizes of modules and functions, for people: `python -m tests.house.test_budget`."""
+    rows: list[str] = []
+    lengths: list[int] = []
+    for file in modules():
+        source = file.read_text()
+        functions = [
+            body_lines(node)
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        lengths += functions
+        name = file.relative_to(PACKAGE.parent).as_posix()
+        rows.append(f"{source.count(chr(10)):5}  {max(functions, default=0):4}  {name}")
+    lengths.sort()
+    tail = f"functions: {len(lengths)}, median {lengths[len(lengths) // 2]} lines, "
+    tail += f"90% within {lengths[len(lengths) * 9 // 10]}, longest {lengths[-1]}"
+    return "\n".join(["lines  longest function", *rows, tail])
+
+
+if __name__ == "__main__":
+    print(report())

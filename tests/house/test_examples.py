@@ -1,0 +1,70 @@
+"""The examples run as a user starts them: in processes of their own, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import EXAMPLES, ROOT
+
+
+def run_example(name: str, *arguments: str) -> str:
+    """What the example prints; it must succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_train_nnx_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    pytest.importorskip("grain")
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run_example("train_nnx.py", "--directory", str(straight), "--steps", "17")
+    assert "starting at step 0" in run_example(
+        "train_nnx.py", "--directory", str(stopped), "--steps", "17"
+    )
+    # the run is over and its last save, of step 16, is there: starting again trains nothing more
+    again = run_example("train_nnx.py", "--directory", str(stopped), "--steps", "17")
+    assert "starting at step 17" in again
+    prints = [json.loads((run / "fingerprint.json").read_text()) for run in (straight, stopped)]
+    assert prints[0] == prints[1]
+
+
+@pytest.mark.slow
+def test_train_nnx_resumes_exactly() -> None:
+    pytest.importorskip("flax")
+    pytest.importorskip("grain")
+    printed = run_example("train_nnx.py", "--check", "--steps", "12")
+    assert "interrupted_at=(9,), resumed_from=(" in printed
+
+
+@pytest.mark.slow
+def test_equinox_train_resumes_exactly() -> None:
+    for needed in ("equinox", "grain", "optax"):
+        pytest.importorskip(needed)
+    printed = run_example("equinox_train.py", "--check", "--steps", "12")
+    assert "interrupted_at=(9,), resumed_from=(" in printed
+
+
+@pytest.mark.slow
+def test_multihost_goes_on_with_fewer_processes(tmp_path: Path) -> None:
+    pytest.importorskip("optax")
+    printed = run_example("multihost.py", "--demo", "--directory", str(tmp_path), "--steps", "20")
+    assert "four processes, one killed after step 12: [" in printed
+    rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
+    assert {row[3] for row in rows} == {"4", "2"}
+    assert float(printed.rpartition(":")[2]) < 1e-3

@@ -1,0 +1,1 @@
+"""Exceptions of signal handlers at any moment."""

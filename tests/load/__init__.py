@@ -1,0 +1,1 @@
+"""Loads and restores: targets, parts, memory, bytes that are read."""

@@ -1,0 +1,148 @@
+"""A load reads what its regions need, once: counted in bytes of data files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ckpt_core as ckpt
+from ckpt_core import Options
+from ckpt_core._layout.chunks import BLOCK_BYTES
+from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
+from ckpt_core._storage import arrays, new_context
+from ckpt_core.testing import assert_same
+from tests.support.units import KIB, MIB
+
+ROWS, COLUMNS = 512, 4096
+ROW_BYTES = COLUMNS * 4
+ALL_BYTES = ROWS * ROW_BYTES
+AN_EIGHTH_OF_ROWS: Region = ((ROWS // 8, ROWS // 4), (0, COLUMNS))
+AN_EIGHTH_OF_COLUMNS: Region = ((0, ROWS), (COLUMNS // 8, COLUMNS // 4))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of every read from a data file."""
+    found: list[int] = []
+    plain = arrays.os.preadv
+
+    def counting(descriptor: int, buffers: Any, offset: int) -> int:
+        found.append(plain(descriptor, buffers, offset))
+        return found[-1]
+
+    monkeypatch.setattr(arrays.os, "preadv", counting)
+    return found
+
+
+@pytest.fixture(scope="module")
+def values() -> np.ndarray[Any, Any]:
+    return np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+
+
+def read_region(path: Path, region: Region, **options: Any) -> np.ndarray[Any, Any]:
+    """What a process reads of which a load wants one region of the only leaf."""
+    opened = open_checkpoint(path)
+    (item,) = opened.items.values()
+    wants = [Want(0, [region])]
+    ((_, parts),) = read_leaves(opened, item, wants, Options(**options), new_context())
+    return parts[region]
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "region", "read_bytes"),
+    [
+        # a block of checksums is the least that can be verified
+        (64 * MIB, AN_EIGHTH_OF_ROWS, BLOCK_BYTES),
+        (64 * MIB, AN_EIGHTH_OF_COLUMNS, ALL_BYTES),
+        (1 * MIB, AN_EIGHTH_OF_ROWS, ALL_BYTES // 8),
+        (1 * MIB, AN_EIGHTH_OF_COLUMNS, ALL_BYTES),
+        # chunks are cut through rows only where they are smaller than a row
+        (ROW_BYTES // 8, AN_EIGHTH_OF_ROWS, ALL_BYTES // 8),
+        (ROW_BYTES // 8, AN_EIGHTH_OF_COLUMNS, ALL_BYTES // 8),
+    ],
+)
+def test_an_eighth_of_an_array(
+    tmp_path: Path,
+    counted: list[int],
+    values: Any,
+    chunk_bytes: int,
+    region: Region,
+    read_bytes: int,
+    checksums: bool,
+):
+    ckpt.save(tmp_path / "a", values, options=Options(chunk_bytes=chunk_bytes))
+    found = read_region(tmp_path / "a", region, checksums=checksums)
+    np.testing.assert_array_equal(found, values[region_slices(region)])
+    assert sum(counted) == read_bytes
+
+
+@pytest.mark.parametrize(
+    ("spec", "region"),
+    [(PartitionSpec("x"), AN_EIGHTH_OF_ROWS), (PartitionSpec(None, "x"), AN_EIGHTH_OF_COLUMNS)],
+)
+def test_a_shard_as_it_was_saved_is_all_that_is_read(
+    tmp_path: Path, counted: list[int], values: Any, devices: Any, spec: Any, region: Region
+):
+    mesh = Mesh(np.array(devices), ("x",))
+    ckpt.save(tmp_path / "a", jax.device_put(values, NamedSharding(mesh, spec)))
+    found = read_region(tmp_path / "a", region)
+    np.testing.assert_array_equal(found, values[region_slices(region)])
+    assert sum(counted) == ALL_BYTES // 8
+
+
+@pytest.mark.parametrize("saved", [None, PartitionSpec("x"), PartitionSpec(None, "x")])
+@pytest.mark.parametrize(
+    "wanted", [PartitionSpec("x"), PartitionSpec(None, "x"), PartitionSpec("x", "y")]
+)
+@pytest.mark.parametrize("chunk_bytes", [64 * MIB, 256 * KIB])
+def test_resharding_reads_everything_once(
+    tmp_path: Path,
+    counted: list[int],
+    values: Any,
+    devices: Any,
+    saved: Any,
+    wanted: Any,
+    chunk_bytes: int,
+):
+    mesh = Mesh(np.array(devices).reshape(2, 4), ("y", "x"))
+    tree = (
+        jnp.asarray(values) if saved is None else jax.device_put(values, NamedSharding(mesh, saved))
+    )
+    ckpt.save(tmp_path / "a", tree, options=Options(chunk_bytes=chunk_bytes))
+    sharding = NamedSharding(mesh, wanted)
+    found = ckpt.load(tmp_path / "a", sharding=sharding)
+    assert found.sharding == sharding
+    np.testing.assert_array_equal(np.asarray(found), values)
+    assert sum(counted) == ALL_BYTES
+
+
+def test_a_compressed_chunk_is_decoded_once(
+    tmp_path: Path, values: Any, devices: Any, monkeypatch: pytest.MonkeyPatch
+):
+    from ckpt_core._load.readers import native
+
+    decoded: list[Region] = []
+    plain = native.read_region
+
+    def counting(array: Any, region: Region, name: str, out: Any) -> Any:
+        decoded.append(region)
+        return plain(array, region, name, out)
+
+    monkeypatch.setattr(native, "read_region", counting)
+    ckpt.save(tmp_path / "a", values, options=Options(compression="zstd", chunk_bytes=4 * MIB))
+    mesh = Mesh(np.array(devices), ("x",))
+    like = jax.ShapeDtypeStruct(
+        values.shape, values.dtype, sharding=NamedSharding(mesh, PartitionSpec(None, "x"))
+    )
+    assert_same(np.asarray(ckpt.load(tmp_path / "a", like)), values)
+    assert len(decoded) == len(set(decoded)) == ALL_BYTES // (4 * MIB)

@@ -1,0 +1,118 @@
+"""Casts between floats happen block by block: the values of astype, and no second copy of the array."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ckpt_core as ckpt
+from ckpt_core._load import assemble
+from tests.support.units import KIB
+
+SHAPE = (256, 520)
+PAIRS = [
+    (np.float32, ml_dtypes.bfloat16),
+    (np.float32, np.float16),
+    (ml_dtypes.bfloat16, np.float32),
+    (np.float16, np.float32),
+    (np.float32, ml_dtypes.float8_e4m3fn),
+    (ml_dtypes.float8_e5m2, ml_dtypes.bfloat16),
+]
+FORMS = {
+    "one chunk": ckpt.Options(),
+    "many chunks": ckpt.Options(chunk_bytes=32 * KIB),
+    "compressed": ckpt.Options(chunk_bytes=32 * KIB, compression="zstd"),
+}
+
+
+def values(dtype) -> np.ndarray:
+    """Small and large ones, those that overflow, and the special ones."""
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal(SHAPE) * 10.0 ** rng.integers(-9, 9, SHAPE)
+    wide.flat[:6] = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e30]
+    with np.errstate(all="ignore"):
+        return wide.astype(dtype)
+
+
+def same_bytes(one, other) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+@pytest.fixture(params=FORMS)
+def saved(request, tmp_path):
+    def save(dtype):
+        ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(dtype))}, options=FORMS[request.param])
+        return tmp_path / "c"
+
+    return save
+
+
+@pytest.mark.parametrize(("stored", "wanted"), PAIRS)
+def test_the_values_are_those_of_astype(saved, stored, wanted):
+    path = saved(stored)
+    with np.errstate(all="ignore"):
+        expected = values(stored).astype(wanted)
+    as_jax = ckpt.load(path, {"w": jnp.zeros(SHAPE, wanted)}, cast=True)
+    assert same_bytes(as_jax["w"], expected)
+    as_numpy = ckpt.load(path, {"w": np.zeros(SHAPE, wanted)}, cast=True)
+    assert same_bytes(as_numpy["w"], expected)
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(), P("x", "y")])
+def test_on_shards(saved, spec):
+    path = saved(np.float32)
+    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    target = jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+    loaded = ckpt.load(path, {"w": target}, cast=True)["w"]
+    assert loaded.sharding == target.sharding
+    assert same_bytes(loaded, values(np.float32).astype(ml_dtypes.bfloat16))
+
+
+def test_no_array_is_converted_as_a_whole(saved, monkeypatch):
+    path = saved(np.float32)
+    seen: list[np.dtype] = []
+    converted = assemble._converted
+
+    def watching(array, *rest):
+        seen.append(array.dtype)
+        return converted(array, *rest)
+
+    monkeypatch.setattr(assemble, "_converted", watching)
+    ckpt.load(path, {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)
+    assert seen == [np.dtype(ml_dtypes.bfloat16)]
+
+
+def test_progress_counts_what_is_read(tmp_path):
+    ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(np.float32))})
+    told: list[ckpt.events.Event] = []
+    options = ckpt.Options(on_event=told.append)
+    ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True, options=options)
+    assert max(event.bytes for event in told) == 4 * SHAPE[0] * SHAPE[1]
+
+
+def test_damage_is_found(tmp_path):
+    ckpt.save(tmp_path / "c", {"w": jnp.asarray(values(np.float32))})
+    (data,) = (tmp_path / "c" / "state" / "ocdbt.process_0" / "d").iterdir()
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_whole_numbers_are_still_looked_at(tmp_path, dtype):
+    numbers = np.arange(SHAPE[0] * SHAPE[1], dtype=np.int32).reshape(SHAPE)
+    ckpt.save(tmp_path / "c", {"w": jnp.asarray(numbers)})
+    if dtype == np.uint8:
+        with pytest.raises(ckpt.StructureMismatch, match="does not fit"):
+            ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, dtype)}, cast=True)
+    else:
+        loaded = ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, dtype)}, cast=True)
+        assert same_bytes(loaded["w"], numbers)

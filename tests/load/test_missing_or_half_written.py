@@ -1,0 +1,157 @@
+"""Loads of what is not there, or not whole: one clear exception each, nothing changed."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.unchanged import (
+    assert_tree,
+    assert_usable,
+    make_steps,  # noqa: F401 (fixtures)
+    tree,
+    unchanged,
+)
+
+# ------------------------------------------------------------------------------------ no checkpoint
+
+
+def test_missing_path(tmp_path):
+    with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound) as caught:
+        ckpt.load(tmp_path / "no" / "where")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert str(tmp_path / "no" / "where") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "call", [ckpt.load, ckpt.inspect, ckpt.verify], ids=["load", "inspect", "verify"]
+)
+def test_missing_step_lists_those_that_exist(steps, call):
+    with unchanged(steps), pytest.raises(ckpt.CheckpointNotFound) as caught:
+        call(steps / "5")
+    message = str(caught.value).replace(str(steps), "")
+    assert "3" in message
+    assert "4" in message
+
+
+def test_restore_of_a_missing_step(steps):
+    target = tree(0)
+    with unchanged(steps), pytest.raises(ckpt.CheckpointNotFound, match="4"):
+        ckpt.restore(steps / "7", state=target)
+    assert_tree(target, 0)
+
+
+def test_missing_step_of_a_checkpointer(steps):
+    with ckpt.Checkpointer(steps) as checkpointer, unchanged(steps):
+        for call in (
+            checkpointer.load,
+            checkpointer.metadata,
+            checkpointer.metrics,
+            checkpointer.delete,
+        ):
+            with pytest.raises(ckpt.CheckpointNotFound) as caught:
+                call(9)
+            message = str(caught.value).replace(str(steps), "")
+            assert "9" in message
+            assert "3" in message
+            assert "4" in message
+        with pytest.raises(ckpt.CheckpointNotFound):
+            checkpointer.restore(9, state=tree(0))
+
+
+def test_a_directory_of_steps_is_no_checkpoint(steps):
+    with unchanged(steps), pytest.raises(ckpt.CheckpointNotFound) as caught:
+        ckpt.load(steps)
+    message = str(caught.value).replace(str(steps), "")
+    assert "3" in message
+    assert "4" in message
+
+
+def test_missing_item_names_those_that_exist(tmp_path):
+    ckpt.save(tmp_path / "c", model=tree(), optimizer={"m": np.ones(1)})
+    for call in (
+        lambda: ckpt.load(tmp_path / "c", item="modle"),
+        lambda: ckpt.restore(tmp_path / "c", modle=tree()),
+    ):
+        with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound) as caught:
+            call()
+        assert "modle" in str(caught.value)
+        assert "model" in str(caught.value).replace("modle", "")
+        assert "optimizer" in str(caught.value)
+
+
+def test_an_empty_directory_is_no_checkpoint(tmp_path):
+    (tmp_path / "c").mkdir()
+    with unchanged(tmp_path), pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(tmp_path / "c")
+
+
+def test_reading_a_directory_that_does_not_exist(tmp_path):
+    """An evaluator may start before the training: it sees no steps, and makes nothing."""
+    with unchanged(tmp_path), ckpt.Checkpointer(tmp_path / "run", read_only=True) as checkpointer:
+        assert list(checkpointer.all_steps()) == []
+        with pytest.raises(ckpt.CheckpointNotFound):
+            checkpointer.load(3)
+
+
+def test_a_fresh_directory_is_a_fresh_start(tmp_path):
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        assert checkpointer.restore_latest(state=tree(0)) is None
+        assert checkpointer.latest_step() is None
+        assert list(checkpointer.all_steps()) == []
+
+
+# ------------------------------------------------------------------------------------- half-written
+
+
+def test_a_step_without_its_record(steps):
+    """The marker without the record: files that were copied in part, or damage. Never loaded."""
+    (steps / "4" / "ckpt.json").unlink()
+    with unchanged(steps), pytest.raises(ckpt.CheckpointCorrupt, match=r"ckpt\.json"):
+        ckpt.load(steps / "4")
+    with ckpt.Checkpointer(steps) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4"):
+            restored = checkpointer.restore_latest(state=tree(0))
+        assert restored.step == 3
+        assert_tree(restored["state"], 3)
+
+
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("part", ["manifest.ocdbt", "checksums", "ocdbt.process_0"])
+def test_a_step_that_was_copied_in_part(steps, part):
+    remove(steps / "4" / "state" / part)
+    with unchanged(steps), pytest.raises(ckpt.CheckpointCorrupt) as caught:
+        ckpt.load(steps / "4")
+    assert caught.value.file or caught.value.leaf
+    assert not ckpt.verify(steps / "4").ok
+    assert_tree(ckpt.load(steps / "3"), 3)
+
+
+@pytest.mark.parametrize("part", ["state/_METADATA", "state/_sharding", "_CHECKPOINT_METADATA"])
+def test_a_step_without_what_only_orbax_reads(steps, part):
+    """It loads, for our record says everything; `verify` tells that a file is gone."""
+    remove(steps / "4" / part)
+    assert_tree(ckpt.load(steps / "4"), 4)
+    report = ckpt.verify(steps / "4")
+    assert not report.ok
+    assert part in {problem.file for problem in report.problems}
+
+
+def test_a_temporary_directory_is_no_checkpoint(steps):
+    """What a killed save left is invisible to everyone."""
+    junk = steps / ".ckpt-tmp.5.nobody-1-1.abcdef"
+    shutil.copytree(steps / "4", junk)
+    (junk / "ckpt.json").unlink()
+    with unchanged(steps):
+        with pytest.raises(ckpt.CheckpointError):
+            ckpt.load(junk)
+        with pytest.raises(ckpt.CheckpointNotFound) as caught:
+            ckpt.load(steps / "5")
+        assert "nobody" not in str(caught.value)
+        with ckpt.Checkpointer(steps, read_only=True) as checkpointer:
+            assert list(checkpointer.all_steps()) == [3, 4]
+    assert_usable(steps)

@@ -1,0 +1,1 @@
+"""Orbax reads what ckpt wrote, and ckpt what Orbax wrote."""

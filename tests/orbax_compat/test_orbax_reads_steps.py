@@ -1,0 +1,308 @@
+"""The installed Orbax in a directory of our steps: metrics, names, Grain's items, side by side."""
+
+import base64
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1 as ocp_v1
+
+import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
+from tests.support.orbax_routes import (
+    ROUTES,
+    Moments,
+    abstract,
+    assert_same,
+    check_route,
+    named,
+    sharded_tree,
+    v0_composite_standard,
+    v0_no_args,
+)
+
+# Orbax's own reader warns about every load that is given no sharding; that is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+# ------------------------------------------------------------------------------------------ metrics
+
+
+def best_options(**settings):
+    return ocp.CheckpointManagerOptions(
+        best_fn=lambda metrics: metrics["loss"], best_mode="min", **settings
+    )
+
+
+@pytest.fixture
+def with_metrics(tmp_path):
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        for step, loss in ((1, 0.5), (2, 0.125), (3, 0.25)):
+            checkpointer.save(
+                step, {"a": jnp.full(2, float(step))}, metrics={"loss": loss, "n": step}
+            )
+    return tmp_path
+
+
+def test_v0_best_step(with_metrics):
+    with ocp.CheckpointManager(with_metrics, options=best_options()) as manager:
+        assert manager.best_step() == 2
+        assert manager.metrics(3) == {"loss": 0.25, "n": 3}
+        got = manager.restore(2)
+        assert_same(got["state"], {"a": jnp.full(2, 2.0)}, numpy_as_jax=True)
+        assert dict(got["metrics"]) == {"loss": 0.125, "n": 2}
+
+
+def test_v1_metrics(with_metrics):
+    checkpointer = ocp_v1.training.Checkpointer(with_metrics)
+    assert checkpointer.latest.step == 3
+    assert checkpointer.latest.metrics == {"loss": 0.25, "n": 3}
+    assert [info.metrics["n"] for info in checkpointer.checkpoints] == [1, 2, 3]
+    checkpointer.close()
+    assert_same(ocp_v1.load(with_metrics / "3"), {"a": jnp.full(2, 3.0)})
+
+
+def test_v0_keeps_the_best_of_ours(with_metrics):
+    """Orbax's retention counts our steps by our metrics."""
+    with ocp.CheckpointManager(with_metrics, options=best_options(max_to_keep=2)) as manager:
+        manager.save(4, args=ocp.args.Composite(state=ocp.args.StandardSave({"a": jnp.ones(2)})),
+                     metrics={"loss": 0.375, "n": 4})  # fmt: skip
+        manager.wait_until_finished()
+        assert set(manager.all_steps()) == {2, 3}
+
+
+# ----------------------------------------------------------------------------------- names of steps
+
+
+@pytest.mark.parametrize(
+    ("prefix", "length", "name"),
+    [(None, None, "7"), ("ckpt", None, "ckpt_7"), (None, 4, "0007"), ("x_y", 3, "x_y_007"),
+     ("step_", None, "step__7")],
+)  # fmt: skip
+def test_step_names(tmp_path, prefix, length, name):
+    settings = {"step_prefix": prefix, "step_format_fixed_length": length}
+    with ckpt.Checkpointer(tmp_path, **settings) as checkpointer:
+        checkpointer.save(7, {"a": jnp.ones(2)})
+    assert (tmp_path / name / "state" / "_METADATA").is_file()
+    options = ocp.CheckpointManagerOptions(**settings)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.latest_step() == 7
+        assert_same(manager.restore(7)["state"], {"a": jnp.ones(2)}, numpy_as_jax=True)
+
+
+# ------------------------------------------------------------------------------------- side by side
+
+
+def test_orbax_continues_our_directory(tmp_path):
+    """A manager of Orbax lists, restores, adds and deletes in our directory, and back."""
+    tree = {"a": put(jnp.arange(8.0), "x")}
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        for step in (0, 1):
+            checkpointer.save(step, state=jax.tree.map(lambda x, step=step: x + step, tree))
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    args = ocp.args.Composite
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        latest = manager.latest_step()
+        got = manager.restore(latest, args=args(state=ocp.args.StandardRestore(abstract(tree))))
+        manager.save(
+            2, args=args(state=ocp.args.StandardSave(jax.tree.map(lambda x: x + 1, got["state"])))
+        )
+        manager.wait_until_finished()
+        assert sorted(manager.all_steps()) == [1, 2]
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert list(checkpointer.all_steps()) == [1, 2]
+        restored = checkpointer.restore_latest(state=tree)
+        assert restored.step == 2
+        assert_same(restored["state"], {"a": put(jnp.arange(8.0) + 2, "x")}, sharding=True)
+        checkpointer.save(3, state=restored["state"])
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert sorted(manager.all_steps()) == [1, 2, 3]
+        assert_same(manager.restore(3)["state"], restored["state"], numpy_as_jax=True)
+
+
+def test_v1_continues_our_directory(tmp_path):
+    tree = {"a": jnp.arange(4.0)}
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, tree, metrics={"loss": 1.0})
+    checkpointer = ocp_v1.training.Checkpointer(tmp_path)
+    assert_same(checkpointer.load(), tree)
+    checkpointer.save(1, {"a": jnp.ones(4)}, metrics={"loss": 2.0})
+    checkpointer.close()
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert list(checkpointer.all_steps()) == [0, 1]
+        assert_same(checkpointer.load(1), {"a": jnp.ones(4)})
+        assert checkpointer.metrics(1) == {"loss": 2.0}
+
+
+def test_orbax_ignores_unfinished_saves(tmp_path):
+    """A directory that a killed save left behind is no step to Orbax, and Orbax leaves it alone."""
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(3, {"a": jnp.ones(2)})
+    junk = tmp_path / ".ckpt-tmp.4.host-1-2.abcdef"
+    shutil.copytree(tmp_path / "3", junk)
+    options = ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert manager.all_steps() == [3]
+        assert manager.latest_step() == 3
+        assert_same(manager.restore(3)["state"], {"a": jnp.ones(2)}, numpy_as_jax=True)
+    checkpointer = ocp_v1.training.Checkpointer(tmp_path, cleanup_tmp_directories=True)
+    assert [info.step for info in checkpointer.checkpoints] == [3]
+    checkpointer.close()
+    assert list(ocp.utils.checkpoint_steps(tmp_path)) == [3]
+    assert junk.is_dir()
+
+
+def test_the_temporary_directory_of_a_running_save_is_hidden(tmp_path):
+    """While a save is running there is nothing that Orbax would take for a step."""
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": jnp.ones(2)})
+        checkpointer.wait_until_finished()
+        for step in range(2, 6):
+            checkpointer.save(step, {"a": jnp.ones((512, 512))})
+            names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+            assert names <= {str(number) for number in range(1, step + 1)}
+
+
+# -------------------------------------------------------------------------------------------- Grain
+
+
+def grain_iterators(grain):
+    dataset = grain.MapDataset.range(100).shuffle(seed=1).batch(4).to_iter_dataset()
+    loader = grain.DataLoader(
+        data_source=range(50),
+        sampler=grain.samplers.IndexSampler(num_records=50, shuffle=True, seed=0),
+    )
+    return iter(dataset), iter(loader)
+
+
+def ahead(iterator, count=3):
+    return [np.asarray(next(iterator)).tolist() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def with_grain(tmp_path_factory):
+    """A step with a Dataset iterator and a DataLoader iterator beside the state."""
+    grain = pytest.importorskip("grain")
+    pytest.importorskip("ckpt_grain")
+    root = tmp_path_factory.mktemp("grain")
+    data, loader = grain_iterators(grain)
+    ahead(data), ahead(loader)
+    with ckpt.Checkpointer(root) as checkpointer:
+        tree = {"a": put(jnp.arange(8.0), "x")}
+        checkpointer.save(0, state=tree, data=data, loader=loader)
+    return root, tree, (ahead(data), ahead(loader))
+
+
+def test_grain_beside_the_state_without_args(with_grain):
+    """No route stumbles over the data items; the state is there."""
+    root, tree, _ = with_grain
+    with ocp.CheckpointManager(root) as manager:
+        got = manager.restore(0)
+    assert set(got.keys()) == {"state", "data", "loader"}
+    assert_same(got["state"], tree, numpy_as_jax=True)
+    assert_same(ocp_v1.load(root / "0"), tree, sharding=True)
+    got = ocp_v1.load_checkpointables(root / "0")
+    assert set(got) == {"state", "data", "loader"}
+    assert_same(got["state"], tree, sharding=True)
+
+
+@pytest.mark.parametrize("route", named([r for r in ROUTES if r is not v0_no_args]))
+def test_state_beside_grain(with_grain, route):
+    root, tree, _ = with_grain
+    check_route(route, root, 0, "state", tree)
+
+
+def test_grain_restores_from_ours_through_v0(with_grain):
+    grain = pytest.importorskip("grain")
+    root, tree, want = with_grain
+    data, loader = grain_iterators(grain)
+    args = ocp.args.Composite(
+        state=ocp.args.StandardRestore(abstract(tree)),
+        data=grain.checkpoint.CheckpointRestore(data),
+        loader=grain.checkpoint.CheckpointRestore(loader),
+    )
+    with ocp.CheckpointManager(root) as manager:
+        got = manager.restore(0, args=args)
+    assert_same(got["state"], tree, sharding=True)
+    assert (ahead(got["data"]), ahead(got["loader"])) == want
+
+
+def test_grain_restores_from_ours_through_v1(with_grain):
+    grain = pytest.importorskip("grain")
+    root, tree, want = with_grain
+    data, loader = grain_iterators(grain)
+    like = {"state": abstract(tree), "data": data, "loader": loader}
+    got = ocp_v1.load_checkpointables(root / "0", like)
+    assert_same(got["state"], tree, sharding=True)
+    assert (ahead(data), ahead(loader)) == want
+
+
+# -------------------------------------------------------------------------------------- on the disk
+
+
+def test_the_directory_is_as_documented(tmp_path):
+    """Names that other tools and people rely on."""
+    ckpt.save(tmp_path / "c", sharded_tree() | {"note": "x"})
+    for name in (
+        "_CHECKPOINT_METADATA", "commit_success.txt", "ckpt.json", "state/_METADATA",
+        "state/_sharding", "state/_strings.json", "state/array_metadatas/process_0",
+        "state/manifest.ocdbt", "state/checksums/process_0",
+    ):  # fmt: skip
+        assert (tmp_path / "c" / name).is_file(), name
+    directories = sorted(path.name for path in (tmp_path / "c").iterdir() if path.is_dir())
+    assert directories == ["state"], "another directory at this level would be an item to Orbax"
+    metadata = json.loads((tmp_path / "c" / "state" / "_METADATA").read_text())
+    assert metadata["store_array_data_equal_to_fill_value"] is True
+    assert metadata["use_ocdbt"] is True
+    assert metadata["use_zarr3"] is True
+    step = json.loads((tmp_path / "c" / "_CHECKPOINT_METADATA").read_text())
+    assert step["item_handlers"]["state"].startswith("orbax.checkpoint._src.handlers.")
+    names = json.loads((tmp_path / "c" / "state" / "_sharding").read_text())
+    assert base64.urlsafe_b64encode(b"params.w").decode() in names
+
+
+def test_same_description_of_the_tree_as_orbax(tmp_path):
+    """`_METADATA` describes a tree exactly as Orbax itself would."""
+    tree = {
+        "nested": {"list": [jnp.ones(2), {"x": np.ones(3)}], "tuple": (1, 2.0)},
+        "moments": Moments(jnp.ones(2), None),
+        "empty": {"d": {}, "l": [], "t": ()},
+        "ints": {1: jnp.ones(1)},
+        "k": jax.random.key(0),
+        "s": "text",
+    }
+    ckpt.save(tmp_path / "ours", tree)
+    ocp_v1.save(tmp_path / "theirs", tree)
+    ours, theirs = (
+        json.loads((tmp_path / side / "state" / "_METADATA").read_text())["tree_metadata"]
+        for side in ("ours", "theirs")
+    )
+    for entry in (*ours.values(), *theirs.values()):
+        entry["value_metadata"].pop("write_shape", None)
+    assert ours == theirs
+
+
+def test_orbax_deletes_ours(tmp_path):
+    ckpt.save(tmp_path / "c", {"a": jnp.ones(2)})
+    ocp_v1.delete(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_orbax_reads_a_copied_step(tmp_path):
+    """Nothing in a checkpoint depends on where it stands."""
+    tree = sharded_tree()
+    ckpt.save(tmp_path / "a" / "3", tree)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    assert_same(ocp_v1.load(tmp_path / "b" / "3"), tree, sharding=True)
+    assert_same(ckpt.load(tmp_path / "b" / "3"), tree, sharding=True)
+
+
+def test_saved_asynchronously(tmp_path):
+    tree = sharded_tree()
+    ckpt.save_async(tmp_path / "0", tree).result()
+    assert_same(v0_composite_standard(tmp_path, 0, "state", abstract(tree)), tree, sharding=True)

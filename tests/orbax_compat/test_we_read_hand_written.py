@@ -1,0 +1,350 @@
+"""Layouts that no released Orbax writes any more, or only for large arrays, and hostile ones.
+
+They are written by hand with TensorStore and JSON.
+"""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from orbax.checkpoint import v1 as ocp_v1
+
+import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
+from tests.support.orbax_layouts import assert_same, data_files, rewrite_json
+
+# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+def by_hand_spec(item: Path, name: str, array, *, zarr, ocdbt, chunks, **variant):
+    """A TensorStore spec for one array, in any of the shapes that the format allows."""
+    if ocdbt:
+        kvstore = {
+            "driver": "ocdbt",
+            "base": {"driver": "file", "path": f"{item}/"},
+            "path": name + "/" if name else "",
+            "config": variant.get("config", {}),
+        }
+        if "target_data_file_size" in variant:
+            kvstore["target_data_file_size"] = variant["target_data_file_size"]
+    else:
+        kvstore = {"driver": "file", "path": f"{item}/{name}/" if name else f"{item}/"}
+    spec = {
+        "driver": "zarr3" if zarr == 3 else "zarr",
+        "kvstore": kvstore,
+        "dtype": array.dtype.name,
+        "store_data_equal_to_fill_value": True,
+    }
+    if zarr == 2:
+        metadata = {"shape": array.shape, "chunks": chunks, "compressor": variant.get("compressor")}
+        if "order" in variant and array.ndim > 1:
+            metadata["order"] = variant["order"]
+        if "separator" in variant:
+            metadata["dimension_separator"] = variant["separator"]
+        return spec | {"metadata": metadata}
+    codecs = variant.get("codecs", [{"name": "bytes", "configuration": {"endian": "little"}}])
+    metadata = {
+        "shape": array.shape,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "codecs": codecs,
+    }
+    if "separator" in variant:
+        metadata["chunk_key_encoding"] = {
+            "name": "default",
+            "configuration": {"separator": variant["separator"]},
+        }
+    return spec | {"metadata": metadata}
+
+
+def write_by_hand(item: Path, leaves, *, zarr=3, ocdbt=True, chunk=None, keep=None, **variant):
+    """Writes one item without Orbax; `leaves` is [(key path, value)], ints are sequence positions.
+
+    `keep(name, index)` says which chunks to leave out of the database, to make holes.
+    """
+    item.mkdir(parents=True)
+    context = ts.Context()
+    tree, strings = {}, {}
+    for path, value in leaves:
+        name = ".".join(str(key) for key in path)
+        kind = "string" if isinstance(value, str) else "np.ndarray"
+        kind = "scalar" if isinstance(value, int | float) else kind
+        kind = "jax.Array" if isinstance(value, jax.Array) else kind
+        tree[str(tuple(str(key) for key in path))] = {
+            "key_metadata": [
+                {"key": str(key), "key_type": 1 if isinstance(key, int) else 2} for key in path
+            ],
+            "value_metadata": {"value_type": kind, "skip_deserialize": False},
+        }
+        if kind == "string":
+            *parents, last = name.split("/")
+            node = strings
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = value
+            continue
+        array = np.asarray(value)
+        chunks = [max(1, min(size, chunk or size)) for size in array.shape]
+        spec = by_hand_spec(item, name, array, zarr=zarr, ocdbt=ocdbt, chunks=chunks, **variant)
+        store = ts.open(spec, create=True, open=True, context=context).result()
+        if keep is None:
+            store.write(array).result()
+            continue
+        for index in itertools.product(
+            *(range(0, size, step) for size, step in zip(array.shape, chunks, strict=True))
+        ):
+            region = tuple(
+                slice(start, min(start + step, size))
+                for start, step, size in zip(index, chunks, array.shape, strict=True)
+            )
+            if keep(name, index):
+                store[region].write(array[region]).result()
+    if strings:
+        (item / "_strings.json").write_text(json.dumps(strings))
+    metadata = {"tree_metadata": tree, "use_zarr3": zarr == 3} | variant.get("metadata_extra", {})
+    (item / "_METADATA").write_text(json.dumps(metadata))
+    return item
+
+
+def by_hand_leaves():
+    random = np.random.default_rng(0)
+    return [
+        (("params", "w"), jnp.asarray(random.standard_normal((8, 6)), jnp.float32)),
+        (("params", "big"), random.standard_normal((100, 33)).astype(np.float32)),
+        (("params", "bf16"), random.standard_normal((5, 3)).astype(ml_dtypes.bfloat16)),
+        (("opt", 0, "mu"), np.ones((3,), np.float32)),
+        (("opt", 1), np.arange(-4, 4, dtype=np.int8)),
+        (("opt", 2), np.array(2.5, np.float32)),
+        (("key.with.dots", "and/slash"), np.arange(6, dtype=np.int32).reshape(2, 3)),
+        (("bools",), np.array([True, False, True])),
+        (("complex",), np.array([1 + 2j], np.complex128)),
+        (("step",), 7),
+        (("rate",), 1.5),
+        (("note",), "hello"),
+        (("s/1",), "slashed"),
+    ]
+
+
+def by_hand_tree():
+    leaves = dict(by_hand_leaves())
+    return {
+        "params": {name: leaves["params", name] for name in ("w", "big", "bf16")},
+        "opt": [{"mu": leaves["opt", 0, "mu"]}, leaves["opt", 1], leaves["opt", 2]],
+        "key.with.dots": {"and/slash": leaves["key.with.dots", "and/slash"]},
+        **{name: leaves[(name,)] for name in ("bools", "complex", "step", "rate", "note", "s/1")},
+    }
+
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+
+
+CRC = {"name": "crc32c"}
+
+
+def zstd(level):
+    return {"name": "zstd", "configuration": {"level": level}}
+
+
+BY_HAND = {
+    "raw": {},
+    "numbered_manifest": {"config": {"manifest_kind": "numbered"}},
+    "all_inline": {"config": {"max_inline_value_bytes": 1 << 20}},
+    "none_inline": {"config": {"max_inline_value_bytes": 0}},
+    "deep_tree": {"config": {"max_decoded_node_bytes": 500}},
+    "plain_nodes": {"config": {"compression": None}},
+    "many_files": {"target_data_file_size": 300},
+    "uneven_chunks": {"chunk": 4},
+    "zstd": {"codecs": [LITTLE, zstd(3)]},
+    "gzip": {"codecs": [LITTLE, {"name": "gzip", "configuration": {"level": 5}}]},
+    "crc": {"codecs": [LITTLE, CRC]},
+    "big_endian": {"codecs": [BIG]},
+    "v2_raw": {"zarr": 2},
+    "v2_zstd": {"zarr": 2, "compressor": {"id": "zstd", "level": 1}},
+    "v2_blosc": {
+        "zarr": 2,
+        "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},
+    },
+    "v2_column_major": {"zarr": 2, "order": "F", "chunk": 4},
+    "v2_uneven_chunks": {"zarr": 2, "chunk": 4},
+    "files_v2": {"zarr": 2, "ocdbt": False},
+    "files_v2_slashes": {"zarr": 2, "ocdbt": False, "separator": "/", "chunk": 4},
+    "files_v3": {"ocdbt": False},
+    "files_v3_zstd": {"ocdbt": False, "codecs": [LITTLE, zstd(1)], "chunk": 4},
+    "files_v3_dots": {"ocdbt": False, "separator": ".", "chunk": 4},
+}
+
+
+@pytest.mark.parametrize("variant", BY_HAND)
+def test_hand_written(tmp_path, variant):
+    item = write_by_hand(tmp_path / "flat", by_hand_leaves(), **BY_HAND[variant])
+    assert_same(ckpt.load(item), by_hand_tree())
+    step = tmp_path / "step"
+    step.mkdir()
+    item.rename(step / "default")
+    assert_same(ckpt.load(step), by_hand_tree())
+
+
+@pytest.mark.parametrize("inner", ["raw", "zstd", "crc"])
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_hand_written_sharding_indexed(tmp_path, inner, where):
+    """Chunks inside chunks, the inner ones smaller than the outer."""
+    codecs = {"raw": [LITTLE], "zstd": [LITTLE, zstd(1)], "crc": [LITTLE, CRC]}[inner]
+    sharding = {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": [2, 3],
+            "codecs": codecs,
+            "index_codecs": [LITTLE, CRC],
+            "index_location": where,
+        },
+    }
+    value = np.random.default_rng(0).standard_normal((8, 12)).astype(np.float32)
+    item = write_by_hand(tmp_path / "item", [(("w",), value)], chunk=6, codecs=[sharding])
+    assert_same(ckpt.load(item), {"w": value})
+
+
+@pytest.mark.parametrize("zarr", [2, 3])
+@pytest.mark.parametrize("inline", [0, 1 << 20])
+def test_merged_databases_of_several_processes(tmp_path, zarr, inline):
+    """Each process has a database of its own; the one at the top refers into them."""
+    value = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+    item = write_by_hand(tmp_path / "item", [(("w",), value), (("s",), 3)], zarr=zarr, ocdbt=False)
+    shutil.rmtree(item / "w")
+    shutil.rmtree(item / "s")
+    context = ts.Context()
+    config = {"max_inline_value_bytes": inline}
+    for process in range(4):
+        part = item / f"ocdbt.process_{process}"
+        for name, array, chunks in (("w", value, [2, 6]), ("s", np.array(3), [])):
+            if name == "s" and process:
+                continue
+            spec = by_hand_spec(
+                part, name, array, zarr=zarr, ocdbt=True, chunks=chunks, config=config
+            )
+            store = ts.open(spec, create=True, open=True, context=context).result()
+            rows = slice(2 * process, 2 * process + 2)
+            (store if name == "s" else store[rows]).write(
+                array if name == "s" else array[rows]
+            ).result()
+
+    def database(path):
+        spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}, "config": config}
+        return ts.KvStore.open(spec, context=context).result()
+
+    transaction = ts.Transaction(atomic=True)
+    parent = database(item).with_transaction(transaction)
+    for process in range(4):
+        database(item / f"ocdbt.process_{process}").experimental_copy_range_to(parent).result()
+    transaction.commit_async().result()
+    assert_same(ckpt.load(item), {"w": value, "s": 3})
+    if inline == 0:
+        shutil.rmtree(item / "ocdbt.process_2")
+        with pytest.raises(ckpt.CheckpointCorrupt, match="w"):
+            ckpt.load(item)
+
+
+def test_partial_saves(tmp_path):
+    """A checkpoint that Orbax wrote in several sessions and then finalized."""
+    parts = {"a": jnp.arange(4.0)}, {"b": {"c": np.arange(3)}}
+    for part in parts:
+        ocp_v1.partial.save(tmp_path / "c", part)
+    with pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(tmp_path / "c")
+    ocp_v1.partial.finalize(tmp_path / "c")
+    assert_same(ckpt.load(tmp_path / "c"), parts[0] | parts[1])
+
+
+@pytest.mark.parametrize("zarr", [2, 3])
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "files"])
+def test_holes_are_no_zeros(tmp_path, zarr, ocdbt):
+    """Orbax v0 reads a missing chunk as zeros unless a field says otherwise; we never do."""
+    item = write_by_hand(
+        tmp_path / "item",
+        [(("a",), np.ones((8, 8), np.float32)), (("b",), np.ones(3))],
+        zarr=zarr,
+        ocdbt=ocdbt,
+        chunk=4,
+        keep=lambda name, index: (name, index) != ("a", (4, 0)),
+    )
+    with pytest.raises(ckpt.CheckpointCorrupt, match="a"):
+        ckpt.load(item)
+    assert_same(ckpt.load(item, only="b"), {"b": np.ones(3)})
+
+
+def test_use_zarr3_absent_means_zarr2(tmp_path):
+    item = write_by_hand(tmp_path / "item", by_hand_leaves(), zarr=2)
+    rewrite_json(item / "_METADATA", lambda meta: meta.pop("use_zarr3") and None)
+    assert_same(ckpt.load(item), by_hand_tree())
+
+
+def test_damaged_crc_codec_is_corrupt(tmp_path):
+    """Where the writer did use checksums, damage shows although the directory is not ours."""
+    value = np.arange(4096, dtype=np.float32)
+    item = write_by_hand(tmp_path / "item", [(("w",), value)], codecs=[LITTLE, CRC])
+    path = data_files(item)[0]
+    content = bytearray(path.read_bytes())
+    position = content.find(value[1000:1010].tobytes())
+    assert position >= 0
+    content[position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="w"):
+        ckpt.load(item)
+
+
+HOSTILE = """
+import json, sys
+import ckpt_core as ckpt
+answers = []
+for path in sys.argv[1:]:
+    try:
+        ckpt.load(path)
+    except ckpt.CheckpointError as error:
+        answers.append("refused")
+    else:
+        answers.append("loaded")
+print(json.dumps(answers))
+"""
+
+
+def hostile_directories(tmp_path):
+    """Directories that make TensorStore end the process when they reach it unchecked."""
+    leaves = [(("w",), np.ones((4, 4), np.float32))]
+    huge = write_by_hand(tmp_path / "huge_v3", leaves, ocdbt=False)
+    rewrite_json(huge / "w" / "zarr.json", lambda zarr: zarr | {"shape": [2**60, 2**60]})
+    chunks = write_by_hand(tmp_path / "huge_chunks", leaves, ocdbt=False, zarr=2)
+    rewrite_json(
+        chunks / "w" / ".zarray",
+        lambda zarr: zarr | {"shape": [2**40, 2**20], "chunks": [2**40, 2**20]},
+    )
+    deep = write_by_hand(tmp_path / "deep", leaves, ocdbt=False)
+    (deep / "w" / "zarr.json").write_text('{"a":' * 200_000 + "1" + "}" * 200_000)
+    outside = write_by_hand(tmp_path / "outside", leaves, ocdbt=False)
+    rewrite_json(
+        outside / "_METADATA",
+        lambda meta: {
+            **meta,
+            "tree_metadata": {
+                "('../huge_v3/w',)": {
+                    "key_metadata": [{"key": "../huge_v3/w", "key_type": 2}],
+                    "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+                }
+            },
+        },
+    )
+    return [huge, chunks, deep, outside]
+
+
+def test_hostile_directories_do_not_end_the_process(tmp_path, run_python):
+    paths = hostile_directories(tmp_path)
+    answers = run_python(HOSTILE, *map(str, paths), XLA_FLAGS="")
+    assert dict(zip(paths, answers, strict=True)) == dict.fromkeys(paths, "refused")

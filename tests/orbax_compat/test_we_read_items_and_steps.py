@@ -1,0 +1,253 @@
+"""Checkpoints of several items and directories of steps that Orbax wrote, Grain's items among them."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1 as ocp_v1
+
+import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax, put  # noqa: F401 (fixture)
+from tests.support.orbax_layouts import (  # noqa: F401 (fixture)
+    abstract,
+    assert_same,
+    drop_data_files,
+    expectation_of,
+    make_zoo,
+    tree_of,
+    v1_context,
+)
+from tests.support.same_bits import bits
+
+# Orbax's own reader warns about every load that is given no sharding; ours is not concerned.
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+# ------------------------------------------------------------------------------------ several items
+
+
+@pytest.fixture(scope="module")
+def composite(tmp_path_factory):
+    """A v0 manager's step with one item of each of Orbax's handlers, and metrics."""
+    root = tmp_path_factory.mktemp("composite") / "root"
+    args = ocp.args
+    options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with ocp.CheckpointManager(root, options=options, metadata={"run": "a"}) as manager:
+        for step, loss in ((2, 0.5), (4, 0.125), (6, 0.25)):
+            manager.save(
+                step,
+                metrics={"loss": loss},
+                custom_metadata={"epoch": step},
+                args=args.Composite(
+                    state=args.StandardSave({"a": put(jnp.arange(8.0) + step, "x")}),
+                    text=args.PyTreeSave({"s": "hi", "n": np.arange(3)}),
+                    meta=args.JsonSave({"list": [1, 2.5, {"none": None}], "é": "ü"}),
+                    array=args.ArraySave(jnp.arange(5.0)),
+                    numpy_array=args.ArraySave(np.arange(5)),
+                    key=args.JaxRandomKeySave(jax.random.key(3)),
+                    raw_key=args.JaxRandomKeySave(jax.random.PRNGKey(4)),
+                    legacy=args.NumpyRandomKeySave(np.random.RandomState(5).get_state()),
+                    modern=args.NumpyRandomKeySave(
+                        np.random.RandomState(6).get_state(legacy=False)
+                    ),
+                ),
+            )
+    return root
+
+
+def test_composite_loads_each_item(composite):
+    got = ckpt.load(composite / "4")
+    assert set(got) == {
+        "state", "text", "meta", "array", "numpy_array", "key", "raw_key", "legacy", "modern",
+    }  # fmt: skip
+    assert_same(got["state"], {"a": put(jnp.arange(8.0) + 4, "x")}, sharding=True)
+    assert_same(got["text"], {"s": "hi", "n": np.arange(3)})
+    assert got["meta"] == {"list": [1, 2.5, {"none": None}], "é": "ü"}
+    assert bits(got["array"]) == bits(jnp.arange(5.0))
+    assert bits(got["numpy_array"]) == bits(np.arange(5))
+    assert bits(got["key"]) == bits(jax.random.key(3))
+    assert bits(got["raw_key"]) == bits(jax.random.PRNGKey(4))
+    for name, seed in (("legacy", 5), ("modern", 6)):
+        state = np.random.RandomState()
+        state.set_state(got[name])
+        assert state.randint(10**6) == np.random.RandomState(seed).randint(10**6)
+
+
+def test_composite_one_item(composite):
+    assert_same(ckpt.load(composite / "2", item="text"), {"s": "hi", "n": np.arange(3)})
+    assert ckpt.load(composite / "2", item="meta")["é"] == "ü"
+
+
+def test_composite_with_targets(composite):
+    like = {"a": put(jnp.zeros(8), "y")}
+    restored = ckpt.restore(composite / "6", state=like, text={"s": "", "n": np.zeros(3, int)})
+    assert_same(restored["state"], {"a": put(jnp.arange(8.0) + 6, "y")}, sharding=True)
+    assert_same(restored["text"], {"s": "hi", "n": np.arange(3)})
+    assert_same(ckpt.load(composite / "6", like, item="state"), restored["state"])
+
+
+def test_unknown_item_names_those_that_exist(composite):
+    with pytest.raises(ckpt.CheckpointError, match="state") as caught:
+        ckpt.load(composite / "2", item="stat")
+    assert "stat" in str(caught.value)
+
+
+def test_item_directory_loads_by_itself(composite):
+    assert_same(ckpt.load(composite / "2" / "text"), {"s": "hi", "n": np.arange(3)})
+
+
+def test_root_of_steps_is_no_checkpoint(composite):
+    with pytest.raises(ckpt.CheckpointNotFound) as caught:
+        ckpt.load(composite)
+    assert all(step in str(caught.value) for step in ("2", "4", "6"))
+
+
+def test_checkpointer_reads_a_v0_directory(composite):
+    with ckpt.Checkpointer(composite, read_only=True) as checkpointer:
+        assert list(checkpointer.all_steps()) == [2, 4, 6]
+        assert checkpointer.latest_step() == 6
+        assert checkpointer.metrics(4) == {"loss": 0.125}
+        assert checkpointer.metadata(4)["epoch"] == 4
+        restored = checkpointer.restore_latest(state={"a": put(jnp.zeros(8), "x")})
+        assert restored.step == 6
+        assert_same(restored["state"], {"a": put(jnp.arange(8.0) + 6, "x")}, sharding=True)
+        assert_same(checkpointer.load(2)["text"], {"s": "hi", "n": np.arange(3)})
+    with ckpt.Checkpointer(
+        composite, read_only=True, best_metric="loss", best_mode="min"
+    ) as checkpointer:
+        assert checkpointer.best_step() == 4
+
+
+def test_checkpointer_reads_single_item_managers(zoo):
+    for layout, step in (("v0_manager", 3), ("v1_training", 5), ("v0_manager_composite", 3)):
+        with ckpt.Checkpointer(zoo[layout].parent, read_only=True) as checkpointer:
+            assert list(checkpointer.all_steps()) == [step]
+            assert_same(checkpointer.load(step), expectation_of(layout), sharding=True)
+            tree = tree_of(layout)
+            assert_same(checkpointer.load(step, abstract(tree)), tree, sharding=True)
+
+
+def test_metrics_of_v1_training(zoo):
+    assert ckpt.inspect(zoo["v1_training"]).metrics == {"loss": 0.25}
+    with ckpt.Checkpointer(zoo["v1_training"].parent, read_only=True) as checkpointer:
+        assert checkpointer.metrics(5) == {"loss": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "length", "name"),
+    [("ckpt", None, "ckpt_7"), (None, 4, "0007"), ("x_y", 3, "x_y_007")],
+)
+def test_step_names(tmp_path, prefix, length, name):
+    options = ocp.CheckpointManagerOptions(step_prefix=prefix, step_format_fixed_length=length)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"a": jnp.ones(2)}))
+    assert (tmp_path / name).is_dir()
+    with ckpt.Checkpointer(
+        tmp_path, step_prefix=prefix, step_format_fixed_length=length, read_only=True
+    ) as checkpointer:
+        assert list(checkpointer.all_steps()) == [7]
+        assert_same(checkpointer.load(7), {"a": jnp.ones(2)})
+
+
+def test_orbax_temporary_directories_are_no_steps(zoo, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(zoo["v0_manager"], root / "3")
+    shutil.copytree(zoo["v0_manager"], root / "4.orbax-checkpoint-tmp")
+    with ckpt.Checkpointer(root, read_only=True) as checkpointer:
+        assert list(checkpointer.all_steps()) == [3]
+    assert (root / "4.orbax-checkpoint-tmp").exists(), "a reader deletes nothing"
+
+
+def test_we_continue_a_directory_of_orbax(zoo, tmp_path):
+    """Saving, keeping and deleting among steps that Orbax wrote."""
+    root = tmp_path / "root"
+    shutil.copytree(zoo["v0_manager"], root / "3")
+    shutil.copytree(zoo["v0_manager"], root / "4")
+    tree = {"a": jnp.arange(3.0)}
+    with ckpt.Checkpointer(root, max_to_keep=2) as checkpointer:
+        assert checkpointer.latest_step() == 4
+        checkpointer.save(5, default=tree)
+        checkpointer.wait_until_finished()
+        assert list(checkpointer.all_steps()) == [4, 5]
+    with ocp.CheckpointManager(root) as manager:
+        assert sorted(manager.all_steps()) == [4, 5]
+        restored = manager.restore(5)
+    np.testing.assert_array_equal(restored["a"], tree["a"])
+
+
+def test_restore_latest_falls_back_from_damage_of_orbax(zoo, tmp_path):
+    root = tmp_path / "root"
+    for step in ("3", "4"):
+        shutil.copytree(zoo["v0_manager"], root / step)
+    drop_data_files(root / "4" / "default")
+    tree = tree_of("v0_manager")
+    with ckpt.Checkpointer(root) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4"):
+            restored = checkpointer.restore_latest(default=abstract(tree))
+        assert restored.step == 3
+        assert_same(restored["default"], tree, sharding=True)
+
+
+def test_v1_checkpointables(tmp_path):
+    items = {"state": {"a": put(jnp.arange(8.0), "x")}, "extra": {"x": np.arange(3), "s": "t"}}
+    registry = ocp_v1.handlers.local_registry()
+    registry.add(ocp_v1.handlers.JsonHandler, checkpointable_name="config")
+    context = v1_context(checkpointables__registry=registry)
+    with context:
+        ocp_v1.save_checkpointables(tmp_path / "c", items | {"config": {"k": [1, None]}})
+    got = ckpt.load(tmp_path / "c")
+    assert got.pop("config") == {"k": [1, None]}
+    assert_same(got, items, sharding=True)
+
+
+def test_v1_custom_metadata(tmp_path):
+    ocp_v1.save(tmp_path / "c", {"a": np.ones(1)}, custom_metadata={"lr": 0.5})
+    assert ckpt.inspect(tmp_path / "c").metadata["lr"] == 0.5
+    assert ckpt.restore(tmp_path / "c", state={"a": np.zeros(1)}).metadata["lr"] == 0.5
+
+
+# -------------------------------------------------------------------------------------------- Grain
+
+
+def grain_iterators(grain):
+    dataset = grain.MapDataset.range(100).shuffle(seed=1).batch(4).to_iter_dataset()
+    loader = grain.DataLoader(
+        data_source=range(50),
+        sampler=grain.samplers.IndexSampler(num_records=50, shuffle=True, seed=0),
+    )
+    return iter(dataset), iter(loader)
+
+
+@pytest.mark.parametrize("writer", ["v0", "v1"])
+def test_grain_items_of_orbax(tmp_path, writer):
+    grain = pytest.importorskip("grain")
+    pytest.importorskip("ckpt_grain")
+    iterator, loader = grain_iterators(grain)
+    for _ in range(3):
+        next(iterator), next(loader)
+    state = {"a": jnp.ones(2)}
+    if writer == "v0":
+        with ocp.CheckpointManager(tmp_path) as manager:
+            args = ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                data=grain.checkpoint.CheckpointSave(iterator),
+                loader=grain.checkpoint.CheckpointSave(loader),
+            )
+            manager.save(0, args=args)
+        path = tmp_path / "0"
+    else:
+        path = tmp_path / "v1"
+        ocp_v1.save_checkpointables(path, {"state": state, "data": iterator, "loader": loader})
+    want = [next(iterator).tolist() for _ in range(3)], [int(next(loader)) for _ in range(3)]
+    other, other_loader = grain_iterators(grain)
+    restored = ckpt.restore(path, state=state, data=other, loader=other_loader)
+    assert_same(restored["state"], state)
+    assert (
+        [next(other).tolist() for _ in range(3)],
+        [int(next(other_loader)) for _ in range(3)],
+    ) == want
+    # Whoever wants only the arrays needs no iterator.
+    assert_same(ckpt.load(path, item="state"), state)

@@ -1,0 +1,1 @@
+"""Several real processes of jax.distributed."""

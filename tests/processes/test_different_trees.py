@@ -1,0 +1,296 @@
+"""Processes that disagree on what they save: refused on all with the leaf or setting named, or harmless.
+
+Two real processes with two devices each. What reaches the disk is in one of two lists here: what all
+must have alike, and what may differ, where process 0's counts or each has its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.launch import launch, reports
+
+PRELUDE = """
+from dataclasses import replace
+import jax.numpy as jnp
+devices = np.array(jax.devices())
+mesh = Mesh(devices, ("data",))
+other_order = Mesh(devices[[0, 2, 1, 3]] if index else devices, ("data",))
+values = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+
+def put(array=values, spec=P("data"), mesh=mesh):
+    where = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(array.shape, where, lambda at: array[at])
+
+def state(**more):
+    return {"a": put(), "layers": {"b": put(), "n": 1}, "z": np.arange(3), **more}
+
+def at(first, second):
+    # an argument that is not the same in both processes
+    return first if index == 0 else second
+
+small, zstd = replace(options, chunk_bytes=1024), replace(options, compression="zstd")
+"""
+
+REFUSED = {
+    "chunk_bytes": (
+        "lambda path: ckpt.save(path, state(), options=at(options, small))",
+        ["chunks", "a is (16, 32) on process 0, and (8, 32) on process 1", "chunk_bytes="],
+    ),
+    "compression": (
+        "lambda path: ckpt.save(path, state(), options=at(options, zstd))",
+        ["the compression", "a is none on process 0, and zstd on process 1"],
+    ),
+    "compression patterns": (
+        "lambda path: ckpt.save(path, state(), options=replace(options, compression="
+        "at({'**/b': 'zstd', '**': None}, {'**/n': 'zstd', '**': None})))",
+        ["the compression", "layers/b is zstd on process 0, and none on process 1"],
+    ),
+    "the order of devices": (
+        "lambda path: ckpt.save(path, state(layers={'b': put(mesh=other_order)}))",
+        [
+            "the sharding",
+            "layers/b is",
+            "devices 0-1 2048-2049 on process 0",
+            "devices 0 2048 1 2049 on pro",
+        ],
+    ),
+    "the axis that is cut": (
+        "lambda path: ckpt.save(path, state(b=put(spec=at(P('data'), P(None, 'data')))))",
+        ["b is", "P('data')", "P(None, 'data')"],
+    ),
+    "arrays of each process's own": (
+        "lambda path: ckpt.save(path, state(c=jax.device_put(values, jax.local_devices()[0])))",
+        ["c is device 0 of process 0 on process 0, and device 2048 of process 1", "global arrays"],
+    ),
+    "bound and not": (
+        "lambda path: ckpt.save(path, state(c=at(jnp.ones(3), put(np.ones(3), P()))))",
+        ["c is not bound to a device on process 0, and P()"],
+    ),
+    "shape": (
+        "lambda path: ckpt.save(path, state(z=np.arange(at(3, 4))))",
+        ["the structure", "z is numpy int64[3] on process 0, and numpy int64[4] on process 1"],
+    ),
+    "dtype": (
+        "lambda path: ckpt.save(path, state(z=np.zeros(3, at('f4', 'i4'))))",
+        ["z is numpy float32[3] on process 0, and numpy int32[3]"],
+    ),
+    "weak type": (
+        "lambda path: ckpt.save(path, state(z=at(jnp.asarray(1.0), jnp.float32(1.0))))",
+        ["z is jax float32[] weak on process 0, and jax float32[] on process 1"],
+    ),
+    "kind of leaf": (
+        "lambda path: ckpt.save(path, state(z=at(1, 1.0)))",
+        ["z is int on process 0, and float on process 1"],
+    ),
+    "implementation of keys": (
+        "lambda path: ckpt.save(path, state(z=jax.random.key(0, impl=at('rbg', 'threefry2x32'))))",
+        ["z is key<rbg>"],
+    ),
+    "kind of container": (
+        "lambda path: ckpt.save(path, state(c=at([1, 2], (1, 2))))",
+        ["c is list on process 0, and tuple on process 1"],
+    ),
+    "empty containers": (
+        "lambda path: ckpt.save(path, state(c=at({}, None)))",
+        ["c is dict on process 0, and none on process 1"],
+    ),
+    "kind of keys": (
+        "lambda path: ckpt.save(path, state(c={at(0, '0'): 1}))",
+        ["c is dict with the integer keys [0] on process 0, and dict on process 1"],
+    ),
+    "a leaf too many": (
+        "lambda path: ckpt.save(path, state(**at({}, {'m': 1})))",
+        ["the structure of the state on processes [1]", "m (int) is on process 1, and not on"],
+    ),
+    "a leaf too few": (
+        "lambda path: ckpt.save(path, state(**at({'m': 1}, {})))",
+        ["m (int) is on process 0, and not on process 1"],
+    ),
+    "another item": (
+        "lambda path: ckpt.save(path, model=state(), **at({'d': [1]}, {'e': [1]}))",
+        ["item e", "is on process 1, and not on process 0"],
+    ),
+    "a leaf of an item": (
+        "lambda path: ckpt.save(path, model=state(z=at(1, '1')), d=[1])",
+        ["model/z is int on process 0, and str"],
+    ),
+    "durable": (
+        "lambda path: ckpt.save(path, state(), options=replace(options, durable=index == 0))",
+        ["Options(durable=) on processes [1]", "(False, and True)"],
+    ),
+    "overwrite": (
+        "lambda path: ckpt.save(path, state(), overwrite=index == 0)",
+        ["overwrite= on processes [1]"],
+    ),
+    "a state or items": (
+        "lambda path: ckpt.save(path, state()) if index else ckpt.save(path, state=state())",
+        ["one state or named items"],
+    ),
+    "the path": (
+        "lambda path: ckpt.save(f'{path}{index}', state())",
+        ["the path on processes [1]", "1', and '"],
+    ),
+    "the step": (
+        "lambda path: ckpt.Checkpointer(path, asynchronous=False).save(index, state())",
+        ["the path on processes [1]", "/1', and '"],
+    ),
+}
+
+
+def test_what_must_be_alike_is_refused_where_it_is_not(tmp_path: Path) -> None:
+    cases = ", ".join(f"{name!r}: {code}" for name, (code, _) in REFUSED.items())
+    code = f"""
+cases = {{{cases}}}
+failed = {{}}
+for number, (name, call) in enumerate(cases.items()):
+    failed[name] = raised(lambda: call(f"{{directory}}/case{{number}}"))
+meet("tried")
+left = [name for _, _, names in os.walk(directory) for name in names if "owner" not in name]
+meet("looked")
+ckpt.save(f"{{directory}}/after", state(), options=options)  # both go on together
+report(failed=failed, left=left)
+"""
+    directory = tmp_path / "run"
+    told = reports(launch(PRELUDE + code, directory))
+    for process in told:
+        for name, (_, wanted) in REFUSED.items():
+            error = process["failed"][name]
+            assert error is not None, f"{name}: saved"
+            assert error["type"] == "CheckpointError", (name, error)
+            for part in wanted:
+                assert part in error["text"], (name, part, error["text"])
+            assert error["secs"] < 20, name
+        assert process["left"] == [], "something is left of what was refused"
+    assert ckpt.verify(directory / "after").ok
+
+
+HARMLESS = """
+def events(event): pass
+
+differing = {
+    "target_data_file_bytes": dict(options=replace(options, target_data_file_bytes=at(1 << 20, 1 << 12))),
+    "max_host_bytes": dict(options=replace(options, max_host_bytes=at(1 << 30, 1 << 12))),
+    "timeout_secs": dict(options=replace(options, timeout_secs=at(40, 30))),
+    "snapshot": dict(options=replace(options, snapshot=at("host", "device"))),
+    "link_unchanged": dict(options=replace(options, link_unchanged=index == 0)),
+    "checksums": dict(options=replace(options, checksums=index == 0)),
+    "on_event": dict(options=replace(options, on_event=at(None, events))),
+    "empty end of a spec": dict(state=state(b=put(spec=at(P("data"), P("data", None))))),
+    "metadata": dict(metadata={"host": index}),
+    "same codec": dict(options=replace(options, compression=at("zstd", {"**": "zstd"}))),
+}
+for name, named in differing.items():
+    ckpt.save(f"{directory}/{name}", named.pop("state", state()), **named)
+ckpt.save(f"{directory}/values", state(n=index, text=f"of {index}", z=np.full(3, index)))
+one, two = {"a": put(), "n": 1}, {"b": put(), "m": 2}
+ckpt.save(f"{directory}/order", items=at({"one": one, "two": two}, {"two": two, "one": one}))
+with ckpt.Checkpointer(
+    f"{directory}/steps", asynchronous=index == 0, max_to_keep=at(2, 1), options=options
+) as checkpointer:
+    for step in range(3):
+        checkpointer.save(step, state(), metrics={"loss": index}, metadata=index)
+metrics, metadata = checkpointer.metrics(2), checkpointer.metadata(2)
+meet("saved")
+report(metrics=metrics, metadata=metadata, steps=checkpointer.all_steps(), names=list(differing))
+"""
+
+
+def test_what_may_differ_is_each_ones_own_or_that_of_the_first(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    told = reports(launch(PRELUDE + HARMLESS, directory))
+    assert told[0] == told[1]
+    assert told[0]["metrics"] == {"loss": 0} and told[0]["metadata"] == 0
+    assert told[0]["steps"] == [1, 2]  # the first one removes what is not kept
+    values = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    for name in (*told[0]["names"], "values", "steps/2"):
+        assert ckpt.verify(directory / name).ok, name
+        loaded: Any = ckpt.load(directory / name, as_numpy=True)
+        assert (loaded["a"] == values).all() and (loaded["layers"]["b"] == values).all(), name
+    assert ckpt.inspect(directory / "metadata").metadata == {"host": 0}
+    first: Any = ckpt.load(directory / "values", as_numpy=True)
+    assert (first["n"], first["text"], first["z"].tolist()) == (0, "of 0", [0, 0, 0])
+    assert ckpt.verify(directory / "order").ok
+    ordered: Any = ckpt.load(directory / "order", as_numpy=True)
+    assert (ordered["one"]["a"] == values).all() and ordered["two"]["m"] == 2
+
+
+LOCAL = """
+def saving(name, step=0, options=options, **more):
+    def call():
+        with ckpt.Checkpointer(
+            f"{directory}/{name}", local_directory=f"{directory}-{name}-local", asynchronous=False,
+            options=replace(options, persist_policy=ckpt.when.at_steps([])),
+        ) as checkpointer:
+            checkpointer.save(step, state(**more))
+    return call
+
+cases = {
+    "chunk_bytes": saving("1", options=at(options, small)),
+    "compression": saving("2", options=at(options, zstd)),
+    "order": saving("3", b=put(mesh=other_order)),
+    "structure": saving("4", **at({}, {"m": 1})),
+    "step": saving("5", step=index),
+    "durable": saving("6", options=replace(options, durable=index == 0)),
+    "kept": saving("7", options=replace(options, local_max_to_keep=at(1, 2))),
+}
+failed = {name: raised(call) for name, call in cases.items()}
+# what a process holds alone is its own matter there, as long as all call it by one name
+own = jax.device_put(np.full(3, index), jax.local_devices()[0])
+own_error = raised(saving("own", own=own))
+with ckpt.Checkpointer(
+    f"{directory}/own", local_directory=f"{directory}-own-local", options=options
+) as checkpointer:
+    restored = checkpointer.restore_latest(state=state(own=own))
+report(failed=failed, own_error=own_error, own=np.asarray(restored["state"]["own"]).tolist())
+"""
+
+
+def test_local_directories(tmp_path: Path) -> None:
+    told = reports(launch(PRELUDE + LOCAL, tmp_path / "run"))
+    wanted = {
+        "chunk_bytes": "a is (16, 32) on process 0, and (8, 32) on process 1",
+        "compression": "a is none on process 0, and zstd on process 1",
+        "order": "0 2048 1 2049 on process 1",
+        "structure": "m (int) is on process 1, and not on process 0",
+        "step": "the step on processes [1] differs from that on process 0 (1, and 0)",
+        "durable": "Options(durable=) on processes [1]",
+        "kept": "Options(local_max_to_keep=) on processes [1]",
+    }
+    for index, process in enumerate(told):
+        for name, part in wanted.items():
+            error = process["failed"][name]
+            assert error is not None, f"{name}: saved"
+            assert error["type"] == "CheckpointError" and part in error["text"], error
+        assert process["own_error"] is None
+        assert process["own"] == [index] * 3
+
+
+@pytest.mark.slow
+def test_the_first_of_many_leaves_is_named(tmp_path: Path) -> None:
+    """Of a hundred thousand, in messages that do not grow with them."""
+    code = """
+from ckpt_core import _processes
+sent = []
+agree = _processes.Processes.agree
+def measured(self, tag, value, *rest, **named):
+    sent.append(len(value))
+    return agree(self, tag, value, *rest, **named)
+_processes.Processes.agree = measured
+tree = {f"leaf{n:06}": n for n in range(100_000)}
+if index:
+    tree["leaf077777"] = 1.0
+failed = raised(lambda: ckpt.save(f"{directory}/one", tree, options=options))
+report(failed=failed, sent=sent)
+"""
+    told = reports(launch(PRELUDE + code, tmp_path / "run"))
+    for process in told:
+        text = process["failed"]["text"]
+        assert "leaf077777 is int on process 0, and float on process 1" in text
+        assert max(process["sent"]) < 64 * 1024
+        assert len(process["sent"]) == 3

@@ -1,0 +1,138 @@
+"""Each process digests what it wrote; a load opens the checksums of the writers that it needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend
+from ckpt_core._save.digests import digest_all
+from tests.support.launch import launch, reports
+
+SAVE = """
+from ckpt_core._directory import posix
+from ckpt_core._load.checkpoint import NativeCheckpoint
+touched = {"read": [], "listed": [], "checksums": []}
+def noting(cls, method, name, what):
+    plain = getattr(cls, method)
+    def wrapped(self, *arguments, **named):
+        touched[name].append(what(arguments))
+        return plain(self, *arguments, **named)
+    setattr(cls, method, wrapped)
+noting(posix.LocalAttempt, "read", "read", lambda arguments: arguments[0])
+noting(posix.LocalAttempt, "files", "listed", lambda arguments: arguments[0] if arguments else "")
+noting(NativeCheckpoint, "read_file", "checksums", lambda arguments: arguments[0])
+
+mesh = Mesh(np.array(jax.devices()), ("a",))
+rows = NamedSharding(mesh, P("a"))
+def put(values, sharding):
+    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
+tree = {
+    # each process writes more than is digested whole
+    "large": put(np.arange(2 * 36 * 2**18, dtype=np.float32).reshape(2, -1), rows),
+    "scalar": put(np.float32(3).reshape(()), NamedSharding(mesh, P())),
+    "tiny": put(np.arange(4.0), NamedSharding(mesh, P())),
+}
+events = []
+chosen = ckpt.Options(
+    timeout_secs=40, chunk_bytes=1 << 30, target_data_file_bytes=1 << 30, on_event=events.append
+)
+ckpt.save(f"{directory}/one", tree, options=chosen)
+saved = {name: list(seen) for name, seen in touched.items()}
+for name in touched:
+    touched[name].clear()
+loaded = ckpt.load(f"{directory}/one", tree, options=options)
+same = np.array_equal(*[np.asarray(one["large"].addressable_data(0)) for one in (loaded, tree)])
+everything = [name for name in touched["checksums"] if "checksums/" in name]
+touched["checksums"].clear()
+ckpt.load(f"{directory}/one", {"large": tree["large"]}, unexpected="ignore", options=options)
+large = [name for name in touched["checksums"] if "checksums/" in name]
+report(saved=saved, everything=everything, large=large, same=same)
+"""
+
+
+def test_each_digests_its_own(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    told = reports(launch(SAVE, directory, devices=1))
+    assert all(one["same"] for one in told)
+    for index, one in enumerate(told):
+        other = f"process_{1 - index}"
+        assert not [name for name in one["saved"]["read"] if other in name]
+        # the whole directory is listed once, by process 0; progress looks at a process's own files
+        assert one["saved"]["listed"].count("") == (1 if index == 0 else 0)
+        assert not [name for name in one["saved"]["listed"] if other in name]
+    first, second = "state/checksums/process_0", "state/checksums/process_1"
+    # "tiny" and "scalar" stand in the index, and were written by the first process
+    assert [sorted(one["everything"]) for one in told] == [[first], [first, second]]
+    assert [one["large"] for one in told] == [[first], [second]]
+    record = json.loads((directory / "one/ckpt.json").read_text())["record"]
+    large = [name for name, entry in record["files"].items() if entry[0] > 32 << 20]
+    assert len(large) == 2, record["files"]
+    assert ckpt.verify(directory / "one").ok
+    # what no block checksum covers of such a file is digested all the same
+    for name in large:
+        with (directory / "one" / name).open("r+b") as file:
+            file.seek(-1, 2)
+            last = file.read(1)
+            file.seek(-1, 2)
+            file.write(bytes([last[0] ^ 1]))
+        report = ckpt.verify(directory / "one")
+        assert not report.ok and name in str(report.problems)
+        with (directory / "one" / name).open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(last)
+
+
+def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
+    attempt = PosixBackend().begin(str(tmp_path / "one"), overwrite=False, durable=False, token="t")
+    attempt.write("state/a", b"1234")
+    attempt.write("state/b", b"12")
+    told = json.dumps([["state/a", 4, 7, 0]])
+    found = digest_all(attempt, [], [told], {}, True, None)
+    assert (found["state/a"].crc32, found["state/b"].size_bytes) == (7, 2)
+    for size, name, text in ((5, "state/a", "sees 4 bytes"), (4, "state/c", "does not see it")):
+        wrong = json.dumps([[name, size, 7, 0]])
+        with pytest.raises(ckpt.CheckpointError, match=text):
+            digest_all(attempt, [], [told, wrong], {}, True, None)
+    attempt.abort()
+
+
+def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpt_core._directory.object_store import StoreAttempt
+
+    class Keys:
+        def __init__(self) -> None:
+            self.values = {"s/d/x": b"123", "s/d/y": b"1", "t": b"12"}
+            self.fetched: list[str] = []
+
+        def get(self, key: str) -> bytes | None:
+            self.fetched.append(key)
+            return self.values.get(key)
+
+        def list(self, prefix: str = "") -> list[str]:
+            return [key for key in self.values if key.startswith(prefix)]
+
+    keys = Keys()
+    attempt = StoreAttempt("memory://one", keys)  # pyright: ignore[reportArgumentType]
+    assert attempt.files("s/d", {"s/d/x": 3}) == {"s/d/x": 3, "s/d/y": 1}
+    assert attempt.files(told={"s/d/x": 3, "s/d/y": 1}) == {"s/d/x": 3, "s/d/y": 1, "t": 2}
+    assert keys.fetched == ["s/d/y", "t"]
+
+
+def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:
+    """Before, any process could have written what stands in the index."""
+    from ckpt_core._load.opening import open_checkpoint
+    from ckpt_core._load.readers.checksums import ItemChecksums
+    from ckpt_core._storage import Extent
+
+    ckpt.save(tmp_path / "one", {"a": np.arange(4.0), "b": np.arange(400.0)})
+    opened = open_checkpoint(tmp_path / "one")
+    item = opened.items["state"]
+    known = ItemChecksums(opened, item, few=False)
+    for writer in ("", "ocdbt.process_0/d/x", "ocdbt.process_7/d/x", "d/x"):
+        assert known.of("a/c/0", Extent(writer, 0, 32)) is not None
+    assert known.of("c/c/0", Extent("", 0, 32)) is None

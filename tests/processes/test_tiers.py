@@ -1,0 +1,327 @@
+"""Several processes, each with a local directory of its own, over one persistent directory."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.launch import launch, reports
+
+COMMON = """
+import itertools, shutil, warnings
+from pathlib import Path
+mesh = Mesh(np.array(jax.devices()), ("data",))
+options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.every_steps(3))
+own = Path(f"{directory}/local/{index}")
+persistent = Path(f"{directory}/persistent")
+turns = itertools.count()
+told = {}
+
+def put(values, spec):
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
+
+def state(step, by=P("data")):
+    rows = np.arange(8 << 11, dtype=np.float32).reshape(8, -1) / 7 + step
+    return {
+        "rows": put(rows, by),
+        "columns": put(rows, P(None, "data")),
+        "half": put(rows.astype(jax.numpy.bfloat16), by),
+        "everywhere": put(np.arange(6, dtype=np.int32) + step, P()),
+        "host": np.arange(3) + step,
+        "n": step,
+    }
+
+def same(tree, step, by):
+    wanted = state(step, by)
+    for name, leaf in wanted.items():
+        if isinstance(leaf, jax.Array):
+            pairs = zip(tree[name].addressable_shards, leaf.addressable_shards, strict=True)
+            if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in pairs):
+                return False
+        elif not np.array_equal(leaf, tree[name]):
+            return False
+    return tree.keys() == wanted.keys()
+
+def start(local=own, options=options):
+    return ckpt.Checkpointer(persistent, local_directory=local, options=options)
+
+def resume(checkpointer, by=P("data")):
+    found = checkpointer.restore_latest(state=state(99, by))
+    assert found is None or same(found["state"], found.step, by), found
+    return found
+
+def train(last, local=own):
+    # resumes from the newest step, and goes on to the last one
+    with start(local) as checkpointer:
+        found = resume(checkpointer)
+        for step in range(found.step + 1 if found else 0, last + 1):
+            assert checkpointer.save(step, state(step)), step
+
+def restored(by=P("data"), local=own):
+    # what there is, and which step comes back from where, with how many warnings
+    with start(local) as checkpointer, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps = checkpointer.all_steps()
+        assert checkpointer.latest_step() == steps[-1]
+        found = resume(checkpointer, by)
+        tier = "persistent" if Path(found.path).parent == persistent else "local"
+        return [steps, found.step, tier, sum("skipped" in str(one.message) for one in caught)]
+
+def part(step):
+    (found,) = own.glob(f"run-*/process_{index}-of-{count}/{step}")
+    return found
+
+def local_steps():
+    return sorted(int(path.name) for path in own.glob(f"run-*/process_{index}-of-{count}/[0-9]*"))
+
+def damage(step):
+    file = max(part(step).rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+def on(process, work):
+    # one process does something to its own directory, and the others wait
+    meet(f"turn{next(turns)}")
+    if index == process:
+        work()
+    meet(f"turn{next(turns)}")
+"""
+
+JOURNEY = (
+    COMMON
+    + """
+train(4)
+told["local is newest"] = restored()
+told["kept"] = local_steps()
+told["bytes"] = sum(file.stat().st_size for file in part(4).rglob("d/*"))
+told["other shardings"] = restored(P(None, "data"))
+
+on(1, lambda: shutil.rmtree(own))
+told["one host lost its own"] = restored()
+train(5)
+told["went on"] = restored(), local_steps()
+
+told["hosts changed places"] = restored(local=Path(f"{directory}/local/{count - 1 - index}"))
+
+on(0, lambda: damage(5))
+told["damage on one"] = restored()
+train(4)
+told["went on from before it"] = restored(), local_steps()
+
+# all have a step 5, but of two different pasts
+train(5)
+place, aside = part(5), own / "aside"
+on(0, lambda: place.rename(aside))
+told["lost on one"] = restored()
+train(5)
+on(0, lambda: (shutil.rmtree(place), aside.rename(place)))
+told["two pasts"] = restored(), local_steps()
+
+train(6)
+told["in both tiers"] = restored()
+on(count - 1, lambda: damage(6))
+told["the other copy"] = restored()
+
+# one of them cannot write: then none has the step, and the next one is saved
+from ckpt_core._directory import posix as directories
+plain = directories.LocalAttempt.write
+def full(self, name, data):
+    raise OSError(28, "No space left on device")
+
+def save(checkpointer, step, tree):
+    checkpointer.save(step, tree)
+    checkpointer.wait_until_finished()
+
+with start() as checkpointer:
+    resume(checkpointer)
+    if index == count - 1:
+        directories.LocalAttempt.write = full
+    told["no room"] = raised(lambda: save(checkpointer, 7, state(7)))
+    directories.LocalAttempt.write = plain
+    told["without it"] = checkpointer.all_steps(), 7 in local_steps()
+    checkpointer.save(8, state(8))
+told["room again"] = restored()
+
+with start() as checkpointer:
+    resume(checkpointer)
+    tree = state(10) | ({"more": 1} if index == 0 else {})
+    told["other trees"] = raised(lambda: save(checkpointer, 10, tree))
+
+both = Path(f"{directory}/both")
+train(10, both)
+told["one directory"] = restored(local=both)
+report(**told)
+"""
+)
+
+
+def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
+    ended = launch(JOURNEY, tmp_path / "run", processes=processes, devices=devices, limit_secs=240)
+    last = processes - 1
+    for index, told in enumerate(reports(ended)):
+        assert told["local is newest"] == [[0, 3, 4], 4, "local", 0]
+        assert told["kept"] == [4]
+        sharded_bytes = (8 << 11) * (4 + 4 + 2)
+        assert 0 < told["bytes"] - sharded_bytes / processes < 10_000  # what it holds, and no more
+        assert told["other shardings"] == [[0, 3, 4], 3, "persistent", 1]
+        assert told["one host lost its own"] == [[0, 3], 3, "persistent", 0]
+        assert told["went on"] == [[[0, 3, 5], 5, "local", 0], [5]]
+        # with three or more, the one in the middle has its own: that is not all
+        assert told["hosts changed places"] == [[0, 3], 3, "persistent", 0]
+        assert told["damage on one"] == [[0, 3, 5], 3, "persistent", 1]
+        assert told["went on from before it"] == [[[0, 3, 4], 4, "local", 0], [4]]
+        assert told["lost on one"] == [[0, 3], 3, "persistent", 0]
+        assert told["two pasts"] == [[[0, 3], 3, "persistent", 0], [5]]
+        assert told["in both tiers"] == [[0, 3, 6], 6, "local", 0]
+        assert told["the other copy"] == [[0, 3, 6], 6, "persistent", 0]
+        assert told["no room"]["type"] == ("OSError" if index == last else "CheckpointError")
+        if index != last:
+            assert f"process {last} failed to save into its local" in told["no room"]["text"]
+        assert told["without it"] == [[0, 3, 6], False]
+        assert told["room again"] == [[0, 3, 6, 8], 8, "local", 0]
+        assert told["other trees"]["type"] == "CheckpointError"
+        assert "the structure of the state on processes" in told["other trees"]["text"]
+        assert told["one directory"] == [[0, 3, 6, 9, 10], 10, "local", 0]
+    # warned on all: a step that is not whole is named with who lacks it
+    assert all("step 5 is not whole" in process.text for process in ended)
+    assert not list((tmp_path / "run").rglob(".ckpt-tmp.*"))
+    persistent = tmp_path / "run/persistent"
+    for step in (0, 3, 6, 9):
+        assert ckpt.verify(persistent / str(step)).ok
+    # another number of processes has nothing local, and goes on from what all share
+    with ckpt.Checkpointer(persistent, local_directory=tmp_path / "run/both") as alone:
+        assert alone.all_steps() == [0, 3, 6, 9]
+        assert alone.load(9, as_numpy=True)["n"] == 9
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    check_journey(tmp_path, 2, 2)
+
+
+PIPELINES = """
+import grain.python as grain
+mesh = Mesh(np.array(jax.devices()), ("data",))
+options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.at_steps([0]))
+
+def data():
+    numbers = grain.MapDataset.range(100)[index::count].shuffle(seed=3).repeat()
+    return iter(numbers.batch(2).to_iter_dataset())
+
+def params(value):
+    values = np.full((8, 4), value, np.float32)
+    sharding = NamedSharding(mesh, P("data"))
+    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
+
+def start():
+    return ckpt.Checkpointer(
+        f"{directory}/persistent", local_directory=f"{directory}/local/{index}", options=options
+    )
+
+batches = data()
+with start() as checkpointer:
+    for step in range(3):
+        next(batches)
+        checkpointer.save(step, data=batches, params=params(step))
+wanted = [next(batches).tolist() for _ in range(3)]
+batches = data()
+with start() as checkpointer:
+    restored = checkpointer.restore_latest(data=batches, params=params(9))
+found = [next(batches).tolist() for _ in range(3)]
+report(step=restored.step, local="/local/" in restored.path, same=found == wanted, found=found)
+"""
+
+
+@pytest.mark.slow
+def test_every_process_resumes_its_own_pipeline(tmp_path: Path) -> None:
+    told = reports(launch(PIPELINES, tmp_path / "run"))
+    for process in told:
+        assert process["step"] == 2 and process["local"] and process["same"]
+    assert told[0]["found"] != told[1]["found"]
+
+
+@pytest.mark.slow
+def test_four_processes(tmp_path: Path) -> None:
+    check_journey(tmp_path, 4, 1)
+
+
+KILLED = (
+    COMMON
+    + """
+from ckpt_core._directory import posix as directories
+from ckpt_core._save import write
+VICTIM, PHASE = {victim}, {phase!r}
+leaving = [n for n in range(count) if n != VICTIM]
+short = ckpt.Options(timeout_secs=4, persist_policy=options.persist_policy)
+checkpointer = start(options=short)
+for step in range(2):
+    checkpointer.save(step, state(step))
+checkpointer.wait_until_finished()
+meet("saved")
+
+def arm():
+    commit = directories.LocalAttempt.commit
+    def hooked(self, *arguments):
+        if PHASE == "renamed":
+            commit(self, *arguments)
+        kill()
+    directories.LocalAttempt.commit = hooked
+    if PHASE == "writing":
+        write.ArrayWriter.finish = lambda *_: kill()
+
+if index == VICTIM:
+    arm()
+
+def save():
+    checkpointer.save(2, state(2))
+    checkpointer.wait_until_finished()
+
+error = raised(save)
+report(error=error, steps=checkpointer.all_steps())
+"""
+)
+
+AGAIN = COMMON + "told['first'] = restored()\ntrain(4)\ntold['then'] = restored()\nreport(**told)"
+
+
+def check_killed(tmp_path: Path, phase: str, victim: int) -> None:
+    """Kills one while it saves step 2, which goes to local directories only, and starts again."""
+    code = KILLED.replace("{victim}", str(victim)).replace("{phase!r}", repr(phase))
+    ended = launch(code, tmp_path / "run", devices=1)
+    assert ended[victim].status == -signal.SIGKILL and ended[victim].told is None
+    survivor = ended[1 - victim].told
+    if survivor is not None:  # where the coordinator went, the runtime ends the others
+        assert survivor["error"]["type"] == "BarrierTimeout", survivor
+        assert survivor["error"]["absent"] == [victim]
+        assert survivor["steps"] == [0, 1]
+    elif victim == 1:
+        pytest.fail(ended[0].text)
+    whole, without = [[0, 1, 2], 2, "local", 0], [[0, 1], 1, "local", 0]
+    again = reports(launch(AGAIN, tmp_path / "run", devices=1))
+    firsts = [one["first"] for one in again]
+    if phase != "renamed":  # the other one has it, or nobody
+        assert firsts == [without, without]
+    elif victim == 1:  # both have it: all had said that they wrote it
+        assert firsts == [whole, whole]
+    else:  # the other one had it, or was ended before
+        assert firsts in ([whole, whole], [without, without])
+    for told in again:
+        assert told["then"] == [[0, 3, 4], 4, "local", 0]
+    assert not list((tmp_path / "run").rglob(".ckpt-tmp.*"))
+
+
+@pytest.mark.faults
+def test_one_is_killed_when_the_other_has_its_part(tmp_path: Path) -> None:
+    check_killed(tmp_path, "written", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("phase", ["writing", "written", "renamed"])
+def test_one_is_killed(tmp_path: Path, phase: str, victim: int) -> None:
+    check_killed(tmp_path, phase, victim)

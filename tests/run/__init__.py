@@ -1,0 +1,1 @@
+"""The Checkpointer: steps, retention, policies, tiers, takeover."""

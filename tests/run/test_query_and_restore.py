@@ -1,0 +1,313 @@
+"""What a directory of steps says is there, and what comes back, past damage too."""
+
+import gc
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.places import (  # noqa: F401 (fixtures)
+    Place,
+    make_asynchronous,
+    make_local,
+    make_place,
+    open_at,
+    same,
+    state,
+    write,
+)
+
+# ---- what is there -----------------------------------------------------------------------------
+
+
+def test_an_empty_directory(place):
+    checkpointer = open_at(place, best_metric="loss", best_mode="min")
+    assert checkpointer.restore_latest(state=state(0)) is None
+    assert checkpointer.latest_step() is None and checkpointer.best_step() is None
+    assert checkpointer.all_steps() == [] and checkpointer.explain() == {}
+    with pytest.raises(ckpt.CheckpointNotFound, match="no step 3; it has: none"):
+        checkpointer.load(3)
+
+
+def test_queries(place):
+    with open_at(place) as checkpointer:
+        checkpointer.save(1, params=state(1), metrics={"loss": 2}, metadata={"run": "a"})
+        checkpointer.save(12, params=state(12), metadata=[1])
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [1, 12] and checkpointer.latest_step() == 12
+        assert checkpointer.metrics(1) == {"loss": 2.0} and checkpointer.metrics(12) == {}
+        assert checkpointer.metadata(1) == {"run": "a"} and checkpointer.metadata(12) == [1]
+        info = checkpointer.inspect(1)
+    assert [leaf.path for leaf in info.items["params"].leaves] == ["w", "n"]
+    assert info.items["params"].leaves[0].shape == (64,)
+    assert info.metrics == {"loss": 2.0} and info.format_version is not None
+    with pytest.raises(ckpt.CheckpointNotFound, match="no step 2; it has: 1, 12"):
+        checkpointer.inspect(2)
+    assert checkpointer.directory == place.url
+
+
+def test_restore_load_and_restore_latest(place, asynchronous):
+    with open_at(place, asynchronous=asynchronous) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step), metadata=step)
+        # of a save that may be running still
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored is not None and restored.step == 2 and same(restored["state"], 2)
+        assert same(checkpointer.load(1), 1)
+        assert same(checkpointer.load(1, state(0)), 1)
+        assert same(checkpointer.load(1, item="state"), 1)
+        older = checkpointer.restore(0, state=state(2))
+    assert older.step == 0 and older.metadata == 0 and same(older.state, 0)
+
+
+def test_only_rename_cast_missing_and_unexpected(place):
+    write(place, 0)
+    checkpointer = open_at(place)
+    target = {"v": jnp.zeros(64, jnp.bfloat16), "n": 0, "more": 5}
+    arguments: dict[str, Any] = {"rename": {"w": "v"}, "cast": True, "missing": "keep"}
+    restored = checkpointer.restore_latest(state=target, **arguments)
+    assert restored["state"]["more"] == 5 and restored["state"]["v"].dtype == jnp.bfloat16
+    assert restored.report.cast and restored.report.missing
+    restored = checkpointer.restore(0, state={"n": 7}, unexpected="ignore")
+    assert restored["state"] == {"n": 0} and restored.report.unexpected
+    assert set(checkpointer.load(0, only="w")) == {"w"}
+
+
+def test_restored(place):
+    write(place, 4)
+    with open_at(place) as checkpointer:
+        restored = checkpointer.restore_latest(items={"state": state(0)})
+    assert restored and len(restored) == 1 and list(restored) == ["state"]
+    assert dict(restored)["state"] is restored["state"] is restored.state
+    assert restored.path == f"{place.url}/4" and restored.step == 4
+    assert "n" in str(restored.report.loaded)
+    with pytest.raises(KeyError, match="restored were state"):
+        restored["model"]
+    with pytest.raises(AttributeError):
+        _ = restored.model
+    assert "step=4" in repr(restored)
+
+
+class Counter:
+    """A user's own object."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.history = np.zeros(3)
+
+    def get_state(self) -> Any:
+        return {"count": self.count, "history": self.history}
+
+    def set_state(self, state: Any) -> None:
+        self.count, self.history = state["count"], state["history"]
+
+
+def test_stateful_objects_are_set_in_place(place):
+    mine = Counter(5)
+    mine.history[:] = [1, 2, 3]
+    with open_at(place) as checkpointer:
+        checkpointer.save(0, counter=mine, params=state(0))
+        mine.count = 6
+        mine.history[:] = 0
+    other = Counter(0)
+    restored = open_at(place).restore_latest(counter=other, params=state(1))
+    assert restored["counter"] is other and other.count == 5
+    assert other.history.tolist() == [1, 2, 3]
+
+
+def test_stateful_needs_no_reading(place):
+    mine = Counter(1)
+    with open_at(place) as checkpointer:
+        checkpointer.save(0, counter=mine)
+        checkpointer.restore_latest(counter=mine)
+        assert checkpointer.save(1, counter=mine)
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({}, "7"),
+        ({"step_prefix": "step"}, "step_7"),
+        ({"step_prefix": "step_"}, "step__7"),
+        ({"step_format_fixed_length": 4}, "0007"),
+        ({"step_prefix": "run", "step_format_fixed_length": 4}, "run_0007"),
+    ],
+)
+def test_names_of_steps(place, arguments, name):
+    write(place, 7, **arguments)
+    assert {found.partition("/")[0] for found in place.names()} == {name}
+    # every other way of naming reads, refuses to write it again, and deletes it
+    for reading in ({}, {"step_prefix": "s"}, {"step_format_fixed_length": 6}):
+        checkpointer = open_at(place, **reading)
+        assert checkpointer.all_steps() == [7] and same(checkpointer.load(7), 7)
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored.step == 7 and same(restored["state"], 7)
+        with pytest.raises(ckpt.CheckpointExists):
+            checkpointer.save(7, state(8))
+    checkpointer.delete(7)
+    assert checkpointer.all_steps() == [] and place.names() == []
+
+
+def test_retention_across_names(place):
+    write(place, 1, 2, step_prefix="step")
+    write(place, 3, max_to_keep=2)
+    assert open_at(place).all_steps() == [2, 3]
+
+
+def test_overwrite_of_a_step_with_another_name(local):
+    write(local, 1, step_prefix="step")
+    with open_at(local) as checkpointer:
+        assert checkpointer.save(1, state(2), overwrite=True)
+    assert same(open_at(local, step_prefix="step").load(1), 2)
+
+
+def test_names_refused(local):
+    for bad in ({"step_prefix": "a/b"}, {"step_prefix": ".a"}, {"step_format_fixed_length": 0}):
+        with pytest.raises(ValueError, match="step_"):
+            open_at(local, **bad)
+
+
+def test_what_is_no_step_is_left_alone(local):
+    write(local, 1)
+    for name in ("logs", "12abc", "5"):  # a number with nothing in it is no step either
+        os.makedirs(f"{local.url}/{name}")
+    Path(local.url, "9").write_text("a file")
+    write(local, 2, 3, max_to_keep=1)
+    assert open_at(local).all_steps() == [3]
+    assert local.entries() == ["12abc", "3", "5", "9", "logs"]
+
+
+# ---- waiting -----------------------------------------------------------------------------------
+
+
+def test_wait_for_new_step(place):
+    follower = open_at(place, read_only=True)
+    assert follower.wait_for_new_step(timeout_secs=0) is None
+    write(place, 3)
+    assert follower.wait_for_new_step(timeout_secs=0) == 3
+    assert follower.wait_for_new_step(2) == 3
+    started = time.monotonic()
+    assert follower.wait_for_new_step(3, timeout_secs=0.2) is None
+    assert time.monotonic() - started < 5
+
+    writer = threading.Timer(0.1, lambda: write(place, 8))
+    writer.start()
+    assert follower.wait_for_new_step(3, timeout_secs=30) == 8
+    writer.join()
+
+
+# ---- damage ------------------------------------------------------------------------------------
+
+
+def test_a_step_without_its_record_is_not_there(place):
+    write(place, 1, 2)
+    place.remove("2/ckpt.json")
+    checkpointer = open_at(place)
+    if not place.local:
+        assert checkpointer.all_steps() == [1]
+        assert checkpointer.restore_latest(state=state(0)).step == 1
+        return
+    # a rename brings the record with everything else, so in a file system this is damage
+    with pytest.warns(RuntimeWarning, match=r"step 2 is damaged.*ckpt\.json"):
+        assert checkpointer.restore_latest(state=state(0)).step == 1
+    os.rename(f"{place.url}/2", f"{place.url}/.ckpt-tmp.2.someone.0123")
+    assert checkpointer.all_steps() == [1]
+
+
+def test_an_unfinished_step_of_a_store_is_written_anew():
+    place = Place(f"memory://test-unfinished-{os.getpid()}/run")
+    write(place, 1)
+    place.remove("1/ckpt.json")
+    write(place, 1)
+    assert same(open_at(place).load(1), 1)
+
+
+@pytest.mark.parametrize("kind", ["record", "values"])
+def test_a_damaged_newest_step_is_skipped(place, kind):
+    write(place, 1, 2, 3)
+    if kind == "values":
+        place.damage(3)
+    else:
+        place.write("3/ckpt.json", place.read("3/ckpt.json").replace(b"3", b"4", 1))
+    before = {name: place.read(name) for name in place.names()}
+    with open_at(place) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 3 is damaged and skipped") as caught:
+            restored = checkpointer.restore_latest(state=state(0))
+        assert len(caught) == 1 and caught[0].filename == __file__
+        assert ("w" if kind == "values" else "ckpt.json") in str(caught[0].message)
+        assert restored.step == 2 and same(restored["state"], 2)
+        with pytest.raises(ckpt.CheckpointCorrupt) as error:
+            checkpointer.restore_latest(state=state(0), strict_latest=True)
+        if kind == "values":
+            assert error.value.leaf == "w"
+        with pytest.raises(ckpt.CheckpointCorrupt):
+            checkpointer.load(3)
+    assert {name: place.read(name) for name in place.names()} == before
+
+
+def test_all_steps_damaged(place):
+    write(place, 1, 2)
+    place.damage(1)
+    place.damage(2)
+    with (
+        pytest.warns(RuntimeWarning, match="damaged and skipped"),
+        pytest.raises(ckpt.CheckpointCorrupt, match="none of the steps 2, 1") as caught,
+    ):
+        open_at(place).restore_latest(state=state(0))
+    assert caught.value.leaf == "w"
+
+
+def test_mismatch_is_raised_even_with_older_steps(place):
+    write(place, 1)
+    with open_at(place) as checkpointer:
+        checkpointer.save(2, {"other": np.zeros(3)})
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        open_at(place).restore_latest(state=state(0))
+    assert {mismatch.kind for mismatch in caught.value.mismatches} == {"missing", "unexpected"}
+
+
+def test_an_item_that_was_not_saved(place):
+    write(place, 1)
+    with pytest.raises(ckpt.CheckpointNotFound, match="state"):
+        open_at(place).restore_latest(model=state(0))
+
+
+def test_a_damaged_step_leaves_targets_as_they_were(place):
+    with open_at(place) as checkpointer:
+        checkpointer.save(3, counter=Counter(5), params=state(3))
+        checkpointer.wait_until_finished()
+        place.damage(3)
+        mine = Counter(1)
+        with (
+            pytest.warns(RuntimeWarning, match="damaged"),
+            pytest.raises(ckpt.CheckpointCorrupt),
+        ):
+            checkpointer.restore_latest(counter=mine, params=state(0))
+    assert mine.count == 1
+
+
+# ---- restored values that nobody read ----------------------------------------------------------
+
+
+def test_restored_values_are_not_kept_alive(local):
+    """What is noticed of them (test_restored_but_not_taken.py) holds none of them."""
+    fresh = {"w": jnp.zeros(64)}
+    with open_at(local) as checkpointer:
+        checkpointer.save(0, params=fresh)
+        restored = checkpointer.restore_latest(params=fresh)
+        values = weakref.ref(restored["params"]["w"])
+        del restored, fresh
+        checkpointer.save(1, params={"w": jnp.ones(64)})
+        checkpointer.wait_until_finished()
+        gc.collect()
+        assert values() is None

@@ -1,0 +1,401 @@
+"""Saves into a directory of steps: what is saved, what is kept, what is refused, how it ends."""
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._format import orbax_write
+from ckpt_core._storage import ArrayWriter, backend_of
+from tests.support.places import (  # noqa: F401 (fixtures)
+    Place,
+    make_asynchronous,
+    make_local,
+    make_place,
+    open_at,
+    same,
+    state,
+    write,
+)
+
+# ---- saving and keeping ------------------------------------------------------------------------
+
+
+def test_interval(place, asynchronous):
+    with open_at(place, save_interval_steps=3, asynchronous=asynchronous) as checkpointer:
+        started = [checkpointer.save(step, state(step)) for step in range(8)]
+        assert started == [step % 3 == 0 for step in range(8)]
+        assert [checkpointer.should_save(step) for step in (8, 9)] == [False, True]
+        assert checkpointer.save(7, state(7), force=True) is True
+    assert open_at(place).all_steps() == [0, 3, 6, 7]
+
+
+def test_max_to_keep(place, asynchronous):
+    with open_at(place, max_to_keep=2, asynchronous=asynchronous) as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step))
+    assert checkpointer.all_steps() == [3, 4]
+    # nothing of a deleted step is left
+    assert {name.partition("/")[0] for name in place.names()} == {"3", "4"}
+    if place.local:
+        assert place.entries() == ["3", "4"]
+
+
+def test_keep_period(place):
+    write(place, *range(8), max_to_keep=2, keep_period=3)
+    assert open_at(place).all_steps() == [0, 3, 6, 7]
+
+
+def test_best_and_latest_are_kept(place, asynchronous):
+    losses = [0.5, 0.1, 0.3, 0.2, 0.9, 0.8]
+    arguments: dict[str, Any] = {"max_to_keep": 2, "best_metric": "loss", "best_mode": "min"}
+    with open_at(place, asynchronous=asynchronous, **arguments) as checkpointer:
+        for step, loss in enumerate(losses):
+            checkpointer.save(step, state(step), metrics={"loss": loss})
+    assert checkpointer.all_steps() == [1, 3, 5]
+    assert checkpointer.best_step() == 1
+    assert checkpointer.metrics(3) == {"loss": 0.2}
+    explained = checkpointer.explain()
+    assert list(explained) == [1, 3, 5]
+    assert "best 2 by loss" in explained[1] and "latest 1" in explained[5]
+
+
+def test_best_mode_max_and_nan(place):
+    arguments: dict[str, Any] = {"max_to_keep": 1, "best_metric": "score", "best_mode": "max"}
+    with open_at(place, **arguments) as checkpointer:
+        for step, score in enumerate([1.0, 7.0, float("nan"), 7.0, 2.0]):
+            checkpointer.save(step, state(step), metrics={"score": score})
+        checkpointer.save(5, state(5))  # has no score
+    assert checkpointer.all_steps() == [3, 5]  # of equal ones the newer, never NaN
+    assert checkpointer.best_step() == 3
+
+
+def test_keep_policy_cannot_delete_the_newest(place):
+    write(place, 0, 1, 2, keep_policy=ckpt.keep.steps([0]))
+    checkpointer = open_at(place, keep_policy=ckpt.keep.steps([0]))
+    assert checkpointer.all_steps() == [0, 2]
+    assert checkpointer.explain()[2] == "kept: the newest step"
+
+
+def test_retention_keeps_the_newest_whole_step_and_what_it_cannot_read(place):
+    write(place, 0, 1, 2)
+    place.write("2/ckpt.json", b"{}")
+    checkpointer = open_at(place, max_to_keep=1)
+    explained = checkpointer.explain()
+    assert explained[0].startswith("deleted")
+    assert explained[1].startswith("kept")
+    assert "cannot be read" in explained[2]
+
+
+def test_arguments_that_do_not_go_together(place):
+    with pytest.raises(TypeError, match="best_mode"):
+        open_at(place, best_metric="loss")
+    with pytest.raises(ValueError, match="'min' or 'max'"):
+        open_at(place, best_metric="loss", best_mode="least")
+    with pytest.raises(TypeError, match="not both"):
+        open_at(place, save_interval_steps=2, save_policy=ckpt.when.every_steps(2))
+    with pytest.raises(TypeError, match="not both"):
+        open_at(place, max_to_keep=2, keep_policy=ckpt.keep.latest(2))
+    with pytest.raises(TypeError, match="keep_period"):
+        open_at(place, keep_period=2)
+    with pytest.raises(ckpt.CheckpointError, match="best_metric"):
+        open_at(place).best_step()
+
+
+def test_policies(place):
+    policy = ckpt.when.at_steps([4]) | ckpt.when.every_steps(3)
+    write_steps = [step for step in range(8) if policy(step, ckpt.when.SaveContext())]
+    with open_at(place, save_policy=policy, keep_policy=ckpt.keep.all()) as checkpointer:
+        for step in range(8):
+            checkpointer.save(step, state(step))
+    assert checkpointer.all_steps() == write_steps == [0, 3, 4, 6]
+
+
+# ---- steps that are refused --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [-1, True, "3", 1.5, None, 2**63], ids=repr)
+def test_step_numbers_refused(place, step):
+    checkpointer = open_at(place)
+    for call in (
+        lambda: checkpointer.save(step, state(0)),
+        lambda: checkpointer.load(step),
+        lambda: checkpointer.restore(step, state=state(0)),
+        lambda: checkpointer.should_save(step),
+        lambda: checkpointer.delete(step),
+        lambda: checkpointer.inspect(step),
+    ):
+        with pytest.raises((TypeError, ValueError), match="step must be an integer"):
+            call()
+    assert checkpointer.all_steps() == []
+
+
+@pytest.mark.parametrize("step", [-1, True, "3"], ids=repr)
+def test_rollback_to_refuses_what_is_no_step(place, step):
+    with pytest.raises((TypeError, ValueError), match="step must be an integer"):
+        open_at(place).rollback_to(step)
+
+
+def test_numpy_integers_are_steps(place):
+    with open_at(place) as checkpointer:
+        assert checkpointer.save(np.int32(3), state(3))
+    assert same(checkpointer.load(np.int64(3)), 3)
+    assert type(checkpointer.restore(np.int64(3), state=state(0)).step) is int
+
+
+def test_the_same_step_twice(place, asynchronous):
+    with open_at(place, asynchronous=asynchronous) as checkpointer:
+        assert checkpointer.save(1, state(1)) is True
+        assert checkpointer.save(1, state(2)) is False
+        assert checkpointer.save(1, state(2), force=True) is False
+        checkpointer.wait_until_finished()
+        assert checkpointer.save(1, state(2)) is False
+    assert same(open_at(place).load(1), 1)
+
+
+def test_a_step_of_another_writer(place):
+    write(place, 1)
+    with open_at(place) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match="step 1 is there already") as caught:
+            checkpointer.save(1, state(2))
+        assert isinstance(caught.value, FileExistsError)
+        assert checkpointer.save(2, state(2))
+    assert same(checkpointer.load(1), 1)
+
+
+def test_overwrite(local, asynchronous):
+    write(local, 1)
+    with open_at(local, asynchronous=asynchronous) as checkpointer:
+        assert checkpointer.save(1, state(2), overwrite=True)
+        assert checkpointer.save(1, state(3), overwrite=True)
+    assert same(open_at(local).load(1), 3)
+    assert local.entries() == ["1"]
+
+
+def test_overwrite_in_a_store_is_refused_and_harmless():
+    place = Place(f"memory://test-overwrite-{os.getpid()}/run")
+    write(place, 1)
+    with open_at(place) as checkpointer, pytest.raises(ckpt.CheckpointError, match="delete it"):
+        checkpointer.save(1, state(2), overwrite=True)
+    assert same(open_at(place).load(1), 1)
+
+
+def test_a_step_older_than_the_newest(place):
+    write(place, 3, 7)
+    with open_at(place) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match=r"step 5 is older than 7.*rollback_to\(4"):
+            checkpointer.save(5, state(5))
+        assert checkpointer.rollback_to(4) == [7]
+        assert checkpointer.save(5, state(5))
+    assert checkpointer.all_steps() == [3, 5]
+
+
+def test_rollback_to_and_save_again(place):
+    with open_at(place) as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step))
+        assert checkpointer.rollback_to(1) == [2, 3, 4]
+        assert checkpointer.rollback_to(1) == []
+        assert checkpointer.save(2, state(20))  # its own, and gone
+    assert checkpointer.all_steps() == [0, 1, 2]
+    assert same(open_at(place).load(2), 20)
+
+
+def test_delete(place):
+    with open_at(place) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step))
+        checkpointer.wait_until_finished()
+        checkpointer.delete(1)
+        assert checkpointer.all_steps() == [0, 2]
+        with pytest.raises(ckpt.CheckpointNotFound, match="no step 1; it has: 0, 2"):
+            checkpointer.delete(1)
+        checkpointer.delete(2)
+        assert checkpointer.save(2, state(9))
+    assert same(open_at(place).load(2), 9)
+
+
+def test_read_only(place):
+    write(place, 1, 2)
+    before = {name: place.read(name) for name in place.names()}
+    with open_at(place, read_only=True, max_to_keep=1) as checkpointer:
+        assert checkpointer.should_save(3) is False
+        for call in (
+            lambda: checkpointer.save(3, state(3)),
+            lambda: checkpointer.save(3, state(3), force=True),
+            lambda: checkpointer.delete(1),
+            lambda: checkpointer.rollback_to(1),
+        ):
+            with pytest.raises(ckpt.CheckpointError, match="read_only"):
+                call()
+        assert checkpointer.restore_latest(state=state(0)).step == 2
+    assert {name: place.read(name) for name in place.names()} == before
+
+
+def test_read_only_makes_no_directory(local):
+    assert open_at(local, read_only=True).all_steps() == []
+    assert not os.path.exists(local.url)
+
+
+def test_a_file_is_no_directory_of_steps(local):
+    Path(local.url).write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        open_at(local, read_only=True).restore_latest(state=state(0))
+
+
+# ---- the end -----------------------------------------------------------------------------------
+
+
+def test_close(place):
+    checkpointer = open_at(place)
+    checkpointer.save(0, state(0))
+    checkpointer.close()
+    assert checkpointer.all_steps() == [0]  # the save was waited for
+    checkpointer.close()
+    with pytest.raises(ckpt.CheckpointError, match="closed"):
+        checkpointer.save(1, state(1))
+
+
+def _fail_after_a_save(place: Place) -> None:
+    with open_at(place) as checkpointer:
+        checkpointer.save(0, state(0))
+        raise ZeroDivisionError
+
+
+def test_an_error_in_the_body_is_not_masked(place):
+    with pytest.raises(ZeroDivisionError) as caught:
+        _fail_after_a_save(place)
+    assert not hasattr(caught.value, "__notes__")
+    assert open_at(place).all_steps() == [0]
+
+
+def _fail(*_: Any) -> None:
+    raise OSError(5, "no luck")
+
+
+def test_a_failed_save_and_an_error_in_the_body(local, monkeypatch):
+    monkeypatch.setattr(LocalAttempt, "commit", _fail)
+    with pytest.raises(ZeroDivisionError) as caught:
+        _fail_after_a_save(local)
+    (note,) = caught.value.__notes__
+    assert "no luck" in note and local.url in note
+    assert local.names() == []
+
+
+def test_a_failed_save_ends_the_with_block(local, monkeypatch):
+    monkeypatch.setattr(LocalAttempt, "commit", _fail)
+    with pytest.raises(OSError, match="no luck") as caught, open_at(local) as checkpointer:
+        checkpointer.save(0, state(0))
+    assert "step 0" in caught.value.__notes__[0]
+
+
+def test_a_failed_step_can_be_saved_again(local, monkeypatch, asynchronous):
+    with open_at(local, asynchronous=asynchronous) as checkpointer:
+        monkeypatch.setattr(LocalAttempt, "commit", _fail)
+        if asynchronous:
+            checkpointer.save(0, state(0))
+        ask = checkpointer.wait_until_finished
+        with pytest.raises(OSError, match="no luck"):
+            ask() if asynchronous else checkpointer.save(0, state(0))
+        monkeypatch.undo()
+        assert checkpointer.save(0, state(0)) is True
+    assert checkpointer.all_steps() == [0] and local.entries() == ["0"]
+
+
+# ---- arguments of save -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["overwrit", "metric", "metadat", "forced", "item", "option"])
+def test_names_that_look_like_arguments(place, name):
+    with open_at(place) as checkpointer:
+        with pytest.raises(TypeError, match="looks like the argument") as caught:
+            checkpointer.save(0, params=state(0), **{name: True})
+        assert f"{name!r}" in str(caught.value) and "items=" in str(caught.value)
+        assert checkpointer.save(0, items={name: state(0)})
+    assert same(checkpointer.load(0)[name], 0)
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"loss": "low"}, {"loss": np.ones(2)}, {3: 1.0}, {"loss": None}, [1.0]], ids=repr
+)
+def test_metrics_that_are_no_numbers(place, metrics):
+    with open_at(place) as checkpointer, pytest.raises(TypeError, match="metrics"):
+        checkpointer.save(0, state(0), metrics=metrics)
+    assert checkpointer.all_steps() == []
+
+
+def test_metrics_of_every_kind_of_number(place):
+    numbers = {"a": 1, "b": jnp.float32(0.5), "c": np.int8(3), "d": True, "e": float("inf")}
+    with open_at(place) as checkpointer:
+        checkpointer.save(0, state(0), metrics=numbers)
+    assert checkpointer.metrics(0) == {"a": 1.0, "b": 0.5, "c": 3.0, "d": 1.0, "e": float("inf")}
+
+
+def test_state_together_with_items(place):
+    with open_at(place) as checkpointer:
+        with pytest.raises(TypeError, match="not both"):
+            checkpointer.save(0, state(0), params=state(0))
+        with pytest.raises(TypeError, match="not both"):
+            checkpointer.save(0, state(0), items={"params": state(0)})
+        with pytest.raises(TypeError, match="nothing to save"):
+            checkpointer.save(0)
+        checkpointer.save(0, state(0))
+        with pytest.raises(TypeError, match="at least one target"):
+            checkpointer.restore_latest()
+
+
+def test_none_is_a_state(place):
+    with open_at(place) as checkpointer:
+        assert checkpointer.save(0, None)
+    assert checkpointer.load(0) is None
+
+
+def test_a_refused_save_leaves_nothing(place):
+    with open_at(place) as checkpointer:
+        with pytest.raises(ckpt.UnsupportedLeaf):
+            checkpointer.save(0, {"w": np.ones(3), "bad": {1, 2}})
+        with pytest.raises(TypeError, match="metadata"):
+            checkpointer.save(0, state(0), metadata={"a": object()})
+        assert place.names() == []
+        assert checkpointer.save(0, state(0))
+
+
+def test_a_directory_that_moved(local):
+    write(local, 1)
+    shutil.move(local.url, f"{local.url}-elsewhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restored = open_at(Place(f"{local.url}-elsewhere")).restore_latest(state=state(0))
+    assert same(restored["state"], 1)
+
+
+TELLING = [
+    orbax_write.COMMIT_FILE,
+    orbax_write.STEP_METADATA,
+    f"state/{orbax_write.ITEM_METADATA}",
+    "ckpt.json",
+]
+
+
+def test_on_object_stores_nothing_tells_of_a_step_before_its_arrays(monkeypatch):
+    """There is no rename: Orbax takes a directory with a commit file for a whole checkpoint."""
+    url = f"memory://test-order-{os.getpid()}/run"
+    form = backend_of(False)
+    plain = ArrayWriter.finish
+    seen = []
+
+    def finish(writer, *arguments):
+        plain(writer, *arguments)
+        seen.append([name for name in TELLING if form.read(url, name) is not None])
+
+    monkeypatch.setattr(ArrayWriter, "finish", finish)
+    ckpt.save(url, {"w": np.ones(3)})
+    assert seen == [[]]
+    assert all(form.read(url, name) is not None for name in TELLING)

@@ -1,0 +1,382 @@
+"""A newcomer and the run that it replaces: whatever moment the old one wakes up at, one history is left.
+
+The old run is stalled in the middle of a save, right before it asks whether it may still commit, or right
+after. It goes on before the newcomer claims the directory, between that and its first save, or later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend
+from ckpt_core._run.fence import Fence
+from tests.support.children import environment
+from tests.support.takeovers import (
+    LIMIT_SECS,
+    NEW,
+    OLD,
+    make_directory,  # noqa: F401 (fixtures)
+    resume,
+    retired,
+    save,
+    start,
+    state,
+    values,
+    write,
+)
+
+
+class Stall:
+    """Holds one run back in the background part of its save, at its question whether it may commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._fence: Any = None
+        real = Fence.check
+
+        def check(fence: Fence) -> None:
+            held = (
+                fence is self._fence and threading.current_thread() is not threading.main_thread()
+            )
+            if held and when == "before":
+                self._hold()
+            real(fence)
+            if held and when == "after":
+                self._hold()
+
+        monkeypatch.setattr(Fence, "check", check)
+
+    def hold(self, checkpointer: ckpt.Checkpointer) -> None:
+        self._fence = checkpointer._fence  # pyright: ignore[reportPrivateUsage]
+
+    def _hold(self) -> None:
+        self._fence = None  # once
+        self.reached.set()
+        assert self.go.wait(LIMIT_SECS)
+
+
+def ended(old: ckpt.Checkpointer) -> str:
+    """How the old run's save ended: empty, or its error."""
+    try:
+        old.wait_until_finished()
+    except ckpt.CheckpointError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+ORDERS = ("before the claim", "before the first save", "after it", "after two")
+
+
+@pytest.mark.parametrize("stalled", ["before", "after"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("begun", [True, False], ids=["with a step", "from nothing"])
+def test_one_history_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stalled: str,
+    order: str,
+    first: int,
+    begun: bool,
+) -> None:
+    """The old run saves step 2; the newcomer's first one has the same number, or one more or less."""
+    directory = str(tmp_path / "run")
+    if begun:
+        write(directory, 0)
+    stall = Stall(monkeypatch, stalled)
+    old, new = start(directory), start(directory, asynchronous=False)
+    resume(old)
+    stall.hold(old)
+    assert old.save(2, state(OLD + 2))
+    assert stall.reached.wait(LIMIT_SECS)
+
+    def wake(now: str) -> None:
+        if now == order:
+            stall.go.set()
+            outcome.append(ended(old))
+
+    outcome: list[str] = []
+    wake("before the claim")
+    resumed = resume(new)
+    if order == "before the claim":
+        assert outcome == [""]
+        assert resumed == 2
+        save(new, 3, NEW)
+        wanted = {2: OLD + 2, 3: NEW + 3}
+    else:
+        assert resumed == (0 if begun else None)
+        wake("before the first save")
+        save(new, first, NEW)
+        wake("after it")
+        save(new, first + 1, NEW)
+        wake("after two")
+        save(new, first + 2, NEW)
+        wanted = {first + n: NEW + first + n for n in range(3)}
+        assert len(outcome) == 1
+        if stalled == "before":
+            assert "another Checkpointer" in outcome[0]
+        moved = stalled == "after" and outcome == [""]
+        assert retired(directory) == ({"2": OLD + 2} if moved else {})
+        if moved:
+            assert f"step 2 is no continuation: moved to {directory}/retired" in caplog.text
+    assert values(directory) == ({0: 0} if begun else {}) | wanted
+    with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
+        save(old, 9, OLD)
+    with pytest.raises(ckpt.CheckpointError, match="another Checkpointer"):
+        old.rollback_to(0)
+    old.close()
+    new.close()
+    with start(directory) as again:
+        assert resume(again) == max(wanted)
+
+
+@pytest.mark.parametrize("stalled", ["before", "after"])
+@pytest.mark.parametrize("order", ["before the claim", "before the first save"])
+def test_one_history_is_left_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalled: str, order: str
+) -> None:
+    directory = f"memory://takeover-{os.getpid()}-{tmp_path.name}/run"
+    write(directory, 0)
+    stall = Stall(monkeypatch, stalled)
+    old, new = start(directory), start(directory, asynchronous=False)
+    resume(old)
+    stall.hold(old)
+    assert old.save(2, state(OLD + 2))
+    assert stall.reached.wait(LIMIT_SECS)
+    if order == "before the claim":
+        stall.go.set()
+        assert ended(old) == ""
+    resumed = resume(new)
+    stall.go.set()
+    outcome = ended(old)
+    assert bool(outcome) == (order != "before the claim" and stalled == "before")
+    save(new, (resumed or 0) + 1, NEW)
+    wanted = {2: OLD + 2, 3: NEW + 3} if order == "before the claim" else {1: NEW + 1}
+    assert values(directory) == {0: 0} | wanted
+    old.close()
+    new.close()
+
+
+def test_an_old_run_that_wakes_late_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has published one step too many; its retention would judge the newcomer's."""
+    write(tmp_path / "run", 0)
+    stall = Stall(monkeypatch, "after")
+    old = start(tmp_path / "run", max_to_keep=1)
+    new = start(tmp_path / "run", asynchronous=False)
+    resume(old)
+    stall.hold(old)
+    assert old.save(9, state(OLD + 9))
+    assert stall.reached.wait(LIMIT_SECS)
+    assert resume(new) == 0
+    save(new, 1, NEW)
+    stall.go.set()
+    assert ended(old) == ""
+    assert set(values(tmp_path / "run")) == {0, 1, 9}
+    save(new, 2, NEW)
+    assert values(tmp_path / "run") == {0: 0, 1: NEW + 1, 2: NEW + 2}
+    old.close()
+    new.close()
+
+
+def test_what_a_late_step_would_have_pushed_out_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It appears while the newcomer saves, whose retention then keeps the newest one only."""
+    write(tmp_path / "run", 0)
+    stall = Stall(monkeypatch, "after")
+    old = start(tmp_path / "run")
+    new = start(tmp_path / "run", max_to_keep=1, asynchronous=False)
+    resume(old)
+    stall.hold(old)
+    assert old.save(9, state(OLD + 9))
+    assert stall.reached.wait(LIMIT_SECS)
+    assert resume(new) == 0
+    real = PosixBackend.begin
+
+    def begin(*arguments: Any, **more: Any) -> Any:
+        stall.go.set()
+        assert ended(old) == ""
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(PosixBackend, "begin", begin)
+    save(new, 1, NEW)
+    assert values(tmp_path / "run") == {1: NEW + 1}
+    assert retired(str(tmp_path / "run")) == {"9": OLD + 9}
+    old.close()
+    new.close()
+
+
+def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one's step appears when the newcomer's is being written: the newcomer's wins."""
+    for attempt in range(6):
+        directory = str(tmp_path / str(attempt))
+        write(directory, 5)
+        stall = Stall(monkeypatch, "after")
+        old, new = start(directory), start(directory, asynchronous=False)
+        assert resume(old) == 5
+        stall.hold(old)
+        assert old.save(6, state(OLD + 6))
+        assert stall.reached.wait(LIMIT_SECS)
+        assert resume(new) == 5
+        real = Fence.check
+
+        def check(
+            fence: Fence,
+            mine: Fence = new._fence,  # pyright: ignore[reportPrivateUsage]
+            stall: Stall = stall,
+            old: ckpt.Checkpointer = old,
+            real: Any = real,
+        ) -> None:
+            real(fence)
+            if fence is mine and not stall.go.is_set():
+                stall.go.set()
+                assert ended(old) == ""
+
+        # not at the first question, which is asked before anything is written
+        begin = PosixBackend.begin
+
+        def begin_then_wake(*arguments: Any, begin: Any = begin, **more: Any) -> Any:
+            attempt = begin(*arguments, **more)
+            monkeypatch.setattr(Fence, "check", check)
+            return attempt
+
+        monkeypatch.setattr(PosixBackend, "begin", begin_then_wake)
+        save(new, 6, NEW)
+        monkeypatch.undo()
+        assert stall.go.is_set()
+        assert values(directory) == {5: 5, 6: NEW + 6}
+        assert retired(directory) == {"6": OLD + 6}
+        old.close()
+        new.close()
+
+
+# ---- with real processes -----------------------------------------------------------------------
+
+
+ZOMBIE = """
+import os, signal, sys, threading
+import numpy as np
+import ckpt_core as ckpt
+from ckpt_core._run.fence import Fence
+
+directory, when, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+state = lambda value: {"value": np.full(2000, value)}
+real, stopped = Fence.check, []
+
+def check(fence):
+    asked = not stopped and threading.current_thread() is not threading.main_thread()
+    if asked:
+        stopped.append(1)
+    if asked and when == "before":
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread, now
+    real(fence)
+    if asked and when == "after":
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread, now
+
+Fence.check = check
+checkpointer = ckpt.Checkpointer(directory)
+restored = checkpointer.restore_latest(state=state(-1))
+restored and restored["state"]
+checkpointer.save(step, state(100 + step))
+try:
+    checkpointer.wait_until_finished()
+    print("saved")
+except ckpt.CheckpointError as error:
+    print(type(error).__name__, error)
+"""
+
+
+class Zombie:
+    """A run in a process of its own, stopped by SIGSTOP in the middle of a save."""
+
+    def __init__(self, directory: Path, when: str, step: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ZOMBIE, str(directory), when, str(step)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._timer = threading.Timer(LIMIT_SECS, self._process.kill)
+        self._timer.start()
+        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "it ended before it came to its commit"
+
+    def wake(self) -> str:
+        """Lets it go on to its end; gives what it said."""
+        self._process.send_signal(signal.SIGCONT)
+        out, error = self._process.communicate(timeout=LIMIT_SECS)
+        assert out, error
+        return out
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def zombie(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Zombie]:
+    write(tmp_path / "run", 0)
+    zombie = Zombie(tmp_path / "run", *request.param)
+    yield zombie
+    zombie.close()
+
+
+def _takes_over(zombie: Zombie, directory: Path, first: int, wakes: str) -> str:
+    said = ""
+    with start(directory, asynchronous=False) as new:
+        assert resume(new) == 0
+        if wakes == "before the first save":
+            said = zombie.wake()
+        save(new, first, NEW)
+        if wakes == "after it":
+            said = zombie.wake()
+        save(new, first + 1, NEW)
+    assert values(directory) == {0: 0, first: NEW + first, first + 1: NEW + first + 1}
+    return said
+
+
+@pytest.mark.parametrize(
+    ("zombie", "wakes"),
+    [
+        (("before", 1), "before the first save"),
+        (("before", 1), "after it"),
+        (("after", 1), "before the first save"),
+    ],
+    indirect=["zombie"],
+)
+def test_a_stopped_process_wakes_up_with_the_same_number(
+    zombie: Zombie, tmp_path: Path, wakes: str
+) -> None:
+    said = _takes_over(zombie, tmp_path / "run", 1, wakes)
+    if said == "saved\n":
+        assert retired(str(tmp_path / "run")) == {"1": OLD + 1}
+    else:
+        assert said.startswith("CheckpointError")
+        assert "another Checkpointer" in said
+        assert f"process {os.getpid()}" in said  # by whom
+    assert not list((tmp_path / "run").glob(".ckpt-tmp.*"))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "zombie", [(when, step) for when in ("before", "after") for step in (1, 2, 5)], indirect=True
+)
+@pytest.mark.parametrize("wakes", ["before the first save", "after it"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_stopped_process_wakes_up(zombie: Zombie, tmp_path: Path, wakes: str, first: int) -> None:
+    _takes_over(zombie, tmp_path / "run", first, wakes)

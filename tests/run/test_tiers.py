@@ -1,0 +1,588 @@
+"""A local directory over the persistent one: a process alone, and what the processes agree on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._directory import posix as directories
+from ckpt_core._layout.chunks import chunk_count, chunk_parts
+from ckpt_core._run.tiers import agreement
+from ckpt_core._save import write
+from ckpt_core._save.agreement import Start, judge_start
+from ckpt_core._save.plan_digest import Layout
+
+NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
+EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3))
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "w": jnp.arange(1 << 14, dtype=jnp.float32).reshape(128, -1) / 7 + step,
+        "key": jax.random.key(step),
+        "n": step,
+        "host": np.full(3, step, np.int16),
+    }
+
+
+def same(found: Any, step: int) -> bool:
+    wanted = state(step)
+    return (
+        found.keys() == wanted.keys()
+        and np.asarray(found["w"]).tobytes() == np.asarray(wanted["w"]).tobytes()
+        and (jax.random.key_data(found["key"]) == jax.random.key_data(wanted["key"])).all()
+        and found["n"] == step
+        and found["host"].dtype == np.int16
+        and (found["host"] == step).all()
+    )
+
+
+class Run:
+    """A run that is started again and again over the same two directories."""
+
+    def __init__(self, root: Path) -> None:
+        self.persistent, self.local = root / "persistent", root / "local"
+
+    def start(self, options: ckpt.Options | None = EVERY_THIRD, **more: Any) -> ckpt.Checkpointer:
+        return ckpt.Checkpointer(
+            self.persistent, local_directory=self.local, options=options, **more
+        )
+
+    def train(self, steps: range, **more: Any) -> None:
+        with self.start(**more) as checkpointer:
+            for step in steps:
+                assert checkpointer.save(step, state(step))
+
+    def local_steps(self) -> dict[int, Path]:
+        return {int(path.name): path for path in self.local.glob("run-*/process_0-of-1/[0-9]*")}
+
+    def restored(self, **more: Any) -> ckpt.Restored | None:
+        with self.start(**more) as checkpointer:
+            found = checkpointer.restore_latest(state=state(99))
+            assert found is None or same(found["state"], found.step)
+            return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def damage(step: Path) -> None:
+    """Flips one byte in the middle of the largest data file: of the largest array."""
+    file = max(step.rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_local_takes_every_save_and_persistent_some(run: Run, asynchronous: bool):
+    run.train(range(5), asynchronous=asynchronous)
+    with ckpt.Checkpointer(run.persistent) as persistent:
+        assert persistent.all_steps() == [0, 3]
+        assert same(persistent.load(3), 3)
+    assert list(run.local_steps()) == [4]
+    restored = run.restored()
+    assert restored is not None and restored.step == 4
+    assert Path(restored.path) == run.local_steps()[4]
+    for step in (run.local_steps()[4], run.persistent / "3"):
+        assert ckpt.verify(step).ok  # alone, a process's own step is a checkpoint like any other
+
+
+def test_by_default_both_take_every_save(run: Run):
+    run.train(range(3), options=None, max_to_keep=2)
+    with ckpt.Checkpointer(run.persistent) as persistent:
+        assert persistent.all_steps() == [1, 2]
+    assert list(run.local_steps()) == [2]
+
+
+def test_forced_saves_are_persistent_too(run: Run):
+    with run.start(NEVER) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2), force=True)
+        checkpointer.save(3, state(3))
+    assert ckpt.Checkpointer(run.persistent).all_steps() == [2]
+
+
+def test_the_last_save_before_the_end_is_persistent_too(run: Run):
+    import signal
+
+    policy = ckpt.when.every_steps(2) | ckpt.when.preempted()
+    with run.start(NEVER, save_policy=policy) as checkpointer:
+        checkpointer.save(2, state(2))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert checkpointer.should_stop
+        assert checkpointer.save(3, state(3))
+    assert ckpt.Checkpointer(run.persistent).all_steps() == [3]
+
+
+def test_what_both_hold_is_asked_and_read_as_one(run: Run):
+    with run.start() as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step), metrics={"loss": step / 2}, metadata={"at": step})
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 4] and checkpointer.latest_step() == 4
+        assert checkpointer.metrics(4) == {"loss": 2.0} and checkpointer.metadata(4) == {"at": 4}
+        assert checkpointer.metrics(3) == {"loss": 1.5}
+        assert same(checkpointer.load(4), 4) and same(checkpointer.load(0), 0)
+        assert same(checkpointer.restore(4, state=state(9))["state"], 4)
+        assert same(checkpointer.restore(3, state=state(9))["state"], 3)
+        assert list(checkpointer.inspect(4).items) == ["state"]
+        assert list(checkpointer.explain()) == [0, 3, 4]
+        assert "local" in checkpointer.explain()[4]
+        with pytest.raises(CheckpointNotFound, match="no step 2"):
+            checkpointer.restore(2, state=state(9))
+    with run.start(read_only=True) as reader:
+        assert reader.all_steps() == [0, 3, 4]
+        assert not reader.should_save(5)
+
+
+def test_composites_and_live_objects(run: Run):
+    class Counter:
+        def __init__(self) -> None:
+            self.n = 0
+
+        def get_state(self) -> dict[str, int]:
+            return {"n": self.n}
+
+        def set_state(self, state: dict[str, int]) -> None:
+            self.n = state["n"]
+
+    counter, other = Counter(), Counter()
+    counter.n = 7
+    with run.start(NEVER) as checkpointer:
+        checkpointer.save(0, counter=counter, params=state(0))
+    with run.start(NEVER) as checkpointer:
+        restored = checkpointer.restore_latest(counter=other, params=state(1))
+        assert restored is not None and same(restored["params"], 0)
+    assert other.n == 7
+
+
+def test_a_lost_local_directory(run: Run):
+    run.train(range(5))
+    shutil.rmtree(run.local)
+    restored = run.restored()
+    assert restored is not None and restored.step == 3
+    assert Path(restored.path) == run.persistent / "3"
+    run.train(range(4, 6))  # nothing is in the way of going on
+    restored = run.restored()
+    assert restored is not None and restored.step == 5
+
+
+def test_a_local_directory_that_is_lost_while_the_run_goes_on(run: Run):
+    with run.start() as checkpointer:
+        for step in range(5):
+            checkpointer.save(step, state(step))
+        checkpointer.wait_until_finished()
+        shutil.rmtree(run.local)
+        restored = checkpointer.restore_latest(state=state(9))
+        assert restored is not None and restored.step == 3 and same(restored["state"], 3)
+        checkpointer.save(5, state(5))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 5] and list(run.local_steps()) == [5]
+
+
+def test_of_two_runs_at_once_the_later_one_saves(run: Run):
+    with run.start(NEVER) as later:
+        earlier = run.start(NEVER)
+        earlier.save(0, state(0))
+        earlier.wait_until_finished()
+        later.save(1, state(1))
+        later.wait_until_finished()
+
+        def save() -> None:
+            earlier.save(2, state(2))
+            earlier.wait_until_finished()
+
+        with pytest.raises(CheckpointError, match="another Checkpointer"):
+            save()
+        earlier.close()
+    assert list(run.local_steps()) == [1]
+
+
+def test_damage_in_the_local_copy(run: Run):
+    run.train(range(4))
+    damage(run.local_steps()[3])
+    restored = run.restored()
+    assert restored is not None and restored.step == 3  # the other copy of the same step
+    assert Path(restored.path) == run.persistent / "3"
+
+
+def test_damage_in_a_step_that_is_local_only(run: Run):
+    run.train(range(5))
+    damage(run.local_steps()[4])
+    with run.start() as checkpointer, pytest.raises(CheckpointCorrupt):
+        checkpointer.restore_latest(state=state(9), strict_latest=True)
+    with run.start() as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 4 is damaged"):
+            restored = checkpointer.restore_latest(state=state(9))
+        assert restored is not None and restored.step == 3 and same(restored["state"], 3)
+        assert checkpointer.save(4, state(4))  # it is not in the way
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 3, 4]
+    restored = run.restored()
+    assert restored is not None and restored.step == 4
+
+
+def test_never_from_scratch_when_the_only_copy_is_damaged(run: Run):
+    run.train(range(3), options=NEVER)
+    damage(run.local_steps()[2])
+    with (
+        run.start(NEVER) as checkpointer,
+        pytest.warns(RuntimeWarning, match="damaged"),
+        pytest.raises(CheckpointCorrupt, match="from scratch"),
+    ):
+        checkpointer.restore_latest(state=state(9))
+
+
+@pytest.mark.parametrize("broken", ["ckpt.json", "state/manifest.ocdbt"])
+def test_a_local_step_with_a_file_missing(run: Run, broken: str):
+    run.train(range(4))
+    (run.local_steps()[3] / broken).unlink()
+    restored = run.restored()
+    assert restored is not None and Path(restored.path) == run.persistent / "3"
+
+
+def test_a_mismatch_is_raised_and_a_missing_item_is_named(run: Run):
+    run.train(range(5))
+    with run.start() as checkpointer:
+        with pytest.raises(ckpt.StructureMismatch):
+            checkpointer.restore_latest(state={**state(0), "w": jnp.zeros(5)})
+        with pytest.raises(CheckpointNotFound, match="no item 'model'"):
+            checkpointer.restore_latest(model=state(0))
+        assert checkpointer.latest_step() == 4  # nothing was taken for damage
+
+
+def test_a_directory_that_was_removed_to_start_anew(run: Run):
+    """Local steps belong to the persistent directory that they were saved under."""
+    run.train(range(5))
+    shutil.rmtree(run.persistent)
+    assert run.restored() is None
+    run.train(range(1, 3))
+    restored = run.restored()
+    assert restored is not None and restored.step == 2
+
+
+def test_two_runs_in_one_local_directory(tmp_path: Path):
+    one, other = Run(tmp_path / "one"), Run(tmp_path / "other")
+    other.local = one.local
+    one.train(range(5))
+    assert other.restored() is None
+    other.train(range(2))
+    assert [found.step for found in (one.restored(), other.restored()) if found] == [4, 1]
+
+
+def test_starting_over_steps_that_are_there_is_refused(run: Run):
+    run.train(range(5), options=NEVER)
+    with run.start(NEVER) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match="older than 4"):
+            checkpointer.save(0, state(0))
+        with pytest.raises(ckpt.CheckpointExists, match="step 4 is there"):
+            checkpointer.save(4, state(4))
+        assert checkpointer.rollback_to(2) == [4]
+        assert checkpointer.save(3, state(3))
+    assert list(run.local_steps()) == [3]
+
+
+def test_overwriting_and_deleting(run: Run):
+    run.train(range(4))
+    with run.start() as checkpointer:
+        assert checkpointer.save(3, state(8), overwrite=True)
+        assert not checkpointer.save(3, state(3))  # written already
+        checkpointer.wait_until_finished()
+        assert checkpointer.load(3)["n"] == 8
+        assert checkpointer.restore(3, state=state(0))["state"]["n"] == 8
+        checkpointer.delete(3)
+        assert checkpointer.all_steps() == [0] and run.local_steps() == {}
+        with pytest.raises(CheckpointNotFound):
+            checkpointer.delete(3)
+
+
+def test_a_host_that_was_away_does_not_bring_back_another_past(run: Run, tmp_path: Path):
+    run.train(range(5))  # 3 is persistent, 4 local only
+    here, elsewhere = run.local, tmp_path / "elsewhere"
+    run.local = elsewhere
+    restored = run.restored()
+    assert restored is not None
+    assert restored.step == 3
+    with run.start() as checkpointer:
+        restored = checkpointer.restore_latest(state=state(99))
+        assert restored is not None and same(restored["state"], 3)
+        assert checkpointer.save(5, state(5))  # nothing that the other host has: another past
+    run.local = here
+    restored = run.restored()
+    assert restored is not None
+    assert restored.step == 3
+    with run.start() as checkpointer:
+        assert checkpointer.all_steps() == [0, 3]
+        assert checkpointer.save(4, state(4))
+    assert set(run.local_steps()) == {4}
+    restored = run.restored()
+    assert restored is not None
+    assert restored.step == 4
+
+
+def test_what_was_rolled_back_stays_so_on_a_host_that_was_away(run: Run, tmp_path: Path):
+    run.train(range(9))  # 6 is persistent, 8 local only
+    here, run.local = run.local, tmp_path / "elsewhere"
+    with run.start() as checkpointer:
+        assert checkpointer.rollback_to(3) == [6]
+    run.local = here
+    restored = run.restored()
+    assert restored is not None
+    assert restored.step == 3
+
+
+def test_rolling_back_keeps_the_local_steps_before(run: Run):
+    many = ckpt.Options(persist_policy=ckpt.when.every_steps(3), local_max_to_keep=4)
+    run.train(range(6), options=many)
+    with run.start(many) as checkpointer:
+        assert checkpointer.rollback_to(4) == [5]
+    restored = run.restored(options=many)
+    assert restored is not None
+    assert restored.step == 4
+
+
+def test_a_run_that_goes_on_keeps_its_local_steps(run: Run):
+    run.train(range(5))
+    lineage = (run.persistent / ".ckpt-run").read_bytes()
+    run.train(range(5, 6))
+    assert (run.persistent / ".ckpt-run").read_bytes() == lineage
+    restored = run.restored()
+    assert restored is not None
+    assert restored.step == 5
+
+
+def test_how_many_local_steps_stay(run: Run):
+    run.train(range(5), options=ckpt.Options(local_max_to_keep=2))
+    assert sorted(run.local_steps()) == [3, 4]
+
+
+def test_what_processes_left_that_are_gone(run: Run):
+    run.train(range(1))
+    (folder,) = run.local.iterdir()
+    for name in ("process_1-of-2", "process_1-of-1", "process_2-of-3", "mine"):
+        shutil.copytree(folder / "process_0-of-1", folder / name)
+    # what a process holds that lives
+    claim = directories.PosixBackend().claim(str(folder / "process_2-of-3"), ".ckpt-owner", b"it")
+    with run.start() as checkpointer:
+        assert checkpointer.latest_step() == 0
+        checkpointer.save(1, state(1))
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["mine", "process_0-of-1", "process_2-of-3"]
+    claim.close()
+
+
+def test_a_copy_of_a_run_is_another_run(run: Run, tmp_path: Path):
+    run.train(range(5))
+    shutil.copytree(run.persistent, tmp_path / "copy")
+    copy = Run(tmp_path)
+    copy.persistent, copy.local = tmp_path / "copy", run.local
+    restored = copy.restored()
+    assert restored is not None and restored.step == 3  # not the newest of the other one
+
+
+class Held:
+    """Holds back the writing of one directory until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Path) -> None:
+        self.go, self.reached = threading.Event(), threading.Event()
+        plain = write.Write.write_own
+
+        def hold(this: Any, *arguments: Any) -> None:
+            if this._job.target.startswith(f"{of}/"):
+                self.reached.set()
+                assert self.go.wait(60)
+            plain(this, *arguments)
+
+        monkeypatch.setattr(write.Write, "write_own", hold)
+
+
+def test_local_saves_go_on_while_a_persistent_one_is_slow(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    held = Held(monkeypatch, run.persistent)
+    with run.start() as checkpointer:
+        for step in range(3):
+            assert checkpointer.save(step, state(step))
+        assert held.reached.wait(60)
+        assert 2 in checkpointer.all_steps() or checkpointer._parts.saves[0].running
+        assert not (run.persistent / "0").exists()
+        closing = threading.Timer(0.2, held.go.set)
+        closing.start()
+        checkpointer.save(3, state(3))  # due in the persistent directory: waits for the one before
+        assert held.go.is_set() and (run.persistent / "0").exists()
+    closing.join()
+    assert (run.persistent / "3").exists()  # close() drained both
+
+
+def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
+    held = Held(monkeypatch, run.persistent)
+    options = ckpt.Options(persist_policy=ckpt.when.every_steps(3), on_pending="fail")
+    with run.start(options) as checkpointer:
+        checkpointer.save(0, state(0))
+        assert held.reached.wait(60)  # the local one is done by then
+        checkpointer.save(1, state(1))
+        checkpointer._parts.saves[0].wait(lambda: None)
+        with pytest.raises(CheckpointError, match="still running"):
+            checkpointer.save(3, state(3))
+        held.go.set()
+
+
+@pytest.mark.parametrize("tier", ["local", "persistent"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_failure_of_one_tier_is_raised_and_the_other_has_the_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tier: str, asynchronous: bool
+):
+    plain, broken = directories.LocalAttempt.commit, True
+
+    def commit(this: Any, *arguments: Any) -> None:
+        if broken and this._target.startswith(f"{getattr(run, tier)}/"):
+            raise OSError(28, "No space left on device")
+        plain(this, *arguments)
+
+    monkeypatch.setattr(directories.LocalAttempt, "commit", commit)
+    checkpointer = run.start(None, asynchronous=asynchronous)
+
+    def save() -> None:
+        checkpointer.save(0, state(0))
+        checkpointer.wait_until_finished()
+
+    with pytest.raises(OSError, match="No space left"):
+        save()
+    assert checkpointer.all_steps() == [0]
+    assert bool(run.local_steps()) == (tier == "persistent")
+    assert (run.persistent / "0").exists() == (tier == "local")
+    broken = False
+    # what failed can be tried again; what is in the persistent directory needs no second try
+    assert checkpointer.save(0, state(0)) == (tier == "persistent")
+    checkpointer.save(1, state(1))
+    checkpointer.close()
+    assert list(run.local_steps()) == [1] and (run.persistent / "1").exists()
+    assert not [*run.persistent.rglob(".ckpt-tmp.*"), *run.local.rglob(".ckpt-tmp.*")]
+
+
+def test_where_a_local_directory_may_be(run: Run, tmp_path: Path):
+    with pytest.raises(ValueError, match="file system of this host"):
+        ckpt.Checkpointer(run.persistent, local_directory="memory://local")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        ckpt.Checkpointer(run.persistent, local_directory=tmp_path / "file")
+    with ckpt.Checkpointer("memory://tiers/one", local_directory=run.local) as checkpointer:
+        checkpointer.save(0, state(0))
+        checkpointer.wait_until_finished()
+        assert same(checkpointer.restore(0, state=state(1))["state"], 0)
+    assert list(run.local_steps()) == [0]
+
+
+def test_options():
+    with pytest.raises(ValueError, match="local_max_to_keep"):
+        ckpt.Options(local_max_to_keep=0)
+    with pytest.raises(TypeError, match="persist_policy"):
+        ckpt.Options(persist_policy=1000)  # pyright: ignore[reportArgumentType]
+
+
+TOKENS = st.dictionaries(st.integers(0, 5), st.sampled_from("ab"), max_size=4)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=4))
+def test_complete_is_what_all_have_with_one_token(everyone: list[dict[int, str]]):
+    answer = agreement.judge_steps([agreement.dump_steps(mine) for mine in everyone])
+    found = agreement.parse_complete(answer)
+    for step in range(6):
+        tokens = {mine.get(step) for mine in everyone}
+        assert (step in found.steps) == (len(tokens) == 1 and tokens != {None})
+        assert (step in found.partial) == (len(tokens) > 1)
+        if step in found.steps:
+            assert {found.steps[step]} == tokens
+
+
+def test_what_the_processes_say_before_a_save():
+    def judged(*said: Start) -> dict[str, Any]:
+        return json.loads(judge_start([one.dump() for one in said]))
+
+    step, tree = {"the step": 1}, Layout("t", 9)
+    alike = judged(Start(step, tree, "x"), Start(step, tree, "y"))
+    assert (alike["offer"], alike["error"], alike["differing"]) == ("x", "", [])
+    other = judged(Start(step, tree, "x"), Start({"the step": 2}, tree, "y"))
+    assert "the step on processes [1]" in other["error"]
+    unlike = judged(*[Start(step, Layout(name, 9)) for name in "tutu"])
+    assert (unlike["error"], unlike["differing"], unlike["size"]) == ("", [1, 3], 1)
+    refused = judged(Start(step, tree), Start(step, refusal="OSError: full"))
+    assert refused["error"] == "process 1 cannot save: OSError: full"
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ([(CheckpointCorrupt("x"), True), (CheckpointCorrupt("told"), True)], "leave"),
+        ([(CheckpointNotFound("gone"), False), (CheckpointNotFound("told"), True)], "leave"),
+        ([(CheckpointNotFound("no item"), True), (CheckpointNotFound("no item"), True)], "raise"),
+        ([(OSError(5, "EIO"), True), (CheckpointError("told"), True)], "leave"),
+        ([(ckpt.StructureMismatch([]), True), (CheckpointError("told"), True)], "raise"),
+        ([(ckpt.StructureMismatch([]), True), (CheckpointCorrupt("x"), True)], "raise"),
+        ([(CheckpointError("check_state"), True)] * 2, "raise"),
+    ],
+)
+def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
+    votes = [agreement.vote(error, there) for error, there in errors]
+    assert agreement.judge_failure(votes) == verdict
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=3
+    )
+)
+def test_chunks_are_counted_without_listing_them(axes: list[tuple[int, int, int]]):
+    region = tuple((min(a, b), max(a, b)) for a, b, _ in axes)
+    chunk = tuple(step for _, _, step in axes)
+    if all(start < stop for start, stop in region):
+        assert chunk_count(region, chunk) == len(list(chunk_parts(region, chunk)))
+
+
+def test_a_pattern_without_a_leaf_is_refused_by_the_first_save(tmp_path: Path) -> None:
+    options = ckpt.Options(
+        persist_policy=ckpt.when.at_steps([]), compression={"nothing/**": "zstd"}
+    )
+    with (
+        ckpt.Checkpointer(
+            tmp_path / "run", local_directory=tmp_path / "fast", options=options
+        ) as checkpointer,
+        pytest.raises(ValueError, match="matches no leaf"),
+    ):
+        checkpointer.save(1, {"w": jnp.ones(3)})
+
+
+def test_directories_that_a_run_makes_are_synced_whoever_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes such as the run's name are written before the first save, and make its directories."""
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    run, fast = tmp_path / "runs" / "run", tmp_path / "nvme" / "fast"
+    with ckpt.Checkpointer(run, local_directory=fast) as checkpointer:
+        checkpointer.save(0, state(0))
+    (name,) = fast.iterdir()
+    for directory in (tmp_path, run.parent, run, fast.parent, fast, name):
+        assert str(directory) in synced, directory

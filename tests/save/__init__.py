@@ -1,0 +1,1 @@
+"""Saves, at once and in the background: what is written, held, refused."""

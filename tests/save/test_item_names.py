@@ -1,0 +1,228 @@
+"""How items are called, on disk and to Orbax: the one state, and names that Orbax uses for itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from orbax.checkpoint import v1 as ocp_v1
+
+import ckpt_core as ckpt
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+def tree(start=0):
+    return {"a": jnp.arange(3.0) + start, "b": {"c": jnp.ones((2, 2)) + start}}
+
+
+def same(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# -------------------------------------------------------------------------------------- one state
+
+
+@pytest.fixture
+def run(tmp_path):
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(3, tree(), metrics={"loss": 0.5})
+    return tmp_path / "run"
+
+
+def v0_named(run):
+    with ocp.CheckpointManager(run, item_names=("state",)) as manager:
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(tree(9)))
+        return manager.restore(3, args=args)["state"]
+
+
+def v1_load(run):
+    return ocp_v1.load(run / "3", tree(9))
+
+
+def v1_checkpointer(run):
+    with ocp_v1.training.Checkpointer(run) as checkpointer:
+        return checkpointer.load(3, tree(9))
+
+
+def v1_checkpointables(run):
+    return ocp_v1.load_checkpointables(run / "3", {"state": tree(9)})["state"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [v0_named, v1_load, v1_checkpointer, v1_checkpointables],
+    ids=lambda read: read.__name__,
+)
+def test_orbax_reads_the_one_state_by_its_own_defaults(run, read):
+    same(read(run), tree())
+
+
+def test_we_read_the_one_state_by_every_name(run):
+    same(ckpt.load(run / "3"), tree())
+    same(ckpt.load(run / "3" / "state"), tree())
+    for name in ("state", "default"):
+        same(ckpt.load(run / "3", item=name), tree())
+        same(ckpt.restore(run / "3", items={name: tree(9)})[name], tree())
+    assert list(ckpt.inspect(run / "3").items) == ["state"]
+    with pytest.raises(ckpt.CheckpointNotFound, match="state"):
+        ckpt.load(run / "3", item="other")
+
+
+def test_damage_is_found_whatever_is_a_link(run):
+    data = max((run / "3" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert not ckpt.verify(run / "3").ok
+
+
+# ----------------------------------------------------------------------------- restored as it is saved
+
+
+def test_a_state_is_restored_by_position_as_it_was_saved(run):
+    with ckpt.Checkpointer(run) as checkpointer:
+        latest = checkpointer.restore_latest(tree(9))
+        assert list(latest) == ["state"] and latest.step == 3
+        same(latest["state"], tree())
+        same(latest.state, tree())
+        again = checkpointer.restore(3, tree(9))
+        same(again["state"], tree())
+    same(ckpt.restore(run / "3", tree(9))["state"], tree())
+
+
+def test_a_model_is_set_in_place_by_position(tmp_path):
+    model, fresh = (nnx.Linear(2, 3, rngs=nnx.Rngs(seed)) for seed in (1, 2))
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        assert checkpointer.restore_latest(fresh) is None
+        checkpointer.save(1, model)
+        assert checkpointer.restore_latest(fresh)["state"] is fresh
+    np.testing.assert_array_equal(fresh.kernel, model.kernel)
+
+
+@pytest.mark.parametrize("how", ["restore_latest", "restore", "function"])
+def test_a_state_and_items_together_are_refused(run, how):
+    with ckpt.Checkpointer(run) as checkpointer:
+        call = {
+            "restore_latest": checkpointer.restore_latest,
+            "restore": lambda *args, **named: checkpointer.restore(3, *args, **named),
+            "function": lambda *args, **named: ckpt.restore(run / "3", *args, **named),
+        }[how]
+        for more in ({"state": tree()}, {"items": {"model": tree()}}):
+            with pytest.raises(TypeError, match="one state, or"):
+                call(tree(), **more)
+        with pytest.raises(TypeError, match="passed twice"):
+            call(items={"state": tree()}, state=tree())
+
+
+def test_a_positional_value_that_nobody_takes_is_noticed(run):
+    with ckpt.Checkpointer(run) as checkpointer:
+        checkpointer.restore_latest(tree(9))
+        with pytest.raises(ckpt.RestoredValueIgnored, match="state"):
+            checkpointer.save(4, tree(9))
+    with ckpt.Checkpointer(run) as checkpointer:
+        state = checkpointer.restore_latest(tree(9))["state"]
+        assert checkpointer.save(4, state)
+
+
+def test_one_state_where_items_were_saved_names_them(tmp_path):
+    ckpt.save(tmp_path / "c", model=tree(), rest=tree())
+    with pytest.raises(ckpt.CheckpointNotFound, match="model, rest"):
+        ckpt.restore(tmp_path / "c", tree())
+
+
+# ------------------------------------------------------------------ names that Orbax uses for itself
+
+
+def test_items_called_metadata_and_metrics(tmp_path):
+    metric, fresh = nnx.metrics.Average("loss"), nnx.metrics.Average("loss")
+    metric.update(loss=jnp.arange(4.0))
+    items = {"metadata": tree(), "metrics": metric, "model": tree(1)}
+    with ckpt.Checkpointer(tmp_path / "run", best_metric="loss", best_mode="min") as checkpointer:
+        checkpointer.save(3, items=items, metrics={"loss": 0.5}, metadata={"mine": 1})
+        checkpointer.save(4, items=items, metrics={"loss": 0.7})
+        assert checkpointer.best_step() == 3
+        restored = checkpointer.restore(
+            3, items={"metadata": tree(9), "metrics": fresh, "model": tree(9)}
+        )
+        assert restored.metadata == {"mine": 1} and checkpointer.metrics(3) == {"loss": 0.5}
+        same(restored["metadata"], tree())
+        same(restored["model"], tree(1))
+    assert fresh.compute() == metric.compute()
+    path = tmp_path / "run" / "3"
+    assert list(ckpt.inspect(path).items) == ["metadata", "metrics", "model"]
+    assert ckpt.verify(path).ok
+    same(ckpt.load(path)["metadata"], tree())
+    # Orbax finds its own metrics under that name, and the item beside them
+    options = ocp.CheckpointManagerOptions(best_fn=lambda m: m["loss"], best_mode="min")
+    with ocp.CheckpointManager(tmp_path / "run", options=options) as manager:
+        assert manager.best_step() == 3
+        args = ocp.args.Composite(
+            **{
+                "metadata": ocp.args.StandardRestore(tree(9)),
+                "metrics.tree": ocp.args.StandardRestore(nnx.state(fresh)),
+            }
+        )
+        got = manager.restore(3, args=args)
+        same(got["metadata"], tree())
+        np.testing.assert_array_equal(got["metrics.tree"]["total"].get_value(), metric.total[...])
+    assert ocp_v1.load(path, tree(9), checkpointable_name="metadata")["a"].shape == (3,)
+    with pytest.raises(ValueError, match=r"metrics\.tree"):
+        ckpt.save(tmp_path / "c", items={"metrics.tree": tree()})
+
+
+def test_metrics_that_are_objects_are_items(tmp_path):
+    metric = nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
+    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+        for wrong in (metric, nnx.state(metric), {"loss": metric}):
+            with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
+                checkpointer.save(1, metrics=wrong, model=tree())
+        checkpointer.save(1, items={"metrics": metric})
+        with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
+            checkpointer.restore_latest(metrics=metric)
+        with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
+            checkpointer.restore(1, metrics=metric)
+        checkpointer.restore_latest(items={"metrics": metric})
+    with pytest.raises(TypeError, match=r'items=\{"metrics": \.\.\.\}'):
+        ckpt.restore(tmp_path / "run" / "1", metrics=metric)
+    with pytest.raises(TypeError, match=r"items=\{'metrics': \.\.\.\}"):
+        ckpt.save(tmp_path / "c", metrics=metric)
+
+
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None]}, [1, 2], "text", 3, {}, None])
+def test_items_of_orbax_that_are_json_come_back_as_their_values(tmp_path, value):
+    with ocp.CheckpointManager(tmp_path / "v0") as manager:
+        save = ocp.args.JsonSave
+        args = ocp.args.Composite(
+            metadata=save({"m": value}), model=ocp.args.StandardSave(tree()), notes=save(value)
+        )
+        manager.save(1, args=args)
+    loaded = ckpt.load(tmp_path / "v0" / "1")
+    assert loaded["notes"] == value and loaded["metadata"] == {"m": value}
+    same(loaded["model"], tree())
+    restored = ckpt.restore(
+        tmp_path / "v0" / "1", items={"metadata": {}, "model": tree(9), "notes": None}
+    )
+    assert restored["notes"] == value and restored["metadata"] == {"m": value}
+    assert ckpt.load(tmp_path / "v0" / "1", item="notes") == value
+
+
+def test_a_grain_item_of_orbax_is_its_value(tmp_path):
+    grain = pytest.importorskip("grain")
+    iterator = iter(grain.MapDataset.range(10).to_iter_dataset())
+    next(iterator)
+    state = iterator.get_state()
+    with ocp.CheckpointManager(tmp_path / "v0") as manager:
+        args = ocp.args.Composite(
+            data=grain.checkpoint.CheckpointSave(iterator), model=ocp.args.StandardSave(tree())
+        )
+        manager.save(1, args=args)
+    assert ckpt.load(tmp_path / "v0" / "1")["data"] == state
+    assert ckpt.load(tmp_path / "v0" / "1", item="data") == state
+    fresh = iter(grain.MapDataset.range(10).to_iter_dataset())
+    ckpt.restore(tmp_path / "v0" / "1", data=fresh)
+    assert next(fresh) == next(iterator)

@@ -1,0 +1,189 @@
+"""Trees of thousands of arrays: a part of them is being committed while the rest is queued."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._layout.regions import whole
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
+from ckpt_core._tree.leaves import describe
+from tests.support.units import MIB
+
+COUNT = 4000
+
+
+def tree(count: int = COUNT, elements: int = 512) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(count)
+    values = rng.random((count, elements), np.float32)
+    return {f"w{number}": jax.device_put(value) for number, value in enumerate(values)}
+
+
+def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
+    found: list[ArrayToWrite] = []
+    for number in range(count):
+        value = np.full(elements, number, np.float32)
+        spec = describe(value, (f"w{number}",))
+        piece = whole(value.shape), value
+        found.append(ArrayToWrite(f"w{number}", spec, value.shape, [piece], value.nbytes))
+    return found
+
+
+def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
+    return ArrayWriter(
+        Location(str(path), True),
+        0,
+        1,
+        new_context(),
+        target_data_file_bytes=2**30,
+        max_host_bytes=max_host_bytes,
+    )
+
+
+@pytest.fixture
+def parts(monkeypatch) -> list[ArrayWriter]:
+    """One entry for every part of a save that is handed to TensorStore."""
+    started: list[ArrayWriter] = []
+    start = ArrayWriter.start
+
+    def starting(self: ArrayWriter) -> None:
+        started.append(self)
+        start(self)
+
+    monkeypatch.setattr(ArrayWriter, "start", starting)
+    return started
+
+
+@pytest.mark.parametrize(("count", "elements", "expected"), [(1999, 512, 1), (2000, 512, 2)])
+def test_all_of_them_come_back(tmp_path, parts, count, elements, expected):
+    saved = tree(count, elements)
+    ckpt.save(tmp_path / "c", saved)
+    assert len(parts) == expected
+    loaded = ckpt.load(tmp_path / "c")
+    assert list(loaded) == list(saved)
+    for name, value in saved.items():
+        np.testing.assert_array_equal(loaded[name], value)
+    assert ckpt.verify(tmp_path / "c").ok
+
+
+def test_where_the_rest_is_small_or_not_local_it_does_not_go_alone(tmp_path, parts):
+    ckpt.save(tmp_path / "c", tree(2000, 16))
+    assert len(parts) == 1
+    ckpt.save("memory://many-arrays/c", tree(2000, 512))
+    assert len(parts) == 2
+
+
+def test_a_first_part_that_takes_longer_than_the_queueing(tmp_path, monkeypatch):
+    """The second one then meets a manifest that was written under its hands."""
+    ours = writer(tmp_path / "item")
+    many = arrays()
+    expected = {array.name: array.pieces[0][1].copy() for array in many}
+    monkeypatch.setattr(ArrayWriter, "_count_to_commit_first", lambda self, arrays: len(arrays) - 1)
+    ours.put(many)
+    ours.finish()
+    index = read_index(Location(str(tmp_path / "item"), True), new_context())
+    for name, value in expected.items():
+        extent = index.get(f"{name}/c/0")
+        assert extent is not None
+        data = (
+            extent.value
+            or (tmp_path / "item" / extent.file).read_bytes()[
+                extent.offset : extent.offset + extent.size_bytes
+            ]
+        )
+        np.testing.assert_array_equal(np.frombuffer(data, np.float32), value)
+
+
+def test_what_was_copied_is_let_go_while_it_is_being_written(tmp_path):
+    many = arrays()
+    values = [weakref.ref(array.pieces[0][1]) for array in many]
+    ours = writer(tmp_path / "item")
+    ours.put(many)
+    assert not any(value() is not None for value in values)
+    ours.finish()
+
+
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(8 * MIB, 2), (3 * MIB, 3)])
+def test_a_limit_holds_for_both_parts_together(tmp_path, parts, limit_bytes, expected):
+    """Of 3.9 MiB each part alone is under 3 MiB: the second one waits for the first all the same."""
+    ours = writer(tmp_path / "item", limit_bytes)
+    ours.put(arrays())
+    ours.finish()
+    assert len(parts) == expected
+
+
+def test_the_items_of_a_save_share_the_limit(tmp_path, parts):
+    """Their arrays are on the way at the same time."""
+    options = ckpt.Options(max_host_bytes=8 * MIB)
+    ckpt.save(tmp_path / "c", one=tree(3), other=tree(3), options=options)
+    assert [ours._limit_bytes for ours in parts] == [4 * MIB] * 2
+
+
+def test_the_first_part_fails(tmp_path):
+    (tmp_path / "item").mkdir()
+    (tmp_path / "item" / "ocdbt.process_0").write_text("a file where a directory must be")
+    ours = writer(tmp_path / "item")
+
+    def write() -> None:
+        ours.put(arrays())
+        ours.finish()
+
+    with pytest.raises((OSError, ckpt.CheckpointError)):
+        write()
+    ours.abort()
+
+
+def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, monkeypatch):
+    ckpt.save(tmp_path / "c", {"w": np.arange(3)})
+    begin = ArrayWriter._begin
+    calls: list[ArrayWriter] = []
+
+    def failing(self):
+        calls.append(self)
+        if len(calls) == 2:  # after the first part was started
+            raise OSError(28, "No space left on device")
+        begin(self)
+
+    monkeypatch.setattr(ArrayWriter, "_begin", failing)
+    with pytest.raises(OSError, match="No space left"):
+        ckpt.save(tmp_path / "c", tree(), overwrite=True)
+    assert len(calls) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+    np.testing.assert_array_equal(ckpt.load(tmp_path / "c")["w"], np.arange(3))
+
+
+def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
+    """Not at every node of the index: the time would grow with the square of the number of leaves."""
+    from ckpt_core._load import checkpoint
+    from ckpt_core._storage import index
+
+    nodes, counted = [], []
+    add, chunk_count = index.Index.add, checkpoint.chunk_count
+    monkeypatch.setattr(index, "_FEW_KEYS", 0)
+    monkeypatch.setattr(index.Index, "add", lambda *a: (nodes.append(1), add(*a))[1])
+    monkeypatch.setattr(
+        checkpoint, "chunk_count", lambda *a: (counted.append(1), chunk_count(*a))[1]
+    )
+    ckpt.save(tmp_path / "a", tree(elements=4), options=ckpt.Options(durable=False))
+    assert len(ckpt.load(tmp_path / "a")) == COUNT
+    assert len(nodes) > 4 and len(counted) == 1  # all leaves are alike
+
+
+def test_a_load_that_an_index_stops_leaves_no_file_open(tmp_path) -> None:
+    """Who goes back past damaged steps, or tries again and again, does not run out of descriptors."""
+    ckpt.save(tmp_path / "a", tree(300, elements=4), options=ckpt.Options(durable=False))
+    nodes = next((tmp_path / "a" / "state" / "d").iterdir())
+    nodes.write_bytes(bytes(nodes.stat().st_size))
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(ckpt.CheckpointCorrupt, match="index of the array database"):
+            ckpt.load(tmp_path / "a")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -1,0 +1,1 @@
+"""What tests share: no tests in here."""

@@ -1,0 +1,41 @@
+"""``ckpt``, called in this process and started in one of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import children
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(name="call")
+def make_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs ``ckpt`` in this process; gives (exit code, stdout, stderr)."""
+    from ckpt_core.cli import _app
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ckpt", *map(str, arguments)])
+        code = _app.run()
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def start(
+    *arguments: object, text: bool = True, timeout_secs: float = 150, **environment: str
+) -> Any:
+    """Runs ``ckpt`` in a process of its own, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "ckpt_core.cli", *map(str, arguments)],
+        env=children.environment(**environment),
+        capture_output=True,
+        text=text,
+        timeout=timeout_secs,
+    )

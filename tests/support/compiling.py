@@ -1,0 +1,16 @@
+"""How jax compiles while tests run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+
+@pytest.fixture(name="quick_compilation", scope="module", autouse=True)
+def make_quick_compilation() -> Iterator[None]:
+    """XLA spends less time on programs that run a few times on a few numbers."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

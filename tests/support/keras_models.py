@@ -1,0 +1,128 @@
+"""Small Keras models and data for the tests of ckpt_keras (not a test itself)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import pytest
+
+pytest.importorskip("keras")
+import jax
+import keras
+import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every model of these tests compiles to the same few programs: seven eighths of their time."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "jax-cache"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def compiled_for_children(compiled_once: None) -> Iterator[None]:
+    """New processes find what was compiled here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "jax_compilation_cache_dir",
+            "jax_persistent_cache_min_compile_time_secs",
+            "jax_persistent_cache_min_entry_size_bytes",
+        ):
+            patch.setenv(name.upper(), str(getattr(jax.config, name)))
+        yield
+
+
+def data(samples: int = 48) -> tuple[np.ndarray, np.ndarray]:
+    """The same small regression every time."""
+    rng = np.random.default_rng(0)
+    return rng.random((samples, 4)).astype("f4"), rng.random((samples, 2)).astype("f4")
+
+
+def mlp(seed: int = 0, optimizer: Any = "adam", metrics: Any = ("mae",), **compile: Any) -> Any:
+    """Dense, dropout, batch norm, dense: weights, random state and running means."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(6),
+            keras.layers.Dropout(0.3),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(2),
+        ]
+    )
+    if optimizer is not None:
+        model.compile(optimizer, "mse", metrics=list(metrics), **compile)
+    return model
+
+
+def small(seed: int = 0, optimizer: Any = "adam", metrics: Any = ("mae",), **compile: Any) -> Any:
+    """Two layers and a dropout: what compiles fastest."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile(optimizer, "mse", metrics=list(metrics), **compile)
+    return model
+
+
+def fit(model: Any, callbacks: Sequence[Any] = (), **arguments: Any) -> Any:
+    """``fit`` on ``data()`` in 6 batches of 8, in silence."""
+    x, y = data()
+    settings = {"batch_size": 8, "verbose": 0, "epochs": 1} | arguments
+    return model.fit(x, y, callbacks=list(callbacks), **settings)
+
+
+def scramble(model: Any, seed: int = 7) -> None:
+    """Gives every variable random values: as good as training, without compiling anything."""
+    rng = np.random.default_rng(seed)
+    for variable in variables(model, metrics=True):
+        noise = rng.integers(0, 100, variable.shape)
+        variable.assign(noise if "int" in str(variable.dtype) else noise / 100)
+
+
+def variables(model: Any, *, metrics: bool = False) -> list[Any]:
+    """All variables in Keras' order, the optimizer's included."""
+    found = list(model.variables)
+    if getattr(model, "optimizer", None) is not None:
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        found += model.optimizer.variables
+    return found + (list(model.metrics_variables) if metrics else [])
+
+
+def values(model: Any, *, metrics: bool = False) -> list[np.ndarray]:
+    """Copies of all variables."""
+    return [np.array(variable.value) for variable in variables(model, metrics=metrics)]
+
+
+def assert_same(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
+    """Bitwise equality of two lists of arrays, of which there must be some."""
+    assert len(one) == len(other) > 0
+    for position, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert a.dtype == b.dtype and a.shape == b.shape, position
+        assert a.tobytes() == b.tobytes(), position
+
+
+def differ(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
+    """Whether any array differs."""
+    return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))

@@ -1,0 +1,169 @@
+"""Starts real processes of ``jax.distributed`` on this machine: every wait has a limit.
+
+The children run code that finds these names: ``index``, ``count``, ``directory``, ``jax``, ``np``,
+``Mesh``, ``NamedSharding``, ``P``, ``ckpt``, ``options``, and the functions of the prelude below.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.children import with_devices
+
+LIMIT_SECS = 90.0
+
+PRELUDE = """
+import json, os, signal, sys, time
+index, count, port, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+import jax
+if count > 1:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import ckpt_core as ckpt
+
+assert jax.process_count() == count and jax.process_index() == index
+options = ckpt.Options(timeout_secs=40)
+leaving = list(range(count))  # who has to be there at the end; a test that kills takes some out
+
+def raised(call):
+    started = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return {
+            "type": type(error).__name__,
+            "text": str(error),
+            "absent": list(getattr(error, "absent", ())),
+            "secs": time.monotonic() - started,
+        }
+    return None
+
+def meet(name, who=None):
+    # a barrier of the test's own, as files
+    open(f"{directory}.{port}.{name}.{index}", "w").close()
+    deadline = time.monotonic() + 60
+    while not all(os.path.exists(f"{directory}.{port}.{name}.{n}") for n in who or range(count)):
+        assert time.monotonic() < deadline, f"nobody came to {name}"
+        time.sleep(0.02)
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def report(**told):
+    print("REPORT" + json.dumps(told), flush=True)
+    meet("end", leaving)  # the first process holds the coordinator: nobody leaves before the others
+    os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended.
+
+    Attributes:
+        status: exit code; negative the signal that ended it.
+        told: what it reported, or None.
+        text: all that it printed.
+    """
+
+    status: int
+    told: dict[str, Any] | None
+    text: str
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_commands(
+    commands: Sequence[Sequence[str]], logs: Path, *, devices: int, limit_secs: float = LIMIT_SECS
+) -> list[Ended]:
+    """Runs the commands side by side; whatever is left at the limit is killed, and the test fails.
+
+    Args:
+        commands: one for each process.
+        logs: a folder for what they print.
+        devices: of each process.
+        limit_secs: for all of them together.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    files = [logs / f"{index}.log" for index in range(len(commands))]
+    children: list[subprocess.Popen[bytes]] = []
+    late = False
+    try:
+        for command, file in zip(commands, files, strict=True):
+            with file.open("wb") as output:
+                children.append(
+                    subprocess.Popen(
+                        command,
+                        env=with_devices(devices),
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        deadline = time.monotonic() + limit_secs
+        for child in children:
+            child.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        late = True
+    finally:
+        for child in children:
+            child.kill()  # by its id; nothing where it has ended
+            child.wait()
+    texts = [file.read_text(errors="replace") for file in files]
+    if late:
+        pytest.fail(f"not done after {limit_secs:g} s:\n" + _tails(texts))
+    return [
+        Ended(child.returncode, _told(text), text)
+        for child, text in zip(children, texts, strict=True)
+    ]
+
+
+def launch(
+    code: str,
+    directory: Path,
+    *,
+    processes: int = 2,
+    devices: int = 2,
+    limit_secs: float = LIMIT_SECS,
+) -> list[Ended]:
+    """Runs code, after the prelude, in processes that know each other."""
+    port = str(free_port())
+    commands = [
+        [sys.executable, "-c", PRELUDE + code, str(index), str(processes), port, str(directory)]
+        for index in range(processes)
+    ]
+    logs = directory.parent / f"logs.{port}"
+    return run_commands(commands, logs, devices=devices, limit_secs=limit_secs)
+
+
+def reports(ended: Sequence[Ended]) -> list[dict[str, Any]]:
+    """What each process reported; the test fails where one did not."""
+    told = [process.told for process in ended]
+    assert None not in told, _tails([process.text for process in ended])
+    return [one for one in told if one is not None]
+
+
+def _told(text: str) -> dict[str, Any] | None:
+    lines = [line for line in text.splitlines() if line.startswith("REPORT")]
+    return json.loads(lines[-1].removeprefix("REPORT")) if lines else None
+
+
+def _tails(texts: Sequence[str]) -> str:
+    return "\n".join(f"--- process {index}\n{text[-3000:]}" for index, text in enumerate(texts))

@@ -1,0 +1,1 @@
+"""Leaves, containers, keys, classes: what comes back of a tree, and what is refused."""

@@ -1,0 +1,292 @@
+"""Every sharding to every other: what is saved, what is the default, what was asked for."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import ckpt_core as ckpt
+from tests.support.trees import (
+    QUICK,
+    SPECS,
+    assert_same,
+    meshes,
+    numbers,
+    round_trip,
+    sharded,
+    with_shardings,
+    without_shardings,
+)
+
+SHAPES = {"small": (24, 24), "large": (1200, 312), "vector": (48, 1)}
+
+
+def shardings(names):
+    for mesh in names:
+        for spec in SPECS:
+            yield mesh, spec
+
+
+def fits(shape, mesh, spec):
+    sizes = meshes()[mesh].shape
+    for length, axes in zip(shape, (*SPECS[spec], None, None), strict=False):
+        axes = () if axes is None else (axes,) if isinstance(axes, str) else axes
+        if length % math.prod(sizes[axis] for axis in axes):
+            return False
+    return True
+
+
+def grid_tree(mesh_names):
+    return {
+        f"{shape}-{mesh}-{spec}": sharded(numbers(SHAPES[shape]), mesh, spec)
+        for shape in SHAPES
+        for mesh, spec in shardings(mesh_names)
+        if fits(SHAPES[shape], mesh, spec)
+    }
+
+
+@pytest.mark.parametrize("mesh_name", ["4x2", "2x4", "reversed", "3x2", "last2", "1"])
+def test_the_saved_sharding_is_the_default(tmp_path, mesh_name):
+    tree = grid_tree([mesh_name])
+    assert len(tree) >= 6
+    assert_same(round_trip(tmp_path, tree), tree, sharding=True)
+
+
+@pytest.mark.parametrize("source", ["4x2", "3x2", "1"])
+def test_every_sharding_to_every_other(tmp_path, source):
+    """Shards of the target cross the borders of the chunks in all the ways there are."""
+    tree = {}
+    for mesh, spec in shardings([source]):
+        for shape in ("small", "vector"):
+            if fits(SHAPES[shape], mesh, spec):
+                tree[f"{shape}-{spec}"] = sharded(numbers(SHAPES[shape]), mesh, spec)
+    ckpt.save(tmp_path / "c", tree, options=ckpt.Options(durable=False, chunk_bytes=1024))
+    for mesh, spec in shardings(["2x4", "reversed", "3x2", "1"]):
+        like = {
+            name: sharded(np.asarray(leaf), mesh, spec)
+            for name, leaf in tree.items()
+            if fits(leaf.shape, mesh, spec)
+        }
+        got = ckpt.load(tmp_path / "c", with_shardings(like), unexpected="ignore")
+        assert_same(got, like, sharding=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["4x2", "2x4", "reversed", "3x2", "last2"])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "compression"), [(10_000, None), (100_000, "zstd"), (2**26, None)]
+)
+def test_every_sharding_to_every_other_large(tmp_path, source, chunk_bytes, compression):
+    tree = grid_tree([source])
+    options = ckpt.Options(durable=False, chunk_bytes=chunk_bytes, compression=compression)
+    ckpt.save(tmp_path / "c", tree, options=options)
+    assert_same(ckpt.load(tmp_path / "c"), tree, sharding=True)
+    for mesh, spec in shardings(meshes()):
+        like = {
+            name: sharded(np.asarray(leaf), mesh, spec)
+            for name, leaf in tree.items()
+            if fits(leaf.shape, mesh, spec)
+        }
+        got = ckpt.load(tmp_path / "c", with_shardings(like), unexpected="ignore")
+        assert_same(got, like, sharding=True)
+
+
+def test_one_sharding_for_the_whole_tree(tmp_path):
+    tree = {
+        "a": sharded(numbers((24, 24)), "4x2", "both"),
+        "b": jnp.ones(4),
+        "n": np.ones(2),
+        "s": 1,
+    }
+    ckpt.save(tmp_path / "c", tree)
+    wanted = NamedSharding(meshes()["2x4"], P())
+    got = ckpt.load(tmp_path / "c", sharding=wanted)
+    assert_same(got, tree)
+    assert got["a"].sharding == wanted
+    assert got["b"].sharding == wanted
+    device = SingleDeviceSharding(jax.devices()[5])
+    got = ckpt.load(tmp_path / "c", sharding=device)
+    assert got["a"].devices() == got["b"].devices() == {jax.devices()[5]}
+
+
+def test_a_function_gives_shardings(tmp_path):
+    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": {"c": jnp.ones(4)}}
+    ckpt.save(tmp_path / "c", tree)
+    wanted = {
+        "a": NamedSharding(meshes()["2x4"], P("y")),
+        "b/c": SingleDeviceSharding(jax.devices()[2]),
+    }
+    got = ckpt.load(tmp_path / "c", sharding=lambda path, leaf: wanted[path])
+    assert_same(got, tree)
+    assert got["a"].sharding == wanted["a"]
+    assert got["b"]["c"].sharding == wanted["b/c"]
+
+
+def test_a_mesh_as_sharding(tmp_path):
+    """Saved specs are refitted to the axes of the mesh; what fits nowhere is replicated."""
+    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": jnp.ones(4)}
+    ckpt.save(tmp_path / "c", tree)
+    mesh = meshes()["2x4"]
+    got = ckpt.load(tmp_path / "c", sharding=mesh)
+    assert_same(got, tree)
+    assert got["a"].sharding == NamedSharding(mesh, P("x", "y"))
+    assert got["b"].sharding.is_fully_replicated
+    other = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "other"))
+    got = ckpt.load(tmp_path / "c", sharding=other)
+    assert_same(got, tree)
+    assert got["a"].sharding.is_equivalent_to(NamedSharding(other, P("x")), 2)
+
+
+def test_sharding_of_the_wrong_type(tmp_path):
+    ckpt.save(tmp_path / "c", {"a": jnp.ones(4)})
+    for wrong in ({"b": SingleDeviceSharding(jax.devices()[2])}, P("x"), "x", 3):
+        with pytest.raises(TypeError, match="sharding"):
+            ckpt.load(tmp_path / "c", sharding=wrong)
+
+
+def test_sharding_as_a_tree(tmp_path):
+    ckpt.save(tmp_path / "c", {"a": jnp.ones(4), "b": [jnp.zeros(2)]})
+    third, fourth = (SingleDeviceSharding(jax.devices()[i]) for i in (2, 3))
+    got = ckpt.load(tmp_path / "c", sharding={"a": third, "b": fourth})
+    assert got["a"].sharding == third
+    assert got["b"][0].sharding == fourth
+
+
+def test_a_sharding_that_does_not_divide(tmp_path):
+    """Said before anything is read, with the leaf's name."""
+    ckpt.save(tmp_path / "c", {"good": jnp.ones((8, 3)), "odd": {"leaf": jnp.ones((2, 3))}})
+    sharding = NamedSharding(meshes()["4x2"], P("x"))
+    like = {
+        "good": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding),
+        "odd": {"leaf": jax.ShapeDtypeStruct((2, 3), jnp.float32, sharding=sharding)},
+    }
+    for load in (lambda: ckpt.load(tmp_path / "c", sharding=sharding),
+                 lambda: ckpt.load(tmp_path / "c", like)):  # fmt: skip
+        with pytest.raises((ckpt.CheckpointError, ValueError), match="odd/leaf"):
+            load()
+
+
+def test_shardings_of_every_make(tmp_path):
+    """Explicit axes, three axes, permuted devices, memory kinds: all of it comes back."""
+    axis = jax.sharding.AxisType
+    devices = np.array(jax.devices())
+    shardings = {
+        "explicit": NamedSharding(
+            jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis.Explicit,) * 2), P("x", "y")
+        ),
+        "mixed": NamedSharding(
+            jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis.Explicit, axis.Auto)), P("y")
+        ),
+        "three": NamedSharding(Mesh(devices.reshape(2, 2, 2), ("a", "b", "c")), P(("a", "c"), "b")),
+        "permuted": NamedSharding(
+            Mesh(devices[[5, 2, 7, 1]].reshape(2, 2), ("a", "b")), P("b", "a")
+        ),
+        "host": NamedSharding(meshes()["4x2"], P("x"), memory_kind="pinned_host"),
+        "device": SingleDeviceSharding(devices[6]),
+    }
+    tree = {name: jax.device_put(numbers((16, 8)), one) for name, one in shardings.items()}
+    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", with_shardings(tree))):
+        assert_same(got, tree)
+        assert {name: array.sharding for name, array in got.items()} == shardings
+
+
+def test_target_without_sharding(tmp_path):
+    tree = {"a": sharded(numbers((24, 24)), "4x2", "both"), "b": jnp.ones(4)}
+    ckpt.save(tmp_path / "c", tree)
+    assert_same(ckpt.load(tmp_path / "c", without_shardings(tree)), tree)
+
+
+def test_each_distinct_shard_is_written_once(tmp_path):
+    """Replicas do not multiply the bytes on disk."""
+    array = numbers((512, 512))
+    for spec in SPECS:
+        ckpt.save(tmp_path / spec, {"a": sharded(array, "4x2", spec)})
+        size = sum(path.stat().st_size for path in (tmp_path / spec).rglob("*") if path.is_file())
+        assert array.nbytes <= size < 1.1 * array.nbytes, spec
+
+
+def test_uncommitted_stays_uncommitted(tmp_path):
+    """A counter that lives nowhere in particular must go on mixing with arrays of any mesh."""
+    tree = {"step": jnp.int32(3), "w": sharded(numbers((24, 24)), "4x2", "both")}
+    assert not tree["step"].committed
+    ckpt.save(tmp_path / "c", tree)
+    for got in (ckpt.load(tmp_path / "c", tree), ckpt.load(tmp_path / "c")):
+        assert not got["step"].committed
+        assert got["w"].committed
+        assert jax.jit(lambda s, w: w + s)(got["step"], got["w"])[0, 0] == 3
+
+
+def test_weak_types_stay_weak(tmp_path):
+    """Or the step function would be traced anew, and bfloat16 times a scalar become float32."""
+    everywhere = NamedSharding(meshes()["4x2"], P())
+    tree = {
+        "weak": jnp.asarray(2.0),
+        "weak_int": jnp.asarray(2),
+        "on_mesh": jax.device_put(jnp.asarray(2.0), everywhere),
+        "on_device": jax.device_put(jnp.asarray(2.0), jax.devices()[3]),
+        "strong": jnp.float32(2.0),
+        "strong_on_mesh": jax.device_put(jnp.float32(2.0), everywhere),
+    }
+    for name, array in tree.items():
+        assert array.weak_type != name.startswith("strong")
+    for got in (round_trip(tmp_path, tree), ckpt.load(tmp_path / "c", tree)):
+        assert_same(got, tree, sharding=True)
+        wrong = [name for name in tree if got[name].weak_type != tree[name].weak_type]
+        assert not wrong
+
+
+ELSEWHERE = """
+import json, sys
+import jax, numpy as np
+import ckpt_core as ckpt
+tree = ckpt.load(sys.argv[1])
+leaves = {
+    name: [np.asarray(leaf).sum().item(), list(leaf.shape), len(leaf.devices())]
+    for name, leaf in tree["arrays"].items()
+}
+draw = jax.random.normal(tree["keys"][3]).item()
+like = {"arrays": {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in tree["arrays"].items()}}
+again = ckpt.load(sys.argv[1], like, unexpected="ignore")
+same = all(np.array_equal(x, again["arrays"][n]) for n, x in tree["arrays"].items())
+print(json.dumps({"leaves": leaves, "draw": draw, "same": same, "devices": len(jax.devices())}))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_eight_devices_to_fewer_with_no_argument(tmp_path, run_python, devices):
+    arrays = grid_tree(["4x2", "2x4"])
+    keys = jax.device_put(
+        jax.random.split(jax.random.key(0), 8), NamedSharding(meshes()["4x2"], P("x"))
+    )
+    ckpt.save(tmp_path / "c", {"arrays": arrays, "keys": keys}, options=QUICK)
+    flags = "" if devices == 1 else f"--xla_force_host_platform_device_count={devices}"
+    answer = run_python(ELSEWHERE, str(tmp_path / "c"), XLA_FLAGS=flags)
+    assert answer["devices"] == devices
+    assert answer["same"]
+    assert answer["draw"] == jax.random.normal(keys[3]).item()
+    assert answer["leaves"] == {
+        name: [np.asarray(leaf).sum().item(), [*leaf.shape], 1] for name, leaf in arrays.items()
+    }
+
+
+ONE_TO_EIGHT = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+import ckpt_core as ckpt
+assert len(jax.devices()) == 1
+keys = jax.random.split(jax.random.key(0), 8)
+ckpt.save(sys.argv[1], {"w": jnp.arange(96.0).reshape(8, 12), "k": keys})
+print("0")
+"""
+
+
+def test_one_device_to_eight(tmp_path, run_python):
+    run_python(ONE_TO_EIGHT, str(tmp_path / "c"), XLA_FLAGS="")
+    tree = {"w": jnp.arange(96.0).reshape(8, 12), "k": jax.random.split(jax.random.key(0), 8)}
+    assert_same(ckpt.load(tmp_path / "c"), tree)
+    wanted = jax.device_put(tree, NamedSharding(meshes()["4x2"], P("x")))
+    assert_same(ckpt.load(tmp_path / "c", with_shardings(wanted)), wanted, sharding=True)
