@@ -23,7 +23,8 @@ from ckpt_core._format.record import parse_json
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
-from ckpt_core._storage.writer import Location, database_spec, system_error
+from ckpt_core._storage.failures import unreadable
+from ckpt_core._storage.writer import Location, database_spec
 
 _MAX_FOREIGN_BYTES = 2**46
 
@@ -34,7 +35,7 @@ def read_value(item: Location, key: str, offset: int, size_bytes: int, context: 
         store: Any = ts.KvStore.open(database_spec(item), context=context).result()
         found: Any = store.read(key, byte_range=slice(offset, offset + size_bytes)).result()
     except ValueError as error:
-        raise CheckpointCorrupt(f"{key}: cannot be read: {error}", leaf=key) from error
+        raise unreadable(error, f"{item.path}: {key}", leaf=key) from error
     return bytes(found.value) if found.state == "value" else b""
 
 
@@ -101,7 +102,7 @@ def open_array(
     try:
         store: Any = ts.open(spec, open=True, context=context).result()
     except (ValueError, NotImplementedError) as error:
-        raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
+        raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     shape = tuple(store.shape)
     # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
@@ -115,7 +116,7 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) 
     try:
         found: Any = ts.KvStore.open(kvstore, context=context).result().read(file).result()
     except (ValueError, NotImplementedError) as error:
-        raise CheckpointCorrupt(f"array {name!r}: cannot be opened: {error}", leaf=name) from error
+        raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     if found.state != "value":
         raise CheckpointCorrupt(f"array {name!r}: its metadata {file} is missing", leaf=name)
     parse_json(bytes(found.value), f"{name}/{file}")
@@ -138,8 +139,7 @@ def read_region(
         if out.size:
             ts.array(out).write(part).result()
     except Exception as error:
-        translated = system_error(error, f"array {name!r}")
-        raise CheckpointCorrupt(f"{translated}", leaf=name) from error
+        raise unreadable(error, f"array {name!r}", leaf=name) from error
     return out
 
 

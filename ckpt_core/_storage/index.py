@@ -14,6 +14,7 @@ from ckpt_core._format.limits import most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import refuse_file
+from ckpt_core._storage.failures import unreadable
 from ckpt_core._storage.writer import Location
 
 _NODES_AT_ONCE = 64
@@ -136,11 +137,9 @@ _UNREADABLE = (
 _MANIFEST = "manifest.ocdbt"
 
 
-def _unreadable(item: Location, error: Exception) -> CheckpointCorrupt:
-    return CheckpointCorrupt(
-        f"{item.path}: the index of the array database cannot be read: {error}",
-        file=_MANIFEST,
-    )
+def _unreadable(item: Location, error: Exception) -> Exception:
+    doing = f"{item.path}: the index of the array database cannot be read"
+    return unreadable(error, doing, file=_MANIFEST)
 
 
 Place = tuple[str, bytes, bytes | None]

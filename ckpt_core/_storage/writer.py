@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from ckpt_core._layout.chunks import chunk_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.failures import failure
 from ckpt_core._storage.zarr import layout_of, zarr_metadata
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -376,17 +376,5 @@ def settled(future: Any, doing: str) -> Any:
     """
     error = future.exception()
     if error is not None:
-        raise system_error(error, doing) from error
+        raise failure(error, doing) from error
     return future.result()
-
-
-_ERRNO = re.compile(r"os_error_code='(\d+)'")
-
-
-def system_error(error: Exception, doing: str) -> Exception:
-    """Converts a TensorStore error: to OSError if it has an errno, else to CheckpointError."""
-    found = _ERRNO.search(str(error))
-    if found is None:
-        return CheckpointError(f"{doing}: {error}")
-    number = int(found[1])
-    return OSError(number, f"{doing}: {os.strerror(number)} ({error})")

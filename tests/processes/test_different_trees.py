@@ -277,11 +277,11 @@ def test_the_first_of_many_leaves_is_named(tmp_path: Path) -> None:
     code = """
 from ckpt_core import _processes
 sent = []
-agree = _processes.Processes.agree
+gather_decide = _processes.Processes.gather_decide
 def measured(self, tag, value, *rest, **named):
     sent.append(len(value))
-    return agree(self, tag, value, *rest, **named)
-_processes.Processes.agree = measured
+    return gather_decide(self, tag, value, *rest, **named)
+_processes.Processes.gather_decide = measured
 tree = {f"leaf{n:06}": n for n in range(100_000)}
 if index:
     tree["leaf077777"] = 1.0

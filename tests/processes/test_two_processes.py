@@ -304,12 +304,12 @@ def test_a_process_that_leaves_in_the_middle(together, tmp_path):
     told = together("""
 from ckpt_core import _processes
 short = ckpt.Options(timeout_secs=1.5)
-agree = _processes.Processes.agree
-def gone(self, tag, *arguments):
+run_on_all = _processes.Processes.run_on_all
+def gone(self, tag, *arguments, **named):
     if index == 1 and tag.endswith("/written"):
         report()
-    return agree(self, tag, *arguments)
-_processes.Processes.agree = gone
+    return run_on_all(self, tag, *arguments, **named)
+_processes.Processes.run_on_all = gone
 meet("ready")
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=short))
 report(error=error, left=os.listdir(directory) if os.path.isdir(directory) else [])

@@ -1,0 +1,82 @@
+"""What a failure of TensorStore stands for: the system or the store refused, or the data is at fault.
+
+TensorStore raises a ValueError for nearly everything; its text begins with a status code of
+https://abseil.io/docs/cpp/guides/status-codes and ends with what the system or the HTTP server answered.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+
+_SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
+_HTTP_STATUS = re.compile(r"http_response_code='(\d+)'")
+_CODE = re.compile(r"(?:^|: )([A-Z_]{5,}): ")
+_NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
+_NO_ANSWER = frozenset({"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+
+
+def refusal(error: BaseException, doing: str) -> OSError | None:
+    """The OSError that a failure stands for, where the system or the store refused; None for any other.
+
+    Args:
+        error: as TensorStore raised it.
+        doing: what was tried, with the path or URL; begins the message.
+
+    Returns:
+        PermissionError where credentials are missing, wrong or expired; FileNotFoundError where there is
+        no such bucket; TimeoutError and ConnectionError where all retries were used up; else an OSError
+        with the number that the system gave. None says that the data itself is at fault.
+    """
+    text = str(error)
+    system = _SYSTEM_ERROR.search(text)
+    if system is not None:
+        number = int(system[1])
+        return OSError(number, f"{doing}: {os.strerror(number)} ({error})")
+    found = _HTTP_STATUS.search(text)
+    status = int(found[1]) if found else 0
+    codes = set(_CODE.findall(text[: found.start() if found else None]))
+    if status in (401, 403) or codes & _NO_ACCESS:
+        return PermissionError(
+            errno.EACCES,
+            f"{doing}: the store refused access: check that its credentials are there, are not expired, and "
+            f"allow this ({error})",
+        )
+    if status == 404:  # an object that is missing is no failure of a request
+        return FileNotFoundError(
+            errno.ENOENT, f"{doing}: there is no such bucket: make it first ({error})"
+        )
+    if "DEADLINE_EXCEEDED" in codes:
+        return TimeoutError(errno.ETIMEDOUT, f"{doing}: the store did not answer in time ({error})")
+    if status == 429 or status >= 500 or codes & _NO_ANSWER:
+        return ConnectionError(
+            errno.ECONNABORTED,
+            f"{doing}: the store did not answer as it should, and all retries were used up: try again "
+            f"({error})",
+        )
+    return None
+
+
+def failure(error: BaseException, doing: str) -> Exception:
+    """``refusal``, or else a CheckpointError."""
+    return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
+
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
+"""What the system says of a file that is missing, or is no file: of a checkpoint, that is damage."""
+
+
+def unreadable(
+    error: BaseException, doing: str, *, file: str | None = None, leaf: str | None = None
+) -> Exception:
+    """The error for data that could not be read: CheckpointCorrupt, unless the system or the store refused.
+
+    A restore goes back to the step before a damaged one, which it must not do because a token expired.
+    """
+    refused = refusal(error, doing)
+    if refused is not None and refused.errno not in _ABSENT:
+        return refused
+    return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)

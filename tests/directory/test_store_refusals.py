@@ -1,0 +1,172 @@
+"""A store that refuses is not a damaged checkpoint: against a server of Google's JSON API, at every request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._storage.failures import failure, refusal
+from tests.support import gcs_server
+from tests.support.gcs_server import Request, Server
+
+ZSTD = ckpt.Options(compression="zstd")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with gcs_server.running() as state:
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", state.url)
+        # nobody asks the metadata server of a machine that is not in Google's cloud
+        monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        yield state
+
+
+def tree(step: int) -> dict[str, Any]:
+    values = np.arange(20_000.0) + step
+    return {"large": values, "small": np.full(3, step), "text": f"step {step}"}
+
+
+def at_request(number: int, status: int) -> Callable[[Request], int | None]:
+    """Answers one request with a status, counted from 1."""
+    seen: list[Request] = []
+
+    def fault(request: Request) -> int | None:
+        seen.append(request)
+        return status if len(seen) == number else None
+
+    return fault
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("options", [None, ZSTD], ids=["plain", "zstd"])
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_while_reading_is_no_damage(
+    server: Server, status: int, options: ckpt.Options | None
+) -> None:
+    """One expired token does not make a restore go back a step, at whichever request it is refused."""
+    with ckpt.Checkpointer(f"{server.root}/run", options=options) as checkpointer:
+        for step in (0, 1):
+            checkpointer.save(step, tree(step))
+    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
+    server.requests.clear()
+    assert reader.restore_latest(state=tree(9)).step == 1
+    kinds = [request.kind for request in server.requests]
+    assert kinds.count("get") > 3
+    refused = 0
+    for number in range(1, len(kinds) + 1):
+        server.fault = at_request(number, status)
+        try:
+            restored = reader.restore_latest(state=tree(9))
+        except PermissionError as error:
+            refused += server.root in str(error) and "credentials" in str(error)
+            continue
+        assert restored is not None and restored.step == 1, number
+        assert same(restored["state"], tree(1))
+    assert refused > 3
+    server.fault = lambda _: None
+    assert same(ckpt.load(f"{server.root}/run/1"), tree(1))
+
+
+def test_a_directory_that_may_not_be_looked_into_is_not_empty(server: Server) -> None:
+    """Training would begin anew, and be saved over the old run."""
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        checkpointer.save(0, tree(0))
+    server.fault = lambda _: 403
+    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
+    with pytest.raises(PermissionError, match=server.root):
+        reader.restore_latest(state=tree(9))
+    with pytest.raises(PermissionError, match=server.root):
+        reader.latest_step()
+
+
+def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server: Server) -> None:
+    ckpt.save(f"{server.root}/count", tree(0))
+    count = len(server.requests)
+    saved, refused = 0, 0
+    for number in range(1, count + 1):
+        url = f"{server.root}/at/{number}"
+        server.fault = at_request(number, 403)
+        try:
+            ckpt.save(url, tree(number))
+            saved += 1
+        except PermissionError as error:
+            refused += url in str(error) or "writing arrays" in str(error)
+        server.fault = lambda _: None
+        try:
+            assert same(ckpt.load(url), tree(number))
+        except ckpt.CheckpointNotFound:
+            ckpt.save(url, tree(number))  # the way is free for another try
+            assert same(ckpt.load(url), tree(number))
+    assert refused > 10 and saved + refused == count
+
+
+def test_a_bucket_that_is_not_there(server: Server) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gs://elsewhere/a.*no such bucket"):
+        ckpt.save("gs://elsewhere/a", tree(0))
+    with pytest.raises((FileNotFoundError, ckpt.CheckpointNotFound), match="gs://elsewhere/a"):
+        ckpt.load("gs://elsewhere/a")
+
+
+def test_damage_in_a_store_is_still_damage(server: Server) -> None:
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        for step in (0, 1):
+            checkpointer.save(step, tree(step))
+    found = [name for name in server.names() if name.startswith("run/1/state/ocdbt.process_0/d/")]
+    largest = max(found, key=lambda name: len(server.objects[name][1]))
+    generation, data = server.objects[largest]
+    server.objects[largest] = generation, data[:100] + b"\xff" + data[101:]
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.load(f"{server.root}/run/1")
+    reader = ckpt.Checkpointer(f"{server.root}/run", read_only=True)
+    with pytest.warns(RuntimeWarning, match="step 1 is damaged"):
+        assert reader.restore_latest(state=tree(9)).step == 0
+
+
+def test_a_local_file_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: Any) -> None:
+    """Compressed arrays are read by TensorStore: what the system refuses it, is no damage either."""
+    from ckpt_core._storage import arrays
+
+    ckpt.save(tmp_path / "a", tree(0), options=ZSTD)
+
+    class Refused:
+        def result(self) -> None:
+            raise ValueError("FAILED_PRECONDITION: open [os_error_code='24'] [name='EMFILE']")
+
+    monkeypatch.setattr(arrays.ts, "open", lambda *_, **__: Refused())
+    with pytest.raises(OSError, match=r"[Tt]oo many open files") as found:
+        ckpt.load(tmp_path / "a")
+    assert found.value.errno == 24
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("PERMISSION_DENIED: no", PermissionError),
+        ("Error opening: UNAUTHENTICATED: token", PermissionError),
+        ("X [http_response_code='401']", PermissionError),
+        ("NOT_FOUND: b [http_response_code='404']", FileNotFoundError),
+        ("DEADLINE_EXCEEDED: late", TimeoutError),
+        ("ABORTED: retries [http_response_code='503']", ConnectionError),
+        ("UNAVAILABLE: refused", ConnectionError),
+        ("X [http_response_code='429']", ConnectionError),
+        ("INTERNAL: write [os_error_code='28']", OSError),
+        ("DATA_LOSS: checksum", None),
+        ("NOT_FOUND: chunk", None),
+        ("INVALID_ARGUMENT: PERMISSION", None),
+    ],
+)
+def test_what_a_failure_stands_for(text: str, kind: type[OSError] | None) -> None:
+    found = refusal(ValueError(text), "gs://b/a: cannot read x")
+    assert type(found) is (type(None) if kind is None else kind)
+    told = failure(ValueError(text), "gs://b/a: cannot read x")
+    assert "gs://b/a: cannot read x" in str(told) and text in str(told)
+    assert isinstance(told, OSError | ckpt.CheckpointError)

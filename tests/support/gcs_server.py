@@ -1,0 +1,185 @@
+"""A server of Google Cloud Storage's JSON API, of one process, that keeps its objects in memory.
+
+It honours ``ifGenerationMatch`` and ``ifGenerationNotMatch``, ranges and pages of listings, which TensorStore
+uses; https://cloud.google.com/storage/docs/json_api has the protocol. Requests are noted, and ``fault`` may answer
+them in the server's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: ``kind`` is get, put, list or delete; ``name`` of the object, or prefix of a listing."""
+
+    kind: str
+    bucket: str
+    name: str
+
+
+@dataclass
+class Server:
+    """The objects by name, each with its generation, and the requests so far."""
+
+    url: str = ""
+    bucket: str = field(default_factory=lambda: f"bucket-{secrets.token_hex(4)}")
+    """The only one; no two servers have the same, as TensorStore keeps what it has opened."""
+    objects: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    fault: Callable[[Request], int | None] = lambda _: None
+    """Gives an HTTP status to answer with, or None."""
+    generation: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def root(self) -> str:
+        return f"gs://{self.bucket}"
+
+    def names(self) -> list[str]:
+        return sorted(self.objects)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        bucket, name, query = self._parsed("/storage/v1/b/")
+        if name is None:
+            return self._list(bucket, query)
+        if self._stopped(Request("get", bucket, name)):
+            return None
+        found = self.state.objects.get(name)
+        if found is None:
+            return self._send(404)
+        generation, data = found
+        if not self._met(query, generation):
+            return self._send(412 if "ifGenerationMatch" in query else 304)
+        status, headers = 200, {"x-goog-generation": str(generation)}
+        if "Range" in self.headers:
+            start, _, stop = self.headers["Range"].removeprefix("bytes=").partition("-")
+            first = int(start) if start else max(0, len(data) - int(stop))
+            last = min(int(stop) if start and stop else len(data) - 1, len(data) - 1)
+            if first > last:
+                return self._send(416)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            data, status = data[first : last + 1], 206
+        return self._send(status, data, headers)
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        bucket, _, query = self._parsed("/upload/storage/v1/b/")
+        name = query["name"]
+        if self._stopped(Request("put", bucket, name)):
+            return None
+        with self.state.lock:
+            generation = self.state.objects.get(name, (0, b""))[0]
+            met = self._met(query, generation)
+            if met:
+                self.state.generation += 1
+                generation = self.state.generation
+                self.state.objects[name] = generation, data
+        answer = {"name": name, "generation": str(generation), "size": str(len(data))}
+        return self._send(200, json.dumps(answer).encode()) if met else self._send(412)
+
+    def do_DELETE(self) -> None:
+        bucket, name, query = self._parsed("/storage/v1/b/")
+        assert name is not None
+        if self._stopped(Request("delete", bucket, name)):
+            return None
+        with self.state.lock:
+            found = self.state.objects.get(name)
+            if found is None:
+                return self._send(404)
+            if not self._met(query, found[0]):
+                return self._send(412)
+            del self.state.objects[name]
+        return self._send(204)
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        if self._stopped(Request("list", bucket, query.get("prefix", ""))):
+            return
+        start, end = query.get("startOffset", ""), query.get("endOffset")
+        names = [
+            name
+            for name in self.state.names()
+            if name >= start
+            and (not end or name < end)
+            and name.startswith(query.get("prefix", ""))
+            and name > query.get("pageToken", "")
+        ]
+        page = [
+            {"name": name, "size": str(len(self.state.objects[name][1]))} for name in names[:_PAGE]
+        ]
+        answer: dict[str, Any] = {"items": page}
+        if len(names) > _PAGE:
+            answer["nextPageToken"] = names[_PAGE - 1]
+        self._send(200, json.dumps(answer).encode())
+
+    def _parsed(self, root: str) -> tuple[str, str | None, dict[str, str]]:
+        """Bucket, name of the object (None for all), and the query."""
+        path, _, query = self.path.partition("?")
+        bucket, _, rest = path.removeprefix(root).partition("/o")
+        values = urllib.parse.parse_qs(query, keep_blank_values=True)
+        name = urllib.parse.unquote(rest[1:]) if rest else None
+        return bucket, name, {key: value[-1] for key, value in values.items()}
+
+    def _met(self, query: dict[str, str], generation: int) -> bool:
+        wanted, other = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
+        return (wanted is None or int(wanted) == generation) and (
+            other is None or int(other) != generation
+        )
+
+    def _stopped(self, request: Request) -> bool:
+        with self.state.lock:
+            self.state.requests.append(request)
+        status = self.state.fault(request)
+        if status is None and request.bucket != self.state.bucket:
+            status = 404
+        if status is None:
+            return False
+        self._send(status, b'{"error": {"message": "as the test wants it"}}')
+        return True
+
+    def _send(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if status != 204:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if data:
+            self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Server]:
+    """A server on a free port of 127.0.0.1, ended with the block."""
+    state = Server()
+    handler = type("Handler", (_Handler,), {"state": state})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = True
+    state.url = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield state
+    finally:
+        http.shutdown()
+        thread.join(10)
+        http.server_close()
