@@ -1,10 +1,11 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
-``writer`` opens and fills the database; ``zarr`` has the metadata and keys of one array; ``index``
-finds file and offset of each value; ``arrays`` reads arrays, by the index from local files or
-through TensorStore; ``digests`` determines which bytes of a file its digest covers; ``bounds``
-rejects input that would abort the process; ``merge`` joins the databases of several processes;
-``keys`` reads and writes objects of a store.
+``location`` says where a database lies and how it is opened; ``writer`` fills it; ``zarr`` has the
+metadata and keys of one array; ``index`` finds file and offset of each value; ``arrays`` reads
+arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a
+file its digest covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the
+databases of several processes; ``keys`` reads and writes objects of a store; ``failures`` translates
+TensorStore's errors.
 """
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles
@@ -24,11 +25,11 @@ from ckpt_core._storage.index import Extent as Extent
 from ckpt_core._storage.index import read_index as read_index
 from ckpt_core._storage.keys import KeyValues as KeyValues
 from ckpt_core._storage.keys import backend_of as backend_of
+from ckpt_core._storage.location import Location as Location
+from ckpt_core._storage.location import counters as counters
+from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.merge import merge as merge
 from ckpt_core._storage.writer import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter
 from ckpt_core._storage.writer import KeyRun as KeyRun
-from ckpt_core._storage.writer import Location as Location
-from ckpt_core._storage.writer import counters as counters
-from ckpt_core._storage.writer import new_context as new_context

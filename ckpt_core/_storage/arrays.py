@@ -24,7 +24,7 @@ from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import unreadable
-from ckpt_core._storage.writer import Location, database_spec
+from ckpt_core._storage.location import Location, database_spec
 
 _MAX_FOREIGN_BYTES = 2**46
 

@@ -13,7 +13,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._options import KIB, MIB
-from ckpt_core._storage.writer import Location
+from ckpt_core._storage.location import Location
 
 _MOST_COMPRESSED = 2**16
 """Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""

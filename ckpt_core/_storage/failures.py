@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 
@@ -80,3 +81,17 @@ def unreadable(
     if refused is not None and refused.errno not in _ABSENT:
         return refused
     return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)
+
+
+def settled(future: Any, doing: str) -> Any:
+    """Blocks until a TensorStore future is done; returns its value.
+
+    An exception from a signal handler during the wait is raised unchanged, whatever its class.
+
+    Raises:
+        OSError, CheckpointError: the future failed.
+    """
+    error = future.exception()
+    if error is not None:
+        raise failure(error, doing) from error
+    return future.result()

@@ -15,7 +15,7 @@ from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import refuse_file
 from ckpt_core._storage.failures import unreadable
-from ckpt_core._storage.writer import Location
+from ckpt_core._storage.location import Location
 
 _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB

@@ -6,7 +6,8 @@ from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.writer import Location, new_context, settled
+from ckpt_core._storage.failures import settled
+from ckpt_core._storage.location import Location, new_context
 
 _NO_SUCH_KEY = ".ckpt-probe"
 

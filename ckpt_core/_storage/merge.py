@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.writer import Location, database_spec, settled
+from ckpt_core._storage.failures import settled
+from ckpt_core._storage.location import Location, database_spec
 
 
 def merge(item: Location, process_count: int, context: Any, *, target_data_file_bytes: int) -> None:
