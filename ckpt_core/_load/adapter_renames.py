@@ -1,4 +1,4 @@
-"""What an adapter knows about names that changed, applied to the rules of a match."""
+"""Changes the rules of a match by what the target's adapter knows about changed names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core._tree.match import MatchRules, Select
 def align(
     item: SavedItem, like: Any, rules: MatchRules, selected: Select | None
 ) -> tuple[MatchRules, Select | None]:
-    """The rules and the selection after the target's adapter, if it has ``align``, had its say."""
+    """The rules and the selection, changed by ``align`` of the target's adapter, if it has one."""
     adapter: Any = _adapters.adapter_for(like)
     if not isinstance(adapter, _adapters.verbs.Aligns):
         return rules, selected
@@ -31,7 +31,7 @@ def align(
 
 
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
-    """The one adapter of these live objects, if it reads ``rename=`` in its own way; else None."""
+    """The adapter of these live objects, if they share one that has ``renamed``; else None."""
     adapters: dict[int, Any] = {}
     for obj, _ in live:
         adapter: Any = _adapters.adapter_for(obj)
@@ -44,7 +44,7 @@ def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
 def renamed_by_adapter(
     item: SavedItem, live: Sequence[tuple[Any, bool]], rules: MatchRules, renames: Mapping[str, str]
 ) -> MatchRules:
-    """The rules with what a dict for ``rename=`` means to the adapter of the target's live objects."""
+    """The rules, with the ``rename=`` dict interpreted by the adapter of the live objects."""
     adapter = adapter_of_renames(live)
     if adapter is None:
         return rules
@@ -53,9 +53,9 @@ def renamed_by_adapter(
 
 
 def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:
-    """The rules for a tree that Orbax wrote: its keys are text, and what it has one key deeper is found.
+    """The rules for a pytree that Orbax wrote: all its keys are text, and some paths are longer.
 
-    Orbax calls the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
     """
     rules = replace(rules, loose_keys=True)
     flat = flatten(like, expand=_adapters.expander(stored=True))
