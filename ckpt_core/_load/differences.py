@@ -58,7 +58,7 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> 
         lines.append(advice_on(idle))
     if without_value or ("missing" in kinds and rules.missing != "error"):
         lines.append(
-            "The target holds no value there that could be kept: give it one (an object that was made, in "
-            "place of an abstract one), or select with only= what was saved."
+            "The target holds no value there that could be kept: pass a target with values instead of an "
+            "abstract one, or select with only= the leaves that were saved."
         )
     return " ".join(lines)

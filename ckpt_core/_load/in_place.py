@@ -119,7 +119,9 @@ class InPlace:
                     work(error)
                     break
                 except Exception as failure:
-                    error.add_note(f"ckpt: giving up the restore failed, too: {failure}")
+                    error.add_note(
+                        f"ckpt: cleaning up after the failed restore failed, too: {failure}"
+                    )
                     break
                 except BaseException as another:
                     interrupt = another
@@ -146,10 +148,10 @@ class InPlace:
                 names.append(plan.name)
         if names:
             error.add_note(
-                f"ckpt: {', '.join(names)} held parts of two states, and "
-                "the new parts were deleted, so that nothing goes on with them. Restore another step "
-                "into it, or make it anew. Options(atomic_restore=True) changes nothing before all is "
-                "read, for twice the memory"
+                f"ckpt: {', '.join(names)} held parts of two states when the restore failed, so "
+                "its new arrays were deleted and it cannot be used. Restore another step "
+                "into it, or create it again. Options(atomic_restore=True) changes nothing before all is "
+                "read and verified, for twice the memory"
             )
 
     def _set_back(self, error: BaseException) -> None:
@@ -160,7 +162,7 @@ class InPlace:
                 if undo is not None:
                     undo()
                 elif plan.item.name not in self._begun:
-                    why = "what it held was too large to be kept, or is not known"
+                    why = "its old state was larger than max_host_bytes, or could not be read"
                     error.add_note(_mixed(plan.name, why))
             except Exception as failure:
                 why = f"setting it back failed: {type(failure).__name__}: {failure}"
@@ -181,6 +183,6 @@ def _arrays(plan: ItemPlan) -> list[Any]:
 
 def _mixed(name: str, why: str) -> str:
     return (
-        f"ckpt: {name} may hold parts of two states: it was being set when this happened, and {why}. "
-        "Make it anew, or restore into it again, before it is used"
+        f"ckpt: {name} may hold parts of two states: the restore failed while it was being set, and {why}. "
+        "Create it again, or restore into it again, before it is used"
     )

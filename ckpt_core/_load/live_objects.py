@@ -81,8 +81,8 @@ class Copies:
         where, name = format_path(path), type(obj).__name__
         item = self._item if self._item.isidentifier() else "state"
         return UnsupportedLeaf(
-            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it, use "
-            f"restore(path, {item}=...); for the values that were saved, leave it out of like",
+            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it in place, "
+            f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
             leaf=where,
             type_name=name,
         )

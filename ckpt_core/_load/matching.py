@@ -68,7 +68,7 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
         if checkpoint.single:
-            hint = ": it was saved as one, pass one target without a name"
+            hint = ": it was saved as one state, pass one target without a name"
         raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
     return checkpoint.items[name]
 

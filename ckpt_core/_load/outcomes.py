@@ -90,7 +90,7 @@ class RenamedDicts:
                 node = node.setdefault(part, {}) if isinstance(node, dict) else None
             if not isinstance(node, dict) or last in node:
                 raise ValueError(
-                    f"rename= gives two leaves the path {path!r}, or one inside another"
+                    f"rename= gives two leaves the path {path!r}, or puts one leaf inside another"
                 )
             node[last] = leaf
         return root

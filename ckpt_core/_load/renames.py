@@ -54,7 +54,7 @@ def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
         if not entry.done
     ]
     if wrong:
-        advice = "rename= maps whole entries at the beginning of saved paths to wanted ones."
+        advice = "An entry of rename= must be a saved path, or the beginning of one up to a slash."
         raise StructureMismatch(wrong, where=opened.path, advice=advice)
 
 
@@ -64,4 +64,4 @@ def advice_on(idle: list[Idle]) -> str:
         f"{entry.old!r}" + (f" (nearest name: {entry.nearest})" if entry.nearest else "")
         for entry in idle
     )
-    return f"Of rename=, nothing that was saved begins with {told}."
+    return f"No saved path begins with these entries of rename=: {told}."

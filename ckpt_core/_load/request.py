@@ -61,7 +61,7 @@ class Request:
         """Raises CheckpointError if the interpreter is exiting and no caller can get the result."""
         if self.abandoned is not None and self.abandoned():
             raise CheckpointError(
-                "the interpreter ends, and nobody waits for what was being loaded"
+                "the background load was stopped because the interpreter is exiting: no caller can get its result"
             )
 
 
@@ -105,14 +105,17 @@ def collect_targets(
     if twice:
         raise TypeError(f"targets {', '.join(twice)} were passed twice: by name and in items=")
     if "metrics" in named:
-        raise TypeError(f"metrics= is no target, as it is no item at a save: {METRICS_ARE_NUMBERS}")
+        raise TypeError(
+            "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
+            f"{METRICS_ARE_NUMBERS}"
+        )
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen
     if chosen:
         raise TypeError(
-            f"pass one state, or targets by name ({', '.join(chosen)}), not both: a checkpoint that was "
-            "saved as one state has one item, and in another each target needs its item's name"
+            f"pass one state, or targets by name ({', '.join(chosen)}), not both: if the checkpoint was saved "
+            "as one state, pass only that; if it has named items, pass each target by the name of its item"
         )
     return {"state": state}
 
@@ -151,5 +154,5 @@ def check_target(request: Request, like: Any) -> None:
     """
     if request.as_numpy and (like is not None or request.sharding is not None):
         raise TypeError(
-            "as_numpy=True goes with neither like nor sharding=: both say where arrays go"
+            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )

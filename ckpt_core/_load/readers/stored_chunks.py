@@ -103,7 +103,9 @@ class StoredChunks:
             if listed is None:
                 raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
             if extent.offset + extent.size_bytes > listed.size_bytes:
-                raise self.corrupt(leaf, f"chunk {key} lies beyond the end of it", extent.file)
+                raise self.corrupt(
+                    leaf, f"chunk {key} lies beyond the end of the file", extent.file
+                )
             if extent.file not in self._checked:
                 self._check_file(leaf, extent.file)
         return key, extent
