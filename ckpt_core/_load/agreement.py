@@ -21,9 +21,9 @@ class LoadAgreement:
     """The agreements of one load between all processes; does nothing if only one takes part.
 
     Args:
-        options: of the load.
+        options: options of the load.
         identity: gives the digest of what all processes must load alike; empty if they may differ.
-        tag: of the round; if empty, the next tag is taken here.
+        tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
     """
 
@@ -43,7 +43,7 @@ class LoadAgreement:
         A restore plans here, so that no process changes an object before all could match.
 
         Args:
-            work: of this process.
+            work: the work of this process.
             call: what this process does, such as ``restore``, told to a process that does something
                 else at that moment.
         """
@@ -57,7 +57,7 @@ class LoadAgreement:
         """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
 
         Args:
-            work: of this process.
+            work: the work of this process.
             call: as for ``plan``.
         """
         if self._processes.count == 1:
@@ -98,7 +98,7 @@ def identity_of(path: str, attempt: str, leaves: str) -> str:
     """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
-        path: of the checkpoint, for messages.
+        path: path of the checkpoint, for messages.
         attempt: token of the save that wrote the checkpoint.
         leaves: digest of the leaves that are loaded into arrays spanning several processes.
     """

@@ -24,7 +24,7 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
         saved: what was saved.
         target: what it shall become.
         parts: the stored data of each region of ``target.regions``, in host memory.
-        path: of the leaf, for messages.
+        path: path of the leaf, for messages.
     """
     spec = target.spec
     if spec.kind == "key":

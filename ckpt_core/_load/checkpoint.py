@@ -26,7 +26,8 @@ class SavedItem:
     """One item of a checkpoint.
 
     Attributes:
-        name: of the item; empty if Orbax wrote the pytree directly into the checkpoint directory.
+        name: name of the item; empty if Orbax wrote the pytree directly into the checkpoint's
+            directory.
         form: ``tree`` or ``process``; an item of Orbax may also be ``json``, ``array``, ``jax_key``
             or ``numpy_key``.
         root: structure of the pytree.
@@ -34,7 +35,7 @@ class SavedItem:
         specs: kind, dtype and shape of each leaf.
         shardings: saved sharding of each leaf, as read from JSON, or None.
         names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
-        directory: of the item, relative to the checkpoint.
+        directory: directory of the item, relative to the checkpoint.
     """
 
     name: str

@@ -37,7 +37,7 @@ def differing(
     Args:
         item: the saved item.
         wanted: structure of the target.
-        rules: of the match.
+        rules: rules of the match.
         told: paths that already have a mismatch, such as an array where a function was.
     """
     here = functools.partial(_placed, rules=rules)

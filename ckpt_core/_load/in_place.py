@@ -35,13 +35,13 @@ class InPlace:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
-        self._waiting: dict[int, Any] = {}
+        self._waiting: dict[int, Any] = {}  # arrays that were read but not set, by position
         self._waiting_bytes = 0
-        self._late_bytes = 0
-        self._new: list[Any] = []
-        self._begun: dict[str, ItemPlan] = {}
-        self._early: dict[str, Any] = {}
-        self._undos: list[tuple[ItemPlan, Undo | None]] = []
+        self._late_bytes = 0  # of arrays that earlier items left to finish()
+        self._new: list[Any] = []  # arrays that were set in parts: deleted if the restore fails
+        self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
+        self._early: dict[str, Any] = {}  # values of the items that begin() has set
+        self._undos: list[tuple[ItemPlan, Undo | None]] = []  # None: it cannot be set back
 
     def begin(self, plan: ItemPlan) -> None:
         """Sets an item's object before arrays are read, if it is a data pipeline."""
@@ -54,7 +54,7 @@ class InPlace:
         """Takes one array that was read; sets all waiting arrays once they reach the limit.
 
         Args:
-            plan: of the item.
+            plan: plan of the item.
             result: position of the array in the result.
             value: the array.
             size_bytes: its size.
@@ -93,7 +93,7 @@ class InPlace:
         The last step of a restore.
 
         Args:
-            plans: of the items.
+            plans: plans of the items.
             leaves: for each plan, the leaves of the result.
         """
         values: list[Any] = []
@@ -171,7 +171,7 @@ class InPlace:
 
 
 def _set_parts(plan: ItemPlan) -> Any:
-    """The function that sets some leaves of the item's live object; None if it cannot be so set."""
+    """The function that sets some leaves of the item's live object; None if it has none."""
     return plan.outcome.set_parts if isinstance(plan.outcome, LiveTree) else None
 
 

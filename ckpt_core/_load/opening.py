@@ -208,7 +208,7 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
 
     Args:
         path, backend: the checkpoint.
-        name: of the subdirectory.
+        name: name of the subdirectory.
         known: form of the item by its Orbax handler; empty if the metadata names none.
     """
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)

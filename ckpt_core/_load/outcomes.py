@@ -118,7 +118,7 @@ class LiveTree:
             that it has replaced, and their memory is freed.
         live: see ``LiveOutcome``.
         limit_bytes: if more bytes than this must be copied to undo the restore, it is not undone.
-        paths: of the leaves of the result.
+        paths: paths of the leaves of the result.
         set_parts: if the target is one object that can be set in parts: takes values by path, sets
             them, and returns the arrays that the object then holds. Else None.
     """
@@ -150,7 +150,7 @@ class LiveObject:
     """A user's object with ``set_state``, which accepts any saved structure.
 
     Attributes:
-        adapter: of the object.
+        adapter: adapter of the object.
         obj: the object.
         now: its state before the restore.
         root: structure of the saved state, with the container classes of the present state where

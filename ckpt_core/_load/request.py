@@ -37,7 +37,7 @@ class Request:
     Attributes:
         rules: how strictly the saved tree must match the target.
         only: the argument ``only=``, unresolved: it is resolved for each item.
-        options: of the call.
+        options: options of the call.
         sharding: the argument ``sharding=``.
         as_numpy: whether arrays stay in host memory.
         round: tag under which the processes agree; empty: taken when the load starts.

@@ -26,8 +26,8 @@ class Target:
 
     Attributes:
         spec: kind, dtype and shape of the result.
-        sharding: of the jax array; None for an uncommitted array on the default device, and for
-            anything that is no jax array.
+        sharding: sharding of the jax array; None for an uncommitted array on the default device,
+            and for anything that is no jax array.
         regions: the regions of the stored array that this process reads.
     """
 
@@ -77,7 +77,7 @@ def plain_targets(
 
     Args:
         item: the saved item.
-        positions: of the wanted leaves.
+        positions: positions of the wanted leaves.
         sharding, as_numpy: the arguments of ``load``.
     """
     targets: dict[int, Target] = {}
@@ -258,7 +258,7 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
 
     Args:
         item: the saved item.
-        targets: of all its leaves.
+        targets: targets of all array leaves to read.
         explicit: True if the caller said where arrays go, or if new arrays replace old ones one by
             one; then nothing is checked.
 

@@ -115,9 +115,9 @@ def done_by_all(
     """Calls ``work`` and waits until all writers have done theirs; if one fails, all raise.
 
     Args:
-        job: of the save.
+        job: job of the save.
         writers: the processes that must call this together.
-        tag: of this agreement.
+        tag: tag of this agreement.
         work: work of this process.
         what: verb for messages, such as ``save``.
         **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.

@@ -71,7 +71,7 @@ class Linked:
         runs: for each child database, the ranges of keys that the item's database takes over.
         checksums: block checksums of the linked chunks, by key.
         files: digests of linked files that are still valid, by path relative to the checkpoint.
-        size_bytes: of all linked files.
+        size_bytes: size in bytes of all linked files.
     """
 
     names: frozenset[str]

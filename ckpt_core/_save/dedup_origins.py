@@ -41,7 +41,7 @@ class LinkPlan:
         runs: for each child database, ranges of keys to take over.
         bare: arrays whose ``zarr.json`` is in no linked file, so that it must be written.
         files: digests of linked files that are still valid, by new name.
-        size_bytes: of all linked files.
+        size_bytes: size in bytes of all linked files.
     """
 
     links: dict[str, str]

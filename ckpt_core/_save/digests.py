@@ -60,8 +60,8 @@ def digest_all(
     """Called on process 0: size and digest of every file of the save.
 
     Args:
-        attempt: of the save.
-        items: of the save.
+        attempt: attempt of the save.
+        items: items of the save.
         told: the text of ``digest_own`` from each process; empty if one process saves alone.
         linked: digests that are known already, such as those of hard-linked files.
         local: True in a file system, where files can be read in part.
@@ -113,7 +113,7 @@ def _digests(
     """Digests of files.
 
     Args:
-        attempt: of the save.
+        attempt: attempt of the save.
         sizes: sizes of the files, by path relative to the attempt.
         databases: folders of databases, whose indexes tell which bytes block checksums cover.
         local: as for ``digest_all``.

@@ -67,7 +67,7 @@ class SaveJob:
         local: True in a file system, False in an object store.
         backend: the storage to write to.
         fields: what the record holds besides the items.
-        options: of the save.
+        options: options of the save.
         processes: the processes that save together.
         overwrite: whether to replace an existing checkpoint.
         own: plan a process-local checkpoint: write every shard held here, replicas included.

@@ -92,7 +92,7 @@ class TreePlan:
         leaves: how each leaf is stored.
         record: what ckpt.json says of the item.
         shardings: sharding of each leaf in Orbax's JSON form, or None.
-        signature: of the pytree.
+        signature: signature of the pytree.
         own: True for a process-local checkpoint.
     """
 
@@ -226,7 +226,7 @@ def plan_tree(
     """The plan of one process for saving pytrees of this signature.
 
     Args:
-        signature: of the pytree.
+        signature: signature of the pytree.
         process: index of this process.
         process_count: number of processes that save together.
         chunk_bytes: size of the largest chunk.
@@ -335,7 +335,7 @@ class LeafPlanner:
         """The chunk shape of an array; the same on all processes.
 
         Args:
-            spec: of the array.
+            spec: spec of the array.
             cuts: regions that have the borders of all shards, which chunks must not cross.
             holders: the most processes that hold one region, each of which may write a part of it.
         """

@@ -26,7 +26,7 @@ class Fact(NamedTuple):
     """What processes compare of one leaf or container. All texts, empty where they do not apply.
 
     Attributes:
-        path: of the leaf or container.
+        path: path of the leaf or container.
         kind: type of the container; or kind, dtype and shape of the leaf.
         chunk: shape of the stored chunks.
         codec: compression codec.

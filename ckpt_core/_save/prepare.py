@@ -31,7 +31,7 @@ class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it.
 
     Attributes:
-        name: of the item.
+        name: name of the item.
         record: what ckpt.json says of the item.
         plan: how the pytree is stored; None for a data pipeline's state.
         arrays: what this process writes; empty until ``landing`` was called.
@@ -118,9 +118,9 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
     """Plans a pytree and takes its snapshot.
 
     Args:
-        name: of the item.
+        name: name of the item.
         flat: the pytree.
-        job: of the save.
+        job: job of the save.
         copy_jax: copies jax arrays whose memory the caller can write to (torchax, for example);
             None if there are none.
     """
@@ -198,7 +198,7 @@ def _snapshots(
     """For each leaf, the parts that this process writes: shards on devices, or host arrays.
 
     Args:
-        plan: of the pytree.
+        plan: plan of the pytree.
         values: the leaves.
         data: the leaves, with PRNG key arrays replaced by their key data.
         copy_numpy: copies numpy arrays; None if the caller waits, so that nothing is copied.

@@ -55,7 +55,7 @@ def prepare_save(
     """Takes the snapshot of all items; returns the save, ready to be written and committed.
 
     Args:
-        job: of the save.
+        job: job of the save.
         items: values to save, by item name.
         around: see ``Around``; None to just write and commit.
     """

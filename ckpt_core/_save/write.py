@@ -38,11 +38,11 @@ class Write:
     (``write_items``) and after the commit by process 0 (``commit``).
 
     Args:
-        job: of the save.
+        job: job of the save.
         fields: what the record holds besides the items; a copy that the caller cannot change.
         items: the prepared items; when written, each is replaced by one with arrays on the host.
-        token: of the attempt, on process 0.
-        tag: of the round in which the processes agree.
+        token: token of the attempt, on process 0.
+        tag: tag of the round in which the processes agree.
 
     Attributes:
         snapshot_secs: how long the caller was blocked, for the record.
@@ -188,8 +188,8 @@ class Write:
         """A function that sends a progress event; called now and then while arrays are written.
 
         Args:
-            attempt: of the save.
-            total_bytes: that this process writes.
+            attempt: attempt of the save.
+            total_bytes: number of bytes that this process writes.
         """
         job = self._job
         progress = Progress(job.target, job.step, total_bytes, job.options.on_event)
@@ -207,7 +207,7 @@ class Write:
         """Starts writing an item's arrays, and writes its checksums or state files.
 
         Args:
-            attempt: of the save.
+            attempt: attempt of the save.
             item: the item, with its arrays on the host.
             writers: gets the started writer of a pytree's arrays, which the caller must finish or
                 abort.

@@ -43,7 +43,7 @@ class _Layout:
         holders: for each distinct region of this process, the indices of all processes that hold
             it, ascending.
         regions_each: the largest number of distinct regions that one process holds.
-        digest: of all devices and regions; equal on two processes that see the same layout.
+        digest: SHA-256 of all devices and regions; equal on processes that see the same layout.
     """
 
     holders: dict[Region, tuple[int, ...]]
@@ -100,7 +100,7 @@ class _Piece:
         region: the region that it is part of.
         part: the rows of the region to read; equal to ``region`` if it is read whole.
         reader: index of the process that reads it.
-        size_bytes: of the part.
+        size_bytes: size in bytes of the part.
     """
 
     step: int

@@ -44,7 +44,7 @@ class ItemChecksums:
         """The checksums of a chunk's blocks; None if no process wrote any for this key.
 
         Args:
-            key: of the chunk.
+            key: key of the chunk.
             extent: where the chunk is, which tells the process that wrote it.
 
         Raises:

@@ -31,11 +31,11 @@ def open_compressed(
     """The TensorStore array of a leaf, through which one of its chunks can be decoded.
 
     Args:
-        location: of the item.
+        location: location of the item.
         item: the saved item.
         leaf: position of the leaf.
-        key: of the chunk in the database.
-        index: of the database.
+        key: key of the chunk in the database.
+        index: index of the database.
         head: returns the first n stored bytes of the chunk.
         context: TensorStore context of the load.
 

@@ -16,7 +16,7 @@ class Lockstep:
 
     Args:
         processes: all processes of the run.
-        tag: of the load, equal on all processes.
+        tag: tag of the load, equal on all processes.
         timeout_secs: how long each agreement waits for the slowest process.
         failed: makes the error to raise on the other processes, as for ``Processes.run_on_all``.
     """

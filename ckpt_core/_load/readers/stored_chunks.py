@@ -33,7 +33,7 @@ class StoredChunks:
     Args:
         checkpoint, item: where the chunks are.
         wants: the leaves that will be asked for.
-        options: of the load.
+        options: options of the load.
         context: TensorStore context of the load.
 
     Attributes:
@@ -72,7 +72,7 @@ class StoredChunks:
 
     @property
     def block_bytes(self) -> int:
-        """Number of bytes that one checksum covers; valid after ``checksums`` was called."""
+        """Number of bytes that one checksum covers; correct only after ``checksums`` was called."""
         return self._crcs.block_bytes if self._verify else _UNVERIFIED_BLOCK_BYTES
 
     def find(self, leaf: int, key: str, chunk_size: int) -> tuple[str, Extent]:
@@ -80,7 +80,7 @@ class StoredChunks:
 
         Args:
             leaf: the leaf of the chunk.
-            key: of the chunk: array name and chunk position.
+            key: key of the chunk: array name and chunk position.
             chunk_size: bytes of the decoded chunk.
 
         Raises:
