@@ -14,7 +14,7 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     """The error for a path without a checkpoint; suggests similar names or the steps inside."""
     if not backend.exists(path):
         parent, _, name = path.rpartition("/")
-        beside = _worth_naming(parent, backend) if parent else []
+        beside = _suggestions(parent, backend) if parent else []
         others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
@@ -32,7 +32,7 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, backend)}")
 
 
-def _worth_naming(parent: str, backend: Backend) -> list[str]:
+def _suggestions(parent: str, backend: Backend) -> list[str]:
     """Names to suggest: the checkpoints in a directory; if it has none, all entries but numbers."""
     inside = sorted(backend.children(parent), key=lambda text: (len(text), text))
     found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]

@@ -26,8 +26,8 @@ def align(
     left_alone: Set[str]
     names, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
     if names:
-        rules = replace(rules, rename=_then(renamed, names))
-    return rules, _without(selected, left_alone) if left_alone else selected
+        rules = replace(rules, rename=_composed(renamed, names))
+    return rules, _excluding(selected, left_alone) if left_alone else selected
 
 
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
@@ -71,10 +71,12 @@ def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRul
         for old, new in zip(map(format_path, stored), wanted, strict=True)
         if old in there and old not in known and new not in there
     }
-    return replace(rules, rename=_then(renamed, names)) if names else rules
+    return replace(rules, rename=_composed(renamed, names)) if names else rules
 
 
-def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+def _composed(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that renames a path by ``first``, and the result by ``names``."""
+
     def rename(path: str) -> str:
         path = first(path)
         return names.get(path, path)
@@ -82,7 +84,9 @@ def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[st
     return rename
 
 
-def _without(selected: Select | None, left_alone: Set[str]) -> Select:
+def _excluding(selected: Select | None, left_alone: Set[str]) -> Select:
+    """The selection without the paths in ``left_alone``."""
+
     def select(path: Path, spec: LeafSpec) -> bool:
         if format_path(path) in left_alone:
             return False

@@ -163,10 +163,10 @@ class InPlace:
                     undo()
                 elif plan.item.name not in self._begun:
                     why = "its old state was larger than max_host_bytes, or could not be read"
-                    error.add_note(_mixed(plan.name, why))
+                    error.add_note(_mixed_state_note(plan.name, why))
             except Exception as failure:
                 why = f"setting it back failed: {type(failure).__name__}: {failure}"
-                error.add_note(_mixed(plan.name, why))
+                error.add_note(_mixed_state_note(plan.name, why))
             self._undos.pop()
 
 
@@ -181,7 +181,8 @@ def _arrays(plan: ItemPlan) -> list[Any]:
     return [leaf for leaf in plan.outcome.held_now() if isinstance(leaf, jax.Array)]
 
 
-def _mixed(name: str, why: str) -> str:
+def _mixed_state_note(name: str, why: str) -> str:
+    """The note for an object that may be left with parts of two states."""
     return (
         f"ckpt: {name} may hold parts of two states: the restore failed while it was being set, and {why}. "
         "Create it again, or restore into it again, before it is used"

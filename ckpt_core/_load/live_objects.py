@@ -163,10 +163,11 @@ def setting_back(
     arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
     if sum(array.nbytes for array in arrays) > limit_bytes:
         return None
-    return functools.partial(set_all, [_own(leaf) for leaf in leaves])
+    return functools.partial(set_all, [_copy_if_writable(leaf) for leaf in leaves])
 
 
-def _own(leaf: Any) -> Any:
+def _copy_if_writable(leaf: Any) -> Any:
+    """A copy of a numpy array or random generator; any other leaf itself."""
     if isinstance(leaf, np.ndarray):
         return np.array(leaf)
     return copy.deepcopy(leaf) if isinstance(leaf, _CHANGEABLE) else leaf

@@ -189,7 +189,9 @@ class _ItemLinker:
         keys = {name: _keys(array) for name, array in candidates.items()}
         chosen = origins.worth_linking(keys)
         with contextlib.closing(DataFiles(self._location)) as data:
-            same = _those_that(lambda name: self._is_same(candidates[name], origins, data), chosen)
+            same = _filter_in_threads(
+                lambda name: self._is_same(candidates[name], origins, data), chosen
+            )
         if len(same) < len(chosen):
             chosen = origins.worth_linking({name: keys[name] for name in same})
         if not chosen:
@@ -270,7 +272,7 @@ def _keys(array: ArrayToWrite) -> list[str]:
     return [prefix + key for key, _ in parts]
 
 
-def _those_that(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
+def _filter_in_threads(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
     """The names for which ``holds`` is true; it is called in parallel threads."""
     found = run_each(holds, names, _THREADS, "ckpt-compare")
     return [name for name, held in zip(names, found, strict=True) if held]

@@ -128,11 +128,11 @@ class _Teller:
         # the signature keeps these pairs alive, so an id identifies one of them
         known = self._where.get((id(bound), shape))
         if known is None:
-            known = self._where[id(bound), shape] = _placed(*bound, shape, self._own)
+            known = self._where[id(bound), shape] = _where_text(*bound, shape, self._own)
         return known
 
 
-def _placed(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
+def _where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
     """Which device holds which part of an array, as text that is equal on all processes."""
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
     if isinstance(sharding, SingleDeviceSharding) and not committed:
@@ -264,17 +264,17 @@ def difference(
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
-        return Difference(what, _unlike(told, mine, theirs, other, process), must)
+        return Difference(what, _path_difference(told, mine, theirs, other, process), must)
     for aspect, (what, must) in _ASPECTS.items():
         a, b = getattr(mine, aspect), getattr(other, aspect)
         if a != b:
-            a, b = _apart(a, b)
+            a, b = _shortened(a, b)
             how = f"{mine.path} is {a} on process 0, and {b} on process {process}"
             return Difference(what, how, must)
     raise AssertionError("the blocks are equal")
 
 
-def _unlike(
+def _path_difference(
     told: Sequence[Fact],
     mine: Fact | None,
     theirs: Sequence[Fact],
@@ -290,7 +290,7 @@ def _unlike(
     return f"where process 0 has {first}, process {process} has {second}: another order"
 
 
-def _apart(one: str, other: str) -> tuple[str, str]:
+def _shortened(one: str, other: str) -> tuple[str, str]:
     """Two differing texts, cut to 160 characters around the first difference if they are longer."""
     if max(len(one), len(other)) <= _SHOWN:
         return one, other

@@ -61,7 +61,7 @@ def prepare_save(
     """
     save = _Save(job)
     run = save.write_and_commit
-    prepared = PreparedSave(run if around is None else lambda: around(run), save.never_begun)
+    prepared = PreparedSave(run if around is None else lambda: around(run), save.cancel)
     save.take_snapshot(items)
     return prepared
 
@@ -122,7 +122,7 @@ class _Save:
             write.commit(attempt)
         self._events.committed(write.written_bytes, self._blocking_secs)
 
-    def never_begun(self) -> None:
+    def cancel(self) -> None:
         """Called instead of ``write_and_commit``: tells other processes, removes the attempt."""
         job = self._job
         job.processes.refuse(self._tag, CALL, CheckpointError("its save could not begin"))
