@@ -74,38 +74,55 @@ def load(
     unexpected: str = "error",
     options: Options | None = None,
 ) -> Any:
-    """The saved tree, as a new one; for a composite a dict of items.
+    """A new pytree with the saved values; if the checkpoint has named items, a dict of pytrees.
 
-    Without ``like`` the containers that were saved come back, arrays on the sharding they had where
-    the devices allow it, else on the default device. With ``like`` (live or abstract arrays), its
-    containers, dtypes and shardings count, and both sides must agree; a Python number in it takes
-    whatever number was saved, and an array stays one. ``like`` is left as it is: of a live object
-    (NNX) a copy comes back, and one that cannot be copied is refused.
+    Blocks until every requested byte has been read and its checksum verified. Where several
+    processes run, all must call it, in the same order as their other calls of ckpt; each reads only
+    the shards of its own devices, and none returns before all have read. With ``as_numpy=True`` a
+    single process may call it alone.
+
+    Without ``like``, the saved containers come back. Each array gets the sharding that it was saved
+    with if the devices of this run allow it, else it goes to the default device.
+
+    With ``like``, the result has the containers, shapes, dtypes and shardings of ``like``, and the
+    checkpoint must match it leaf by leaf. A Python number in ``like`` accepts any saved number; if
+    an array was saved there, an array comes back. ``like`` itself is never changed: a live object
+    in it (an NNX model) is copied and the copy is returned.
 
     Args:
-        path: of the checkpoint, of one item in it, or of a directory that Orbax wrote.
-        like: a tree of arrays or ``jax.ShapeDtypeStruct``; for a composite a dict of items.
-        item: load this item only.
-        only: a pattern such as ``"params/**"``, several, or a function of (path, leaf); the rest
-            comes from ``like``, or is left out.
-        rename: from saved to wanted paths: a dict of leading entries, or a function of the path.
-        sharding: where arrays go: a Sharding, a Mesh (saved specs are refitted to its axes), or a
-            function of (path, leaf).
-        as_numpy: arrays stay on the host (PRNG keys as their key data). Large ones that lie in one
-            piece on a local disk are not read but mapped: they can be written to, which never
-            changes the file; their file keeps its space on the disk until they are gone; and
-            whoever cuts that file short meanwhile kills the process. Copy what must not depend
-            on it.
-        cast: convert dtypes to those of ``like``.
-        missing: ``"error"``, or ``"keep"`` what ``like`` holds where nothing was saved.
-        unexpected: ``"error"``, or ``"ignore"`` what was saved and is not wanted.
+        path: the checkpoint directory, one item's directory inside it, or a directory that Orbax
+            wrote.
+        like: a pytree of arrays or ``jax.ShapeDtypeStruct``; if the checkpoint has named items, a
+            dict with a pytree for each wanted item.
+        item: load only the item of this name.
+        only: load only these leaves: a pattern such as ``"params/**"``, a list of patterns, or a
+            function of (path, leaf). The other leaves are taken from ``like``; without ``like``
+            they are absent from the result.
+        rename: maps saved paths to the paths of ``like``: a dict of path prefixes, or a function
+            from path to path.
+        sharding: where arrays go: a Sharding, a Mesh (saved PartitionSpecs are adapted to its
+            axes), a pytree of Shardings, or a function of (path, leaf).
+        as_numpy: return numpy arrays in host memory (PRNG keys as their key data). An array that
+            is larger than 64 KiB, uncompressed, and stored as one chunk on a local disk is
+            memory-mapped instead of read: the mapping is private, so writing to the array never
+            changes the file; the file occupies disk space until the array is freed; and if another
+            program truncates the file meanwhile, access to the array kills this process. Copy the
+            array to be independent of the file.
+        cast: convert saved dtypes to those of ``like``.
+        missing: if a leaf of ``like`` was not saved: ``"error"`` raises, ``"keep"`` returns the
+            value that ``like`` holds.
+        unexpected: if a saved leaf is not in ``like``: ``"error"`` raises, ``"ignore"`` skips it.
         options: see ``Options``.
 
     Raises:
-        CheckpointNotFound: no checkpoint or item there.
-        CheckpointCorrupt: a byte differs from what was saved.
-        StructureMismatch: every difference between the two sides, before anything is read.
-        UnsupportedLeaf: a live object in ``like`` that only ``restore`` can set.
+        CheckpointNotFound: no checkpoint or item there, or ``only`` matches no leaf.
+        CheckpointCorrupt: a checksum or size differs from what was saved.
+        StructureMismatch: the checkpoint does not match ``like``. Lists every difference; raised
+            before any array data is read.
+        UnsupportedLeaf: ``like`` holds a live object that cannot be copied; use ``restore``.
+        CheckpointError: the arrays do not fit into the free memory of the default device, or have
+            64-bit dtypes while jax runs without them; or another process could not load.
+        BarrierTimeout: a process did not come within ``Options.timeout_secs``.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -119,10 +136,20 @@ def load(
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: Any) -> PendingLoad:
-    """A load in the background, which overlaps with compilation; arguments as for ``load``.
+    """A ``PendingLoad``, whose ``.result()`` returns what ``load`` with these arguments returns.
 
-    ``Options(broadcast=True)`` has no effect here: devices may be used by the caller meanwhile, and
-    what several processes do with them must come in one order. Every process reads for itself.
+    Returns at once; a background thread loads, so that reading overlaps with compilation.
+    ``.result()`` blocks until it has finished, and raises the errors of ``load``. Live objects in
+    ``like`` are copied before this function returns. Where several processes run, all must call it,
+    in the same order as their other calls of ckpt.
+
+    ``Options(broadcast=True)`` is ignored: the background thread would run collectives while the
+    caller runs its own, and all processes must run collectives in one order. Every process reads
+    its shards itself.
+
+    Raises:
+        TypeError: an argument that ``load`` does not have.
+        UnsupportedLeaf: ``like`` holds a live object that cannot be copied.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -132,12 +159,12 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     """
     where = resolve(path)[0]
     item = arguments.pop("item", None)
-    # what the caller does to the tree and its live objects later changes nothing
+    # the caller may change its tree and live objects after this call returns
     wanted = detached(like)
     request = request_from("load_async", wanted, arguments)
     request = replace(
         request,
-        # taken now: threads would take theirs in any order
+        # taken on the caller's thread: background threads would take tags in any order
         round=_processes.next_tag(),
         options=replace(request.options, broadcast=False),
         abandoned=nobody_is_left,
@@ -158,7 +185,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
 def load_checkpoint(
     opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
-    """``load`` of what ``opening`` opens."""
+    """``load`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
     copying = replace(request, copying=True)
     loaded = run(LoadJob(opening, lambda found: _wanted(found, like, item), copying, step))
     single = item is not None or loaded.checkpoint.single
@@ -166,7 +193,7 @@ def load_checkpoint(
 
 
 def _wanted(checkpoint: Checkpoint, like: Any, item: str | None) -> Chosen:
-    """The items that a load gives, each with its part of ``like``."""
+    """The items to load, each with its target: ``like``, or the entry of ``like`` for that item."""
     target = NOT_SAVED if like is None else like
     if item is not None:
         return {item: (find_item(checkpoint, item), target)}
@@ -194,27 +221,33 @@ def restore(
     options: Options | None = None,
     **targets: Any,
 ) -> Restored:
-    """The saved items set into live objects; immutable values come back in the result.
+    """The restored items by name; live objects among the targets are set in place.
 
     Models, optimizers, data iterators and objects with ``set_state`` are set in place. Pytrees
-    (parameters, Optax states) cannot be: take them from the result. Nothing is changed before all
-    items were matched. Then NNX and Keras objects are set while the arrays are read and verified, so
-    that their old and new state need not fit into memory together; where that fails midway, through
-    damage, such an object can be used no more until a restore succeeds (jax says "Array has been
-    deleted"). With ``Options(atomic_restore=True)`` all is read and verified before anything is
-    changed. What was set otherwise (data pipelines, which begin to prefetch meanwhile; small and
-    other objects) is set back if it fails or is interrupted; the error says where that was impossible.
+    (parameters, Optax states) are immutable: take the new ones from the result. Blocks until all is
+    read, verified and set. Where several processes run, all must call it, in the same order as
+    their other calls of ckpt.
+
+    No object is changed before all items match their targets. What a failure leaves behind:
+
+    - NNX and Keras objects are set while arrays are still being read, 128 MiB at a time, so that
+      old and new state never fill memory together. If a checksum fails midway, the new arrays are
+      deleted: jax refuses to use the object ("Array has been deleted") until a restore succeeds.
+      ``Options(atomic_restore=True)`` reads and verifies everything first, for twice the memory.
+    - Data pipelines are set before arrays are read, so that they prefetch meanwhile. They, and all
+      other objects, are set back to their old state; the error says where that was impossible.
 
     Args:
-        path: of the checkpoint.
-        state: the target for a checkpoint that was saved as one state; in the result it is ``state``.
-        items: further targets by name, for names that are arguments.
+        path: the checkpoint directory.
+        state: the target, if the checkpoint was saved as one state; ``result["state"]`` holds it.
+        items: more targets by name, for item names that are argument names of this function.
         only, rename, cast, missing, unexpected, options: as for ``load``.
-        **targets: a live object, or a tree of live or abstract arrays, for each item wanted.
+        **targets: for each wanted item, a live object or a pytree of live or abstract arrays.
 
     Raises:
-        CheckpointNotFound, CheckpointCorrupt, StructureMismatch: as for ``load``.
-        UnsupportedLeaf: one live object under two names.
+        CheckpointNotFound, CheckpointCorrupt, StructureMismatch, CheckpointError, BarrierTimeout:
+            as for ``load``.
+        UnsupportedLeaf: one live object is passed under two names.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -231,7 +264,7 @@ def restore(
 def restore_checkpoint(
     opening: Opening, targets: Mapping[str, Any], request: Request, step: int | None = None
 ) -> Restored:
-    """``restore`` of what ``opening`` opens."""
+    """``restore`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
     if not targets:
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"

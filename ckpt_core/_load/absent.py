@@ -1,4 +1,4 @@
-"""What lies where a checkpoint was looked for, and what may have been meant."""
+"""The error for a path without a checkpoint: says what is there, and suggests similar names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ckpt_core._format.record import RECORD_FILE
 
 
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
-    """The error for a path without a checkpoint, with what may have been meant."""
+    """The error for a path without a checkpoint; suggests similar names or the steps inside."""
     if not backend.exists(path):
         parent, _, name = path.rpartition("/")
-        beside = _worth_naming(parent, backend) if parent else []
+        beside = _suggestions(parent, backend) if parent else []
         others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
@@ -32,15 +32,15 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, backend)}")
 
 
-def _worth_naming(parent: str, backend: Backend) -> list[str]:
-    """The checkpoints in a directory; where there are none, whatever is not named as a step is."""
+def _suggestions(parent: str, backend: Backend) -> list[str]:
+    """Names to suggest: the checkpoints in a directory; if it has none, all entries but numbers."""
     inside = sorted(backend.children(parent), key=lambda text: (len(text), text))
     found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
     return found or [name for name in inside if not name.isdigit()]
 
 
 def refuse_file_for_steps(path: str) -> None:
-    """Raises NotADirectoryError where a file lies that steps should be below, and says whose it is."""
+    """Raises NotADirectoryError if a file is where a Checkpointer's directory should be."""
     try:
         refuse_file(path)
     except NotADirectoryError as error:
@@ -52,13 +52,13 @@ def refuse_file_for_steps(path: str) -> None:
 
 
 def _file(path: str) -> tuple[str, str]:
-    """What kind of file this is, by its name, and what to do with it."""
+    """What kind of file this is, by its suffix, and how to load it."""
     whose, advice = _FILES.get(os.path.splitext(path)[1].lower(), ("", ""))
     return f"file of {whose}" if whose else "file", advice
 
 
 def _what_is(path: str, backend: Backend) -> str:
-    """What lies where a checkpoint was looked for."""
+    """What is at the path of a checkpoint that was not found, for the message."""
     if os.path.isfile(path):
         kind, advice = _file(path)
         told = f"it is a {kind}, and a checkpoint is a directory"
@@ -73,4 +73,4 @@ def _what_is(path: str, backend: Backend) -> str:
 _NUMPY = ("numpy", "load it with numpy.load, and save what it holds with ckpt.save")
 _TORCH = ("PyTorch", "load it with torch.load, and save what it holds with ckpt.save")
 _FILES = {".npz": _NUMPY, ".npy": _NUMPY, ".pt": _TORCH, ".pth": _TORCH, ".ckpt": _TORCH}
-"""Files of others that are taken for checkpoints: by suffix, whose they are and what reads them."""
+"""Suffixes of files that users mistake for checkpoints: the library, and how to read the file."""

@@ -1,4 +1,4 @@
-"""What an adapter knows about names that changed, applied to the rules of a match."""
+"""Changes the rules of a match by what the target's adapter knows about changed names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core._tree.match import MatchRules, Select
 def align(
     item: SavedItem, like: Any, rules: MatchRules, selected: Select | None
 ) -> tuple[MatchRules, Select | None]:
-    """The rules and the selection after the target's adapter, if it has ``align``, had its say."""
+    """The rules and the selection, changed by ``align`` of the target's adapter, if it has one."""
     adapter: Any = _adapters.adapter_for(like)
     if not isinstance(adapter, _adapters.verbs.Aligns):
         return rules, selected
@@ -26,12 +26,12 @@ def align(
     left_alone: Set[str]
     names, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
     if names:
-        rules = replace(rules, rename=_then(renamed, names))
-    return rules, _without(selected, left_alone) if left_alone else selected
+        rules = replace(rules, rename=_composed(renamed, names))
+    return rules, _excluding(selected, left_alone) if left_alone else selected
 
 
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
-    """The one adapter of these live objects, if it reads ``rename=`` in its own way; else None."""
+    """The adapter of these live objects, if they share one that has ``renamed``; else None."""
     adapters: dict[int, Any] = {}
     for obj, _ in live:
         adapter: Any = _adapters.adapter_for(obj)
@@ -44,7 +44,7 @@ def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
 def renamed_by_adapter(
     item: SavedItem, live: Sequence[tuple[Any, bool]], rules: MatchRules, renames: Mapping[str, str]
 ) -> MatchRules:
-    """The rules with what a dict for ``rename=`` means to the adapter of the target's live objects."""
+    """The rules, with the ``rename=`` dict interpreted by the adapter of the live objects."""
     adapter = adapter_of_renames(live)
     if adapter is None:
         return rules
@@ -53,9 +53,9 @@ def renamed_by_adapter(
 
 
 def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:
-    """The rules for a tree that Orbax wrote: its keys are text, and what it has one key deeper is found.
+    """The rules for a pytree that Orbax wrote: all its keys are text, and some paths are longer.
 
-    Orbax calls the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
     """
     rules = replace(rules, loose_keys=True)
     flat = flatten(like, expand=_adapters.expander(stored=True))
@@ -71,10 +71,12 @@ def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRul
         for old, new in zip(map(format_path, stored), wanted, strict=True)
         if old in there and old not in known and new not in there
     }
-    return replace(rules, rename=_then(renamed, names)) if names else rules
+    return replace(rules, rename=_composed(renamed, names)) if names else rules
 
 
-def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+def _composed(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that renames a path by ``first``, and the result by ``names``."""
+
     def rename(path: str) -> str:
         path = first(path)
         return names.get(path, path)
@@ -82,7 +84,9 @@ def _then(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[st
     return rename
 
 
-def _without(selected: Select | None, left_alone: Set[str]) -> Select:
+def _excluding(selected: Select | None, left_alone: Set[str]) -> Select:
+    """The selection without the paths in ``left_alone``."""
+
     def select(path: Path, spec: LeafSpec) -> bool:
         if format_path(path) in left_alone:
             return False

@@ -1,4 +1,4 @@
-"""Loads of several processes: none goes on before all have planned, or read."""
+"""Loads of several processes: after planning and after reading, each waits until all succeeded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 class LoadAgreement:
-    """What the processes of one load agree on; alone, nothing.
+    """The agreements of one load between all processes; does nothing if only one takes part.
 
     Args:
-        options: of the load.
-        tag: of the round; taken now where it is empty.
-        alone: the load is a matter of this process, however many run.
-        identity: says what all processes must load alike; empty where it is a matter of each.
+        options: options of the load.
+        identity: gives the digest of what all processes must load alike; empty if they may differ.
+        tag: tag of the round; if empty, the next tag is taken here.
+        alone: only this process loads, however many run (``as_numpy=True``).
     """
 
     def __init__(
@@ -32,13 +32,21 @@ class LoadAgreement:
     ) -> None:
         self._options = options
         self._identity = identity
-        # a load that is a matter of one process takes no tag: the others would be one behind ever after
+        # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._tag = "" if alone else tag or _processes.next_tag()
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self._opened = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:
-        """Does the work; none changes anything before all could."""
+        """Calls ``work``, and waits until all processes succeeded.
+
+        A restore plans here, so that no process changes an object before all could match.
+
+        Args:
+            work: the work of this process.
+            call: what this process does, such as ``restore``, told to a process that does something
+                else at that moment.
+        """
         if self._processes.count == 1:
             return work()
         if self._options.broadcast:
@@ -46,10 +54,11 @@ class LoadAgreement:
         return self._on_all(self._tag, work, self._opening(call))
 
     def read(self, work: Callable[[Reading], T], call: str) -> T:
-        """Does the work with what reads leaves; none goes on before all have read.
+        """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
 
         Args:
-            call: what is done, for processes that do something else at that moment.
+            work: the work of this process.
+            call: as for ``plan``.
         """
         if self._processes.count == 1:
             return work(read_leaves)
@@ -59,7 +68,7 @@ class LoadAgreement:
             tag = self._tag if first else f"{self._tag}/load"
             return self._on_all(tag, lambda: work(read_leaves), call)
         timeout_secs = self._options.timeout_secs
-        if first:  # before the first transfer: those who do something else would never come to it
+        if first:  # a process that makes another call would never join the first collective
             self._processes.gather_decide(
                 self._tag, "", lambda _: "", timeout_secs, f"{call} with broadcast"
             )
@@ -69,7 +78,7 @@ class LoadAgreement:
         )
 
     def _opening(self, call: str) -> str:
-        """The call, for the first agreement of the round; nothing for those that follow."""
+        """``call`` at the first agreement of the round, empty at later ones."""
         first, self._opened = not self._opened, True
         return call if first else ""
 
@@ -86,20 +95,22 @@ class LoadAgreement:
 
 
 def identity_of(path: str, attempt: str, leaves: str) -> str:
-    """What ``_refuse_different`` compares.
+    """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
-        path: of the checkpoint, for messages.
-        attempt: names the save that it is from.
-        leaves: a digest of what is loaded of it into arrays that processes share.
+        path: path of the checkpoint, for messages.
+        attempt: token of the save that wrote the checkpoint.
+        leaves: digest of the leaves that are loaded into arrays spanning several processes.
     """
     return json.dumps([path, attempt, leaves])
 
 
 def _refuse_different(texts: list[str]) -> None:
-    """Raises CheckpointError where processes load different checkpoints, or other leaves of one.
+    """Called on process 0 with every process's identity before any proceeds.
 
-    Each would hold parts of another array than its neighbours, and nobody would see it.
+    Raises:
+        CheckpointError: processes load different checkpoints or different leaves. A global array
+            would then be made of shards of different arrays, and no error would say so.
     """
     told = [(index, *json.loads(text)) for index, text in enumerate(texts) if text]
     for index, path, attempt, leaves in told[1:]:
@@ -117,7 +128,7 @@ def _refuse_different(texts: list[str]) -> None:
 
 
 def _cannot_load(index: int, text: str) -> Exception:
-    """The error of another process, of the same kind where callers tell kinds apart."""
+    """The error to raise here for a failure on process ``index``, of a class that callers catch."""
     kinds = {"CheckpointCorrupt": CheckpointCorrupt, "CheckpointNotFound": CheckpointNotFound}
     kind, _, message = text.partition(": ")
     return kinds.get(kind, CheckpointError)(f"process {index} cannot load it: {kind}: {message}")

@@ -1,4 +1,4 @@
-"""From stored arrays in host memory to the values that the caller asked for."""
+"""Turns stored arrays in host memory into the values that the caller asked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ Array = np.ndarray[Any, Any]
 
 
 def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path) -> Any:
-    """The leaf's value from the stored arrays of the regions that were asked for."""
+    """The value of one leaf.
+
+    Args:
+        saved: what was saved.
+        target: what it shall become.
+        parts: the stored data of each region of ``target.regions``, in host memory.
+        path: path of the leaf, for messages.
+    """
     spec = target.spec
     if spec.kind == "key":
         if target.sharding is None and saved.kind != "key":
@@ -26,7 +33,7 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
         keyed = {region[:-1]: part for region, part in parts.items()}
         return placing.place_key(saved.shape, spec.dtype, target.sharding, keyed)
     if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
-        logical = parts  # nothing to convert
+        logical = parts  # stored, saved and wanted dtype are one: no conversion
     else:
         logical = _logical(saved, spec, parts, path)
     if spec.kind == "jax":
@@ -48,7 +55,7 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
 def _logical(
     saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path
 ) -> dict[Region, Array]:
-    """Stored parts under the leaf's own dtype, or the wanted one."""
+    """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
     return {
         region: _converted(as_logical(part, saved), saved, spec, path)
         for region, part in parts.items()
@@ -64,7 +71,11 @@ def _host_value(array: Array, spec: LeafSpec) -> Any:
 
 
 def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Array:
-    """The array under the wanted dtype; only a cast that was asked for may change values."""
+    """The array in the wanted dtype.
+
+    Raises:
+        StructureMismatch: an integer changes its value in the wanted dtype.
+    """
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
         return array
     dtype = dtype_from_name(spec.dtype)
@@ -72,7 +83,8 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
         return array
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
-    whole_numbers = "iu"  # rounding is what a cast of floats means; another integer is wrong data
+    # a cast between floats rounds, as the caller asked; a changed integer would be wrong data
+    whole_numbers = "iu"
     if array.dtype.kind in whole_numbers and (
         saved.kind in ("int", "bigint") or dtype.kind in whole_numbers
     ):
@@ -88,6 +100,6 @@ def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Arr
 
 
 def as_jax(array: Array, where: str) -> Any:
-    """A jax array of a host array, never a narrower one."""
+    """A jax array from a host array; raises instead of narrowing 64-bit data to 32 bits."""
     refuse_narrowing(array.dtype.name, where)
     return jax.device_put(array)

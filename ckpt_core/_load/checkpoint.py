@@ -1,4 +1,4 @@
-"""A checkpoint whose metadata has been read: ours, with its record, or one that Orbax wrote."""
+"""A checkpoint whose metadata has been read: written by ckpt, with a record, or by Orbax."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ class SavedItem:
     """One item of a checkpoint.
 
     Attributes:
-        name: of the item; empty for a flat directory of Orbax.
-        form: ``tree`` or ``process``; of Orbax also ``json``, ``array``, ``jax_key`` and ``numpy_key``.
-        root, paths, specs, shardings: the tree and, per leaf, where and what it is.
-        names: array names, per leaf; empty where they follow from the paths.
-        directory: of the item, relative to the checkpoint.
+        name: name of the item; empty if Orbax wrote the pytree directly into the checkpoint's
+            directory.
+        form: ``tree`` or ``process``; an item of Orbax may also be ``json``, ``array``, ``jax_key``
+            or ``numpy_key``.
+        root: structure of the pytree.
+        paths: path of each leaf.
+        specs: kind, dtype and shape of each leaf.
+        shardings: saved sharding of each leaf, as read from JSON, or None.
+        names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
+        directory: directory of the item, relative to the checkpoint.
     """
 
     name: str
@@ -58,12 +63,12 @@ class SavedItem:
 
 @dataclass(frozen=True)
 class NativeItem(SavedItem):
-    """An item that ckpt wrote; its record says all of it.
+    """An item that ckpt wrote; all of this comes from the record.
 
     Attributes:
-        chunks: chunk shapes, per leaf.
-        codecs: name of the compression or None, per leaf.
-        process_count: of the processes that wrote it.
+        chunks: chunk shape of each leaf.
+        codecs: codec of each leaf, None if it is not compressed.
+        process_count: number of processes that wrote the item.
     """
 
     chunks: Sequence[tuple[int, ...]] = ()
@@ -71,7 +76,7 @@ class NativeItem(SavedItem):
     process_count: int = 1
 
     def most_keys(self) -> int:
-        """How many keys its database can have: of every array its metadata and chunks."""
+        """Upper limit of the keys in its database: one for each array's metadata and each chunk."""
         alike = Counter(zip(self.specs, self.chunks, strict=True))
         return sum(
             count * (1 + chunk_count(whole(spec.stored_shape), chunk))
@@ -81,11 +86,11 @@ class NativeItem(SavedItem):
 
 @dataclass(frozen=True)
 class OrbaxItem(SavedItem):
-    """An item that Orbax wrote; what its leaves are is known when their arrays have been opened.
+    """An item that Orbax wrote; ``specs`` is empty until its arrays have been opened.
 
     Attributes:
-        tree: how it is stored; None for what is no tree of arrays.
-        value: of a json item.
+        tree: how the pytree is stored; None if the item is no pytree.
+        value: the value of a ``json`` item.
     """
 
     tree: OrbaxTree | None = None
@@ -97,12 +102,12 @@ class Checkpoint:
     """A checkpoint whose metadata has been read, and none of its arrays.
 
     Attributes:
-        path: absolute.
-        location: of it.
-        backend: how files are read.
-        items: by name.
-        single: whether ``load`` gives the tree itself.
-        metadata, metrics: what the user saved.
+        path: absolute path or URL.
+        location: the same, for TensorStore.
+        backend: the storage that its files are read from.
+        items: the saved items, by name.
+        single: True if one state was saved: ``load`` then returns it, not a dict of items.
+        metadata, metrics: as the user passed them to the save.
     """
 
     path: str
@@ -114,10 +119,14 @@ class Checkpoint:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
-        """A file's bytes, checked where there is something to check them against.
+        """A file's bytes; of a checkpoint of ckpt, verified against the checksum in the record.
+
+        Args:
+            name: path of the file, relative to the checkpoint.
+            leaf: the leaf that needs it, for messages.
 
         Raises:
-            CheckpointCorrupt: it is missing, or not as it was saved.
+            CheckpointCorrupt: the file is missing, too large, or its checksum differs.
         """
         return self._read(name, leaf, most_bytes(name))
 
@@ -130,20 +139,20 @@ class Checkpoint:
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Keeps the checkpoint from being deleted while the block runs.
 
-        What Orbax wrote, no retention of ours deletes while it is in use.
+        Does nothing for a checkpoint of Orbax, which has no ckpt.json to lock.
 
         Raises:
-            CheckpointNotFound: it was deleted after it was opened.
+            CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
         """
         return contextlib.nullcontext()
 
     def was_replaced(self) -> bool:
-        """Whether another checkpoint, or none, is at the path now: what was read is of two."""
+        """Whether the path now holds another checkpoint or none: bytes of two may be mixed."""
         return False
 
     @property
     def attempt(self) -> str:
-        """Names the save that it is from, on all processes that open it."""
+        """Identifies the save that wrote it; equal on all processes that opened this checkpoint."""
         return self.path.rpartition("/")[2]
 
 
@@ -152,15 +161,16 @@ class NativeCheckpoint(Checkpoint):
     """A checkpoint that ckpt wrote.
 
     Attributes:
-        record: what it holds, with the checksum of every file.
-        head: the record's first bytes, with its checksum: tells whether it is still the same one.
+        record: content of ckpt.json: items, and size and checksum of every file.
+        head: first bytes of ckpt.json, which contain its checksum: if they are unchanged, the
+            checkpoint at the path is still the one that was opened.
     """
 
     record: Record = field(kw_only=True)
     head: bytes = b""
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
-        """A file's bytes, checked against the record."""
+        """A file's bytes, verified against size and CRC32 in the record."""
         expected = self.record.files.get(name)
         if expected is None:
             raise CheckpointCorrupt(
@@ -176,7 +186,7 @@ class NativeCheckpoint(Checkpoint):
         return data
 
     def sizes_in(self, item: SavedItem) -> dict[str, int]:
-        """What the record says of the sizes of an item's files, by their paths in the item."""
+        """Size in bytes of each file of the item, from the record, by path relative to the item."""
         inside = item.file("")
         return {
             name.removeprefix(inside): entry.size_bytes
@@ -201,12 +211,12 @@ class NativeCheckpoint(Checkpoint):
         try:
             record = self.backend.read(self.path, RECORD_FILE)
         except (OSError, CheckpointCorrupt):
-            return False  # what is there is damaged
+            return False  # unreadable: the damage is reported, not a replacement
         return record is None or not record.startswith(self.head)
 
 
 def replaced(path: str) -> CheckpointNotFound:
-    """The error for a checkpoint that went away while it was being read."""
+    """The error for a checkpoint that was deleted or replaced while it was being read."""
     return CheckpointNotFound(
         f"{path} was deleted or replaced just now, by retention or another writer"
     )
@@ -214,7 +224,7 @@ def replaced(path: str) -> CheckpointNotFound:
 
 @contextlib.contextmanager
 def naming(checkpoint: Checkpoint, path: Path) -> Generator[None]:
-    """Damage that is met inside is reported with the checkpoint and the leaf as people write it."""
+    """Adds checkpoint and leaf path to the message of a CheckpointCorrupt that the block raises."""
     try:
         yield
     except CheckpointCorrupt as error:

@@ -1,4 +1,4 @@
-"""What a load refuses once all items are matched: differences, and patterns that select nothing."""
+"""Errors raised after all items are matched: differences, and patterns that match no leaf."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core._tree.match import Idle, MatchRules
 
 
 def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """A pattern that selects nothing is a mistake, and said so."""
+    """Raises CheckpointNotFound if ``only=`` matches no leaf of any item: it is a mistake."""
     if any(position is not None for plan in plans for position in plan.positions):
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
@@ -27,7 +27,7 @@ def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: R
 
 
 def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """Raises StructureMismatch with all that differs, and with what would allow it."""
+    """Raises StructureMismatch with all differences and the arguments that would allow them."""
     mismatches = [entry for plan in plans for entry in plan.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
@@ -37,7 +37,7 @@ def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request:
 
 
 def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
-    """What would allow the differences, less what was given already."""
+    """The arguments that would allow the differences, less those that the caller passed already."""
     kinds = {entry.kind for entry in mismatches}
     told: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
@@ -58,7 +58,7 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> 
         lines.append(advice_on(idle))
     if without_value or ("missing" in kinds and rules.missing != "error"):
         lines.append(
-            "The target holds no value there that could be kept: give it one (an object that was made, in "
-            "place of an abstract one), or select with only= what was saved."
+            "The target holds no value there that could be kept: pass a target with values instead of an "
+            "abstract one, or select with only= the leaves that were saved."
         )
     return " ".join(lines)

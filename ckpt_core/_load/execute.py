@@ -1,4 +1,4 @@
-"""Executing a plan: what was saved is read and assembled, leaf by leaf; the rest is kept."""
+"""Executes the plan of one item: reads and assembles saved leaves, keeps the others."""
 
 from __future__ import annotations
 
@@ -32,24 +32,29 @@ def execute(
     reading: Reading,
     in_place: InPlace | None = None,
 ) -> list[Any]:
-    """The leaves of the result: those that were saved, read and assembled, and the others as they are.
+    """The leaves of the result: read from the checkpoint, or kept from the target.
 
-    With ``in_place`` arrays are set on live objects as they come, too.
+    Args:
+        checkpoint, plan, request: what to read.
+        context: TensorStore context of the load.
+        tally: counts the bytes that were read.
+        reading: function that reads stored arrays, as ``pipeline.read_leaves`` does.
+        in_place: sets arrays on live objects while others are still being read; None for a load.
     """
     item = plan.item
     leaves = list(plan.kept)
     _read_texts(checkpoint, plan, leaves)
     wants = _wants(checkpoint, plan, request)
-    # nothing is opened where nothing is wanted
+    # if no array is wanted, the database is not opened
     arrays = reading(checkpoint, item, [*wants.values()], request.options, context) if wants else ()
     for result, (want, parts) in zip(wants, arrays, strict=True):
         request.refuse_if_abandoned()
         spec = item.specs[want.leaf]
         size_bytes = sum([part.nbytes for part in parts.values()])
-        if want.dtype is not None:  # converted while it was read
+        if want.dtype is not None:  # the parts are cast already: count the bytes that were stored
             size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
         tally.count(size_bytes)
-        leaves[result] = None  # the old array, which the object may give up
+        leaves[result] = None  # drop the reference to the old array before the new one is made
         value = value_of(spec, plan.targets[result], parts, item.paths[want.leaf])
         leaves[result] = value
         if in_place is not None:
@@ -60,9 +65,9 @@ def execute(
 
 
 def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int, Want]:
-    """What is to be read, by position in the result."""
+    """The array leaves to read, by position in the result."""
     item = plan.item
-    # arrays of jax never alias a file: only what stays numpy, and was asked for as such
+    # map files only with as_numpy=True: a jax array must not share memory with a file
     may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
     wants: dict[int, Want] = {}
     for result, position in enumerate(plan.positions):
@@ -77,7 +82,7 @@ def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int
 
 
 def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
-    """Puts the leaves that are stored as text in their places."""
+    """Reads the leaves that are stored as text: strings, big integers, random generators."""
     item = plan.item
     text = _texts(checkpoint, item)
     for result, position in enumerate(plan.positions):
@@ -86,7 +91,7 @@ def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> No
 
 
 def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
-    """Gives the text of a leaf by its position."""
+    """A function from a leaf's position to its text; its first call reads the item's text file."""
     name = item.file(orbax_write.STRINGS_FILE)
     document: list[Any] = []
 

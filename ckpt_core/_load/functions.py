@@ -1,4 +1,7 @@
-"""Functions in modules: compared by name, and brought by the target, since a checkpoint has none."""
+"""Functions inside pytrees: a checkpoint records only their names, the target must supply them.
+
+Equinox modules, for example, contain activation functions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ckpt_core._tree.code import same_function
 from ckpt_core._tree.match import MatchRules, renamed_path
 
 NONE = "no function"
-"""Of a mismatch, what the side has that lacks a function."""
+"""The ``saved`` or ``wanted`` of a mismatch, on the side that has no function there."""
 _BRING_THEM = (
     "Functions are code: a checkpoint records their names only. Pass a target that has them, such as "
     "load(path, model), where an abstract model will do (equinox.filter_eval_shape(make_model, key)); "
@@ -25,15 +28,19 @@ _BRING_THEM = (
 def differing(
     item: SavedItem, wanted: Node, rules: MatchRules, told: Collection[str]
 ) -> list[Mismatch]:
-    """Functions under different names in one place, and those that only one side has.
+    """Mismatches for functions of different names at one path, or present on one side only.
 
-    A whole side that has none, as of a module whose functions were filtered out, misses nothing: they are
-    no state. A target has None in their places then; a field that is gone is told.
+    A side without any function misses none: its functions were filtered out, as they are no state.
+    A target that was filtered has None in their places; a field that no longer exists is a
+    mismatch.
 
     Args:
-        told: paths of which something else is told already, such as an array where a function was.
+        item: the saved item.
+        wanted: structure of the target.
+        rules: rules of the match.
+        told: paths that already have a mismatch, such as an array where a function was.
     """
-    here = functools.partial(_placed, rules=rules)
+    here = functools.partial(_compared_path, rules=rules)
     before = {here(path, True): (path, _name(node)) for path, node in _functions_in(item.root)}
     now = {here(path, False): (path, _name(node)) for path, node in _functions_in(wanted)}
     gone = _only_in(before, now)
@@ -47,7 +54,7 @@ def differing(
     new = _only_in(now, before) if rules.missing == "error" else {}
     if new and not _has_code(item.root):
         new = {}
-    if new:  # earlier versions recorded the container of a wrapped function only
+    if new:  # earlier versions of ckpt did not record a function that a container wraps
         known = {here(path, True) for path, node in nodes_in(item.root) if node.kind == "custom"}
         new = {place: entry for place, entry in new.items() if place not in known}
     found = [
@@ -65,11 +72,11 @@ def differing(
 
 
 _Functions = Mapping[Path, tuple[Path, str]]
-"""By the place where the sides are compared: the path and the name of a function."""
+"""Path and name of each function, by the path (after renaming) at which both sides are compared."""
 
 
-def _placed(path: Path, saved: bool, rules: MatchRules) -> Path:
-    """Where a path of either side stands when they are compared."""
+def _compared_path(path: Path, saved: bool, rules: MatchRules) -> Path:
+    """A path as it is compared: a saved one is renamed; keys become text if the rules say so."""
     path = renamed_path(path, rules.rename) if saved else path
     return tuple(map(str, path)) if rules.loose_keys or rules.rename is not None else path
 
@@ -79,7 +86,7 @@ def _only_in(one: _Functions, other: _Functions) -> _Functions:
 
 
 def _nearest(path: Path, name: str, others: _Functions) -> str | None:
-    """The path on the other side that most likely is the same: of the same function, if there is one."""
+    """The most similar path on the other side; paths of the same function are preferred."""
     same = [format_path(other) for other, told in others.values() if same_function(told, name)]
     candidates = same or [format_path(other) for other, _ in others.values()]
     close = difflib.get_close_matches(
@@ -89,17 +96,16 @@ def _nearest(path: Path, name: str, others: _Functions) -> str | None:
 
 
 def have_moved(mismatches: Iterable[Mismatch]) -> bool:
-    """Whether each side has functions where the other has none."""
+    """Whether each side has a function at a path where the other has none: ``rename=`` may help."""
     functions = [entry for entry in mismatches if entry.kind == "function"]
     gone = any(entry.wanted == NONE for entry in functions)
     return gone and any(entry.saved == NONE for entry in functions)
 
 
 def refuse_missing(item: SavedItem, root: Node) -> None:
-    """Refuses a structure with functions that nobody has brought.
+    """Raises StructureMismatch if the structure has functions that no target supplied.
 
-    Raises:
-        StructureMismatch: with all of them, and what to pass.
+    The error lists all of them and says what to pass.
     """
     missing = [
         Mismatch(format_path(path), "function", _name(node), None, None, item.name or None)
@@ -111,19 +117,19 @@ def refuse_missing(item: SavedItem, root: Node) -> None:
 
 
 def taken_from(live: Node, saved: Node) -> Node:
-    """The saved structure with the functions that a live one has in the same places."""
+    """The saved structure, with the functions of the ``live`` structure at the same paths."""
     known = {path: node for path, node in _functions_in(live) if node.kind == "code"}
     return _filled(saved, known, ())
 
 
 def without_static(root: Node) -> Node:
-    """The structure as it was recorded before static fields were."""
+    """The structure without static fields, as earlier versions of ckpt recorded it."""
     children = (child if child is LEAF else without_static(child) for child in root.children)
     return replace(root, static="", children=tuple(children))
 
 
 def _functions_in(root: Node) -> Iterator[tuple[Path, Node]]:
-    """The path and the node of every function in a structure, and of every container that wraps one."""
+    """Path and node of every function in a structure, and of every container that wraps one."""
     if root.kind == "code":
         yield (), root
     elif root.kind == "expanded":
@@ -137,7 +143,7 @@ def _functions_in(root: Node) -> Iterator[tuple[Path, Node]]:
 
 
 def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
-    """The path and the node of all of a structure that is no leaf."""
+    """Path and node of everything in a structure but its leaves."""
     if root.kind == "expanded":
         yield from nodes_in(root.children[0])
     elif root.kind != "leaf":
@@ -148,7 +154,7 @@ def nodes_in(root: Node) -> Iterator[tuple[Path, Node]]:
 
 
 def wraps_any(root: Node) -> bool:
-    """Whether a function that no node stands for is in a structure."""
+    """Whether a container in the structure wraps a function that has no node of its own."""
     return any(static_function(node.static) for _, node in nodes_in(root))
 
 
@@ -157,7 +163,7 @@ def _name(node: Node) -> str:
 
 
 def _has_code(root: Node) -> bool:
-    """Whether a structure has functions of those that can be filtered out."""
+    """Whether a structure has functions as nodes: those are what a filter can remove."""
     return root.kind == "code" or any(map(_has_code, root.children))
 
 

@@ -1,5 +1,8 @@
-"""Live objects set by a restore: while it reads, so that memory never holds their old and new state
-whole, and at its end; and what becomes of them where it fails."""
+"""How a restore sets live objects, and what becomes of them if it fails.
+
+NNX and Keras objects are set while arrays are being read, so that old and new state are never
+complete in memory together. All other objects are set at the end.
+"""
 
 from __future__ import annotations
 
@@ -18,40 +21,49 @@ _BATCH_BYTES = 128 * MIB
 class InPlace:
     """Sets the live objects of one restore.
 
-    Each array that is set while others are read frees the one that it takes the place of, so that
-    beside one state no more than a batch of the other is in memory. What was begun so cannot be
-    undone: where the restore fails, the objects hold parts of two states, and ``give_up`` sees to
-    it that nobody trains on that. What is set at the end is set back instead. Whatever is about to
-    change is noted first, since an exception may come from a signal's handler at any moment.
+    An array that is set while others are still being read frees the old array that it replaces.
+    Memory therefore holds one state plus at most one batch (128 MiB) of the other. The price: if
+    the restore fails midway, such an object holds parts of two states and cannot be set back;
+    ``give_up`` then deletes its new arrays, so that jax refuses to train on the mix. Objects that
+    are set at the end are set back instead.
+
+    Every change is noted before it is made: a signal handler may raise between any two lines.
 
     Args:
-        limit_bytes: how much may wait to be set.
+        limit_bytes: arrays that were read are set as soon as they reach this many bytes together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = min(limit_bytes, _BATCH_BYTES)
-        self._waiting: dict[int, Any] = {}
+        self._waiting: dict[int, Any] = {}  # arrays that were read but not set, by position
         self._waiting_bytes = 0
-        self._late_bytes = 0
-        self._new: list[Any] = []
-        self._begun: dict[str, ItemPlan] = {}
-        self._early: dict[str, Any] = {}
-        self._undos: list[tuple[ItemPlan, Undo | None]] = []
+        self._late_bytes = 0  # of arrays that earlier items left to finish()
+        self._new: list[Any] = []  # arrays that were set in parts: deleted if the restore fails
+        self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
+        self._early: dict[str, Any] = {}  # values of the items that begin() has set
+        self._undos: list[tuple[ItemPlan, Undo | None]] = []  # None: it cannot be set back
 
     def begin(self, plan: ItemPlan) -> None:
-        """Sets an item whose objects are set before the others are read."""
+        """Sets an item's object before arrays are read, if it is a data pipeline."""
         outcome = plan.outcome
         if isinstance(outcome, LiveOutcome) and outcome.early:
             self._undos.append((plan, outcome.undo()))
             self._early[plan.item.name] = outcome.make([])
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
-        """Takes one array that was read, and sets those that wait once they are enough."""
+        """Takes one array that was read; sets all waiting arrays once they reach the limit.
+
+        Args:
+            plan: plan of the item.
+            result: position of the array in the result.
+            value: the array.
+            size_bytes: its size.
+        """
         if _set_parts(plan) is None or not isinstance(value, jax.Array):
             return
         self._waiting[result] = value
         self._waiting_bytes += size_bytes
-        # never few bytes at a time: to set some leaves is to walk through all of an object
+        # at least 1/16 of the limit at a time: setting some leaves walks through the whole object
         room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
         if self._waiting_bytes >= room_bytes:
             self._set_waiting(plan, plan.outcome)
@@ -65,18 +77,25 @@ class InPlace:
         )
         self._new += held
         if held:
-            plan.forget(list(self._waiting))  # or the old arrays would live on in the plan
+            plan.forget(list(self._waiting))  # else the plan would keep the old arrays in memory
         elif first:
-            del self._begun[name]  # it takes nothing but at the end
+            del self._begun[name]  # the object set nothing now; it is set as a whole at the end
         self._waiting, self._waiting_bytes = {}, 0
 
     def end_of_item(self) -> None:
-        """Leaves the rest of an item to be set at the end; it counts towards what may wait."""
+        """Leaves an item's waiting arrays to ``finish``; their bytes still count for the limit."""
         self._late_bytes += self._waiting_bytes
         self._waiting, self._waiting_bytes = {}, 0
 
     def finish(self, plans: Sequence[ItemPlan], leaves: Sequence[list[Any]]) -> list[Any]:
-        """The values of all items, live objects set; the last that a restore does."""
+        """Sets all live objects that are not set yet; returns the value of each item.
+
+        The last step of a restore.
+
+        Args:
+            plans: plans of the items.
+            leaves: for each plan, the leaves of the result.
+        """
         values: list[Any] = []
         for plan, read in zip(plans, leaves, strict=True):
             if plan.item.name in self._early:
@@ -89,27 +108,32 @@ class InPlace:
         return values
 
     def give_up(self, error: BaseException) -> None:
-        """Sets back what can be, makes the rest unusable, and adds to the error what became of it."""
+        """After a failure: sets objects back where possible, makes the others unusable.
+
+        Adds notes to the error that say what became of each.
+        """
         interrupt: BaseException | None = None
         for work in (self._delete_new, self._set_back):
-            for _ in range(2):  # who interrupts this, too, is heard when it is done
+            for _ in range(2):  # an interrupt during this work is raised after the work is done
                 try:
                     work(error)
                     break
                 except Exception as failure:
-                    error.add_note(f"ckpt: giving up the restore failed, too: {failure}")
+                    error.add_note(
+                        f"ckpt: cleaning up after the failed restore failed, too: {failure}"
+                    )
                     break
                 except BaseException as another:
                     interrupt = another
         if self._begun:
-            drop_locals(error)  # who keeps the error must not keep the old arrays
-        # the error's traceback holds this object, which must not hold the old arrays
+            drop_locals(error)  # a caller that keeps the error must not keep the old arrays alive
+        # the error's traceback keeps this object alive, so it must release the old arrays
         self._begun, self._new, self._undos, self._waiting, self._early = {}, [], [], {}, {}
         if interrupt is not None:
             raise interrupt from error
 
     def _delete_new(self, error: BaseException) -> None:
-        """Of objects that were set in parts: deletes what is new, so that jax refuses to use it."""
+        """Deletes the new arrays of objects set in parts, so that jax refuses to use them."""
         if not self._begun:
             return
         for array in self._new:
@@ -117,47 +141,49 @@ class InPlace:
         names: list[str] = []
         for plan in self._begun.values():
             old = {id(leaf) for leaf in plan.kept if leaf is not None}
-            for array in _arrays(plan):  # an adapter may have set copies of what it was given
+            for array in _arrays(plan):  # the adapter may have set copies of the new arrays
                 if id(array) not in old:
                     array.delete()
             if any(array.is_deleted() for array in _arrays(plan)):
                 names.append(plan.name)
         if names:
             error.add_note(
-                f"ckpt: {', '.join(names)} held parts of two states, and "
-                "the new parts were deleted, so that nothing goes on with them. Restore another step "
-                "into it, or make it anew. Options(atomic_restore=True) changes nothing before all is "
-                "read, for twice the memory"
+                f"ckpt: {', '.join(names)} held parts of two states when the restore failed, so "
+                "its new arrays were deleted and it cannot be used. Restore another step "
+                "into it, or create it again. Options(atomic_restore=True) changes nothing before all is "
+                "read and verified, for twice the memory"
             )
 
     def _set_back(self, error: BaseException) -> None:
+        """Sets objects back, the last one first; adds a note to the error where that fails."""
         while self._undos:
             plan, undo = self._undos[-1]
             try:
                 if undo is not None:
                     undo()
                 elif plan.item.name not in self._begun:
-                    why = "what it held was too large to be kept, or is not known"
-                    error.add_note(_mixed(plan.name, why))
+                    why = "its old state was larger than max_host_bytes, or could not be read"
+                    error.add_note(_mixed_state_note(plan.name, why))
             except Exception as failure:
                 why = f"setting it back failed: {type(failure).__name__}: {failure}"
-                error.add_note(_mixed(plan.name, why))
+                error.add_note(_mixed_state_note(plan.name, why))
             self._undos.pop()
 
 
 def _set_parts(plan: ItemPlan) -> Any:
-    """What sets some leaves of the item's one live object; None where it is set as a whole only."""
+    """The function that sets some leaves of the item's live object; None if it has none."""
     return plan.outcome.set_parts if isinstance(plan.outcome, LiveTree) else None
 
 
 def _arrays(plan: ItemPlan) -> list[Any]:
-    """The arrays that the item's objects hold now."""
+    """The jax arrays that the item's objects hold at present."""
     assert isinstance(plan.outcome, LiveTree)
     return [leaf for leaf in plan.outcome.held_now() if isinstance(leaf, jax.Array)]
 
 
-def _mixed(name: str, why: str) -> str:
+def _mixed_state_note(name: str, why: str) -> str:
+    """The note for an object that may be left with parts of two states."""
     return (
-        f"ckpt: {name} may hold parts of two states: it was being set when this happened, and {why}. "
-        "Make it anew, or restore into it again, before it is used"
+        f"ckpt: {name} may hold parts of two states: the restore failed while it was being set, and {why}. "
+        "Create it again, or restore into it again, before it is used"
     )

@@ -1,4 +1,4 @@
-"""Live objects in targets: found, copied where nothing may change, noted where they are set."""
+"""Live objects in targets: finds them, copies them for a load, notes their state for an undo."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CHANGEABLE = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
-    """Every live object in a tree that an adapter takes, with where it stands; none is asked anything."""
+    """Path and object of every live object with an adapter in a pytree; none of them is called."""
     marked: dict[int, Any] = {}
 
     def mark(obj: Any) -> Any:
         if _adapters.adapter_for(obj) is None:
             return None
-        mark = jax.ShapeDtypeStruct((), np.bool_)  # a leaf, each one an object of its own
+        mark = jax.ShapeDtypeStruct((), np.bool_)  # a placeholder leaf, found again by its id
         marked[id(mark)] = (mark, obj)
         return mark, list
 
@@ -36,14 +36,14 @@ def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
 
 
 class Copies:
-    """Gives for each live object of a ``like`` the copy that a load sets in its place.
+    """Maps each live object of ``like`` to the copy that a load sets instead of it.
 
-    The copies share among themselves what the originals share. They are made when the first is
-    asked for, so that a tree without live objects costs nothing.
+    If originals share arrays or submodules, their copies share them in the same way. All copies are
+    made at the first call, so that a target without live objects costs nothing.
 
     Args:
         like: the target of a load.
-        item: that it is the target of, for messages.
+        item: name of the item, for messages.
     """
 
     def __init__(self, like: Any, item: str = "") -> None:
@@ -52,10 +52,10 @@ class Copies:
         self._made: dict[int, Any] = {}
 
     def __call__(self, obj: Any) -> Any:
-        """The copy of one of the objects.
+        """The copy of one of the live objects in ``like``.
 
         Raises:
-            UnsupportedLeaf: one of them cannot be copied.
+            UnsupportedLeaf: an object in ``like`` cannot be copied.
         """
         if not self._made:
             self._make_all()
@@ -81,18 +81,18 @@ class Copies:
         where, name = format_path(path), type(obj).__name__
         item = self._item if self._item.isidentifier() else "state"
         return UnsupportedLeaf(
-            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it, use "
-            f"restore(path, {item}=...); for the values that were saved, leave it out of like",
+            f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it in place, "
+            f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
             leaf=where,
             type_name=name,
         )
 
 
 def detached(like: Any) -> Any:
-    """``like`` with copies in the place of its live objects, which may change from now on.
+    """``like`` with a copy of each live object, so that the caller may change the originals.
 
     Raises:
-        UnsupportedLeaf: an object that cannot be copied.
+        UnsupportedLeaf: an object in ``like`` cannot be copied.
     """
     copies = Copies(like)
     flat = flatten(
@@ -106,14 +106,14 @@ def detached(like: Any) -> Any:
 
 
 def refuse_twice(targets: Mapping[str, Any], lives: Sequence[Sequence[tuple[Any, bool]]]) -> None:
-    """Refuses targets of which one live object is several: the last one would win in silence.
+    """Refuses one live object in two places of the targets: the value set last would win silently.
 
     Args:
-        targets: by item.
-        lives: of each, the live objects in it, with whether a tree may hold each twice.
+        targets: by item name.
+        lives: for each target its live objects, each with whether one target may contain it twice.
 
     Raises:
-        UnsupportedLeaf: with both names.
+        UnsupportedLeaf: the message names both places.
     """
     first_of: dict[int, str] = {}
     for name, live in zip(targets, lives, strict=True):
@@ -141,30 +141,33 @@ def _one_object_twice(targets: Mapping[str, Any], obj: Any) -> UnsupportedLeaf:
 
 
 def held(like: Any, limit_bytes: int) -> Callable[[], object] | None:
-    """What sets the live objects of a tree back to what they hold now; None where that cannot be.
+    """A function that sets the live objects of a pytree back to their present state.
 
-    Args:
-        like: the tree.
-        limit_bytes: of what has to be copied, as it may be written to: more is not held.
+    None if the state cannot be read, or if more than ``limit_bytes`` would have to be copied. Numpy
+    arrays and random generators are copied, as they can be written to; jax arrays are not.
     """
     try:
         flat = flatten(like, expand=_adapters.expander(), keep=True)
     except Exception:
-        return None  # an object that cannot tell yet what it holds can be set all the same
+        return None  # an object without a state yet can still be restored, only not set back
     return setting_back(functools.partial(unflatten, flat.root), flat.leaves, limit_bytes)
 
 
 def setting_back(
     set_all: Callable[[list[Any]], object], leaves: Sequence[Any], limit_bytes: int
 ) -> Callable[[], object] | None:
-    """Calls ``set_all`` with the leaves as they are now: those that may be written to are copied."""
+    """A function that calls ``set_all`` with the present leaves; None if too much must be copied.
+
+    Leaves that can be written to (numpy arrays, random generators) are copied now.
+    """
     arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
     if sum(array.nbytes for array in arrays) > limit_bytes:
         return None
-    return functools.partial(set_all, [_own(leaf) for leaf in leaves])
+    return functools.partial(set_all, [_copy_if_writable(leaf) for leaf in leaves])
 
 
-def _own(leaf: Any) -> Any:
+def _copy_if_writable(leaf: Any) -> Any:
+    """A copy of a numpy array or random generator; any other leaf itself."""
     if isinstance(leaf, np.ndarray):
         return np.array(leaf)
     return copy.deepcopy(leaf) if isinstance(leaf, _CHANGEABLE) else leaf

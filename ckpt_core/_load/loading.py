@@ -1,4 +1,4 @@
-"""The one way of every load and restore: open, match, plan, read, assemble, apply."""
+"""The steps that every load and restore takes: open, match, plan, read, assemble, apply."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ckpt_core._storage import new_context
 
 Opening = Callable[[], Checkpoint]
 Chosen = Mapping[str, tuple[SavedItem, Any]]
-"""By the name in the result: an item as saved, and its target."""
+"""For each item to load, by its name in the result: the saved item and its target."""
 
 
 @dataclass(frozen=True)
 class LoadJob:
-    """One load or restore.
+    """What one load or restore has to do.
 
     Attributes:
-        opening: opens the checkpoint.
-        choose: the items of it that are wanted.
+        opening: function that opens the checkpoint.
+        choose: function that picks the wanted items of the opened checkpoint.
         request: the arguments that all loads share.
-        step: for events.
-        restores: live objects are set; without it they are copied, and nothing is changed.
+        step: step number, reported in events; None outside a Checkpointer.
+        restores: True for a restore, which sets live objects in place; a load sets copies of them.
     """
 
     opening: Opening
@@ -48,12 +48,12 @@ class LoadJob:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load gives.
+    """The result of a load or restore.
 
     Attributes:
-        checkpoint: that it is from.
-        values: of the items, by the name in the result.
-        plans: of the items, which are done.
+        checkpoint: the checkpoint that was loaded.
+        values: the value of each item, by its name in the result.
+        plans: the executed plan of each item, for the report.
     """
 
     checkpoint: Checkpoint
@@ -62,7 +62,12 @@ class Loaded:
 
 
 def run(job: LoadJob) -> Loaded:
-    """Opens, matches, plans, reads, assembles and applies; where it fails, live objects are given up."""
+    """Runs a load or restore; if it fails, live objects are set back or made unusable.
+
+    Called on every process that takes part. Processes agree once after reading, and a restore that
+    sets objects while it reads also agrees after planning, so that no process changes an object
+    while another cannot match the checkpoint.
+    """
     options = job.request.options
     loading = _Loading(job)
     agreement = LoadAgreement(
@@ -80,7 +85,10 @@ def run(job: LoadJob) -> Loaded:
 
 
 class _Loading:
-    """A load under way; its parts are called in the order in which they stand here."""
+    """State of one load or restore. Its methods are called in the order in which they stand here.
+
+    ``read`` calls ``plan`` itself if that has not been called before.
+    """
 
     def __init__(self, job: LoadJob) -> None:
         self._job = job
@@ -91,7 +99,7 @@ class _Loading:
         self._planned = False
 
     def plan(self) -> None:
-        """Opens the checkpoint, and matches every item against its target; changes nothing."""
+        """Opens the checkpoint and matches every item against its target; changes no object."""
         job = self._job
         with contextlib.ExitStack() as failing:
             self._checkpoint = job.opening()
@@ -122,7 +130,11 @@ class _Loading:
         self._names, self._plans = list(chosen), plans
 
     def identity(self) -> str:
-        """What all processes must load alike; empty where the result is a matter of each."""
+        """What all processes must load alike, as text; empty if each may load what it likes.
+
+        It covers the save that is loaded and the leaves whose arrays span several processes. It is
+        empty if there are no such leaves, except for a step of a Checkpointer.
+        """
         seen = hashlib.sha256()
         shared = self._job.step is not None
         for plan in self._plans:
@@ -137,7 +149,7 @@ class _Loading:
         return identity_of(path, self._checkpoint.attempt, seen.hexdigest())
 
     def read(self, reading: Reading) -> None:
-        """Reads and assembles the leaves of all items, and sets live objects in parts meanwhile."""
+        """Reads and assembles all items' leaves; a restore sets NNX and Keras objects meanwhile."""
         if not self._planned:
             self.plan()
         with self._watching:
@@ -158,7 +170,7 @@ class _Loading:
             ]
 
     def apply(self) -> Loaded:
-        """Makes the values of all items; the rest of the live objects is set."""
+        """Builds the value of each item; a restore sets the live objects that are not set yet."""
         if self._in_place is not None:
             values = self._in_place.finish(self._plans, self._leaves)
         else:
@@ -168,11 +180,11 @@ class _Loading:
         return Loaded(self._checkpoint, named, self._plans)
 
     def give_up(self, error: BaseException) -> None:
-        """Ends a load that failed: objects that were set in parts are set back, or made unusable."""
+        """After a failure: releases the lock; sets live objects back or makes them unusable."""
         try:
             self._watching.__exit__(type(error), error, error.__traceback__)
         finally:
             if self._in_place is not None:
                 self._in_place.give_up(error)
-            # the error's traceback holds this object, which must not hold the old arrays
+            # the error's traceback keeps this object alive, so it must release the old arrays
             self._plans, self._leaves = (), []

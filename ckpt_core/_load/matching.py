@@ -1,4 +1,4 @@
-"""Matching saved items against what is wanted, before any array is read."""
+"""Matches saved items against their targets, before any array is read."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ from ckpt_core._tree.match import Match, Select, match, positions_of, selector
 
 
 def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
-    """The item of that name; of a checkpoint that is one tree, whatever that is called, ``state``.
+    """The item of this name.
 
-    The one tree of a checkpoint is ``state`` and, as Orbax's managers call it, ``default``.
+    If one state was saved, its item is found as ``state`` and, as Orbax's managers call it,
+    ``default``, whatever its directory is called.
 
     Raises:
-        CheckpointNotFound: with the names of those that exist.
+        CheckpointNotFound: no such item; the message lists those that exist.
     """
     if name not in checkpoint.items:
         only = next(iter(checkpoint.items.values()))
@@ -67,7 +68,7 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
         if checkpoint.single:
-            hint = ": it was saved as one, pass one target without a name"
+            hint = ": it was saved as one state, pass one target without a name"
         raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
     return checkpoint.items[name]
 
@@ -75,7 +76,21 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
 def plan_item(
     checkpoint: Checkpoint, saved: SavedItem, like: Any, request: Request, context: Any
 ) -> ItemPlan:
-    """Matches one item against its target; reads no array of ours."""
+    """Matches one item against its target.
+
+    Reads no array data; but for an item of Orbax, arrays are opened to learn dtypes and shapes.
+
+    Args:
+        checkpoint: the opened checkpoint.
+        saved: the item.
+        like: its target, or ``NOT_SAVED`` if the caller passed none.
+        request: arguments of the load.
+        context: TensorStore context of the load.
+
+    Raises:
+        StructureMismatch: the item and its target are of different forms. Differences between
+            leaves are not raised, but returned in ``ItemPlan.match``.
+    """
     copies = None
     if request.copying and like is not NOT_SAVED:
         copies = Copies(like, saved.name)
@@ -105,24 +120,32 @@ def plan_item(
 
 
 def _described(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
-    """The item with what its leaves are; an item of Orbax tells that in its arrays only."""
+    """The item with the spec of every leaf; arrays of an Orbax item are opened to learn it."""
     return with_specs(checkpoint, item, context) if isinstance(item, OrbaxItem) else item
 
 
 def _unread(item: SavedItem) -> Any:
-    """The saved tree with descriptions for leaves."""
+    """The saved pytree, with a ``SavedLeaf`` for each leaf, for ``wanted`` of an adapter."""
     return unflatten(item.root, map(SavedLeaf, item.specs), resolve=importable_type)
 
 
 def _plan_strict(
     item: SavedItem, flat: FlatTree, like: Any, request: Request, live: list[tuple[Any, bool]]
 ) -> ItemPlan:
-    """Both sides must agree, but for what the request allows."""
+    """The plan for a target that the item must match, except for what the request allows.
+
+    Args:
+        item: the saved item.
+        flat: the target, with live objects replaced by their states.
+        like: the target.
+        request: arguments of the load.
+        live: the live objects in the target, each with whether it may occur twice.
+    """
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     found = _matched(item, flat, wanted, like, request, live)
     at_once = request.copying or request.options.atomic_restore
     set_parts = None if at_once else _adapters.setter_of_parts(like)
-    # what is set in parts takes the room of what is there
+    # an object that is set in parts frees each old array when the new one is set
     placed = request.sharding is not None or set_parts is not None
     targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
     outcome: Outcome = Containers(flat.root)
@@ -147,7 +170,7 @@ def _matched(
     request: Request,
     live: list[tuple[Any, bool]],
 ) -> Match:
-    """Which saved leaf each wanted one comes from, and all that differs."""
+    """For each leaf of the target the position of its saved leaf; and all differences."""
     rules = request.rules
     if request.renames:
         rules = renamed_by_adapter(item, live, rules, request.renames)
@@ -180,10 +203,14 @@ def _targets(
     request: Request,
     placed: bool,
 ) -> dict[int, Target]:
-    """What each leaf that is read becomes, by position in the result.
+    """The target of each leaf to read, by position in the result.
 
     Args:
-        placed: whether it is said where the arrays lie, or they take the room of others.
+        item, flat, request: as for ``_plan_strict``.
+        wanted: spec of each leaf of the target; None for a leaf that is wanted as it was saved.
+        found: result of the match.
+        placed: True if the caller passed ``sharding=``, or if new arrays replace old ones one by
+            one, so that free memory of the default device need not be checked.
     """
     entries: list[tuple[int, LeafSpec, Any]] = []
     results = [result for result, position in enumerate(found.source) if position is not None]
@@ -206,6 +233,7 @@ def _with_sharding(
     made: list[Target],
     sharding: Any,
 ) -> list[Target]:
+    """The targets, with shardings and regions replaced by those that ``sharding=`` asks for."""
     positions = [position for position, spec, _ in entries if spec.kind in ("jax", "key")]
     plain = plain_targets(item, positions, sharding=sharding, as_numpy=False)
     return [
@@ -217,9 +245,10 @@ def _with_sharding(
 
 
 def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
+    """The spec that a leaf of the target asks for; None for a leaf wanted as it was saved."""
     if isinstance(leaf, SavedLeaf):
         return None
-    # donated, or of a restore that failed: where a value goes, none is needed
+    # an array deleted by donation or by a failed restore still tells shape and dtype
     if is_deleted(leaf):
         weak: bool = getattr(leaf, "weak_type", False)
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
@@ -227,7 +256,7 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
 
 
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
-    """No target: everything comes back as it was, or the part that was selected."""
+    """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
     selected = _selection(request.only, item.name, None)
     positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
@@ -251,10 +280,13 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
-    """A user's own object gets exactly what was saved, on the shardings that it uses now."""
+    """The plan for a user's object that accepts any structure: it gets exactly what was saved.
+
+    Arrays go to the shardings of its present arrays of equal path and shape.
+    """
     flat = flatten(adapter.get_state(like), expand=_adapters.as_states(), keep=True)
     now = dict(zip(flat.paths, flat.leaves, strict=True))
-    # in the classes that it has now, where they are the saved ones
+    # use its present container classes if they are the saved ones: they need not be importable
     same = functions.without_static(flat.root) == functions.without_static(item.root)
     item = replace(item, root=flat.root if same else functions.taken_from(flat.root, item.root))
     plan = _plan_as_saved(item, request)
@@ -273,7 +305,12 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
 
 
 def _selection(only: Any, item: str, like: Any) -> Select | None:
-    """The function that ``only=`` stands for; None for all leaves."""
+    """The function of (path, spec) that ``only=`` stands for; None if all leaves are wanted.
+
+    Raises:
+        TypeError: ``only`` is a class or a framework's filter, and the item's target has no adapter
+            that understands it.
+    """
     if only is None:
         return None
     adapter = None if like is None else _adapters.adapter_for(like)

@@ -1,4 +1,4 @@
-"""Items that are no trees: a process's state, JSON, and Orbax's single arrays and random keys."""
+"""Items that are no pytrees: a process's pipeline state, JSON, Orbax's single arrays and keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckpt_core._load.readers.orbax import read_special
 
 
 def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: Any) -> ItemPlan:
-    """The plan of an item that is no tree: its value is known before any array is read."""
+    """The plan of an item that is no pytree. Its value is read here, before any array is read."""
     adapter: Any = None if like is NOT_SAVED else _adapters.adapter_for(like)
     if saved.form == "process":
         state = _process_state(checkpoint, saved, adapter, like)
@@ -33,14 +33,14 @@ def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: 
         if isinstance(adapter, _adapters.verbs.ChecksState):
             adapter.check_state(like, state)
         return ItemPlan(saved, Pipeline(adapter, like, state))
-    assert isinstance(saved, OrbaxItem)  # ckpt writes trees and states of processes only
+    assert isinstance(saved, OrbaxItem)  # ckpt itself writes only the forms tree and process
     if saved.form == "json":
         return ItemPlan(saved, Value(saved.value))
     return ItemPlan(saved, Value(_special_value(checkpoint, saved, context)))
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:
-    """The state that this process saved, with its types."""
+    """The data-pipeline state that the process of this index saved."""
     name = _state_file(checkpoint, saved, adapter)
     if adapter is not None and not _adapters.is_per_process(adapter):
         kind = type(like).__name__
@@ -65,16 +65,17 @@ def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
     """Name of the file that holds the state of this process.
 
     Raises:
-        CheckpointError: another number of processes saved it, and the adapter does not judge that itself.
+        CheckpointError: a different number of processes saved it, and the adapter has no
+            ``check_state`` that could accept that.
     """
     processes = _processes.this_run()
     name = process_state.file_name(processes.index, processes.count)
     if isinstance(saved, NativeItem):
-        # the record says which files there must be: one that is gone is damage
+        # take the names from the record, not from a listing: a missing file is then damage
         count = saved.process_count
         present = [process_state.file_name(index, count) for index in range(count)]
         if name not in present and isinstance(adapter, _adapters.verbs.ChecksState):
-            # the adapter knows whether its pipeline can go on with another number of processes
+            # its check_state decides whether a different number of processes can continue
             return present[processes.index % len(present)]
     else:
         files = checkpoint.backend.files(f"{checkpoint.path}/{saved.directory}")
@@ -90,7 +91,7 @@ def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
 
 
 def _json_or(text: str) -> Any:
-    """The value of what Grain and others of Orbax's handlers write as JSON; else the text."""
+    """The parsed JSON, which Grain and some Orbax handlers write; the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -98,7 +99,7 @@ def _json_or(text: str) -> Any:
 
 
 def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> Any:
-    """An item of Orbax's that is one array or one random key."""
+    """The value of an Orbax item that is a single array or a single random key."""
     array = read_special(checkpoint, saved, context)
     if saved.form == "array":
         tree = saved.tree
@@ -114,7 +115,8 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> An
         or b"{}"
     )
     if b'"typed": true' in note or b'"typed":true' in note:
-        # Orbax does not say which implementation; the key's width tells all but unsafe_rbg
+        # Orbax does not record the PRNG implementation: take it from the number of key words, which
+        # tells threefry2x32 (2) from rbg (4), but not rbg from unsafe_rbg
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
         return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
     return jax.device_put(array)

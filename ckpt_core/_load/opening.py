@@ -1,4 +1,4 @@
-"""Opening a checkpoint: ours is known by its record, Orbax's by its metadata."""
+"""Opens a checkpoint: one of ckpt is known by its ckpt.json, one of Orbax by its metadata files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _HEAD_BYTES = 32
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Reads what a checkpoint holds.
+    """Reads the metadata of a checkpoint, and none of its arrays.
 
     Raises:
-        CheckpointNotFound: there is none.
+        CheckpointNotFound: there is no checkpoint at ``path``.
         CheckpointCorrupt: its metadata is damaged.
+        ForkedProcess: called in a forked child.
     """
     if os.getpid() != HOME_PID:
         raise forked()
@@ -45,7 +46,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 @contextlib.contextmanager
 def naming_checkpoint(path: str) -> Generator[None]:
-    """Damage that is met inside is reported with the checkpoint that it was met in."""
+    """Adds the checkpoint's path to the message of a CheckpointCorrupt that the block raises.
+
+    If a signal handler's exception caused it, that exception is raised instead.
+    """
     try:
         yield
     except CheckpointCorrupt as error:
@@ -60,7 +64,8 @@ def naming_checkpoint(path: str) -> Generator[None]:
 def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
     aside = backend.replaced(text)
     if aside is not None:
-        text = aside  # a replacement was cut short between its two renames: the old one counts
+        # a save with overwrite=True was killed between its two renames: load the old checkpoint
+        text = aside
     record = backend.read(text, RECORD_FILE)
     if record is not None:
         return _open_ours(text, local, backend, record)
@@ -85,7 +90,12 @@ def _no_record(path: str) -> CheckpointCorrupt:
 
 
 def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeCheckpoint:
-    """A checkpoint of ckpt, by the content of its record."""
+    """A checkpoint that ckpt wrote.
+
+    Args:
+        path, local, backend: where it is.
+        data: content of its ckpt.json.
+    """
     record = load_record(data)
     return NativeCheckpoint(
         path,
@@ -128,7 +138,7 @@ def _parse_step(data: bytes) -> dict[str, Any]:
 
 
 def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxTree) -> Checkpoint:
-    """A directory that is itself an item: Orbax's flat backend, or one item of ours."""
+    """A checkpoint whose path is the directory of one item: written flat by Orbax, or by ckpt."""
     if tree.required_record:
         parent, name = (
             os.path.split(path) if local else (path.rpartition("/")[0], path.rpartition("/")[2])
@@ -151,7 +161,7 @@ def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxT
 def _orbax_tree_item(
     path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree
 ) -> OrbaxItem:
-    """A tree item that Orbax wrote; dtypes and shapes are known only when arrays are opened."""
+    """A pytree item that Orbax wrote, without specs: only opened arrays tell dtypes and shapes."""
     prefix = f"{directory}/" if directory else ""
     shardings: dict[str, dict[str, Any]] = {}
     data = backend.read(path, prefix + orbax_write.SHARDING_FILE)
@@ -170,7 +180,7 @@ def _orbax_tree_item(
 
 
 def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) -> Checkpoint:
-    """A step directory that Orbax wrote."""
+    """A step directory that Orbax wrote, with one subdirectory for each item."""
     handlers = step.get("item_handlers")
     handlers = handlers if isinstance(handlers, dict) else {}
     items: dict[str, SavedItem] = {}
@@ -194,6 +204,13 @@ def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) 
 
 
 def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem | None:
+    """The item in a subdirectory of an Orbax checkpoint; None if it contains no item.
+
+    Args:
+        path, backend: the checkpoint.
+        name: name of the subdirectory.
+        known: form of the item by its Orbax handler; empty if the metadata names none.
+    """
     nested = {"jax_key": "jax_random_key", "numpy_key": "np_random_key"}.get(known)
     directory = f"{name}/{nested}" if nested else name
     data = backend.read(path, f"{directory}/{orbax_write.ITEM_METADATA}")

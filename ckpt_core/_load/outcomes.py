@@ -1,7 +1,8 @@
-"""What the leaves of an item become: new containers, or live objects that are set.
+"""What the leaves of an item become: new containers, or the state of live objects.
 
-Each class is one way to end: ``make`` takes the leaves of the result, in order, and gives the item's value.
-Live ones say, too, which objects they set, and how these are set back.
+There is one class for each way in which an item ends. ``make`` takes the leaves of the result, in
+order, and returns the item's value. Outcomes that set live objects also say which objects these
+are, and how to set them back if the restore fails.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from ckpt_core._load.live_objects import held, setting_back
 from ckpt_core._tree import FlatTree, Node, Path, flatten, importable_type, unflatten
 
 Undo = Callable[[], object]
-"""Sets live objects back to what they held."""
+"""A function that sets live objects back to the state that they had before the restore."""
 
 
 class Outcome(Protocol):
-    """What becomes of the leaves of one item."""
+    """How the leaves of one item become its value."""
 
     def make(self, leaves: list[Any]) -> Any:
-        """The item's value."""
+        """The item's value, from the leaves of the result."""
         ...
 
 
 @runtime_checkable
 class LiveOutcome(Outcome, Protocol):
-    """One that sets live objects.
+    """An outcome that sets live objects.
 
     Attributes:
-        live: these objects, each with whether a tree may hold it twice.
-        early: whether ``make`` is for before the arrays are read, and takes none.
+        live: pairs of a live object and whether one target may contain it twice.
+        early: True if ``make`` is called before arrays are read, with no leaves.
     """
 
     @property
@@ -43,7 +44,10 @@ class LiveOutcome(Outcome, Protocol):
     def early(self) -> bool: ...
 
     def undo(self) -> Undo | None:
-        """What sets the objects back to what they hold now; None where that cannot be. Changes nothing."""
+        """A function that sets the objects back to their present state; None if that is impossible.
+
+        Calling ``undo`` itself changes nothing: it only notes the present state.
+        """
         ...
 
 
@@ -59,7 +63,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Containers:
-    """The containers of the saved structure, or of a target that holds nothing live."""
+    """New containers, as in the saved structure or in a target without live objects."""
 
     root: Node
     resolve: Callable[[Node], Any] | None = None
@@ -70,7 +74,10 @@ class Containers:
 
 @dataclass(frozen=True)
 class RenamedDicts:
-    """Renamed leaves as nested dicts: their old containers no longer fit."""
+    """Nested dicts by the new paths, for ``rename=`` without ``like``.
+
+    The saved containers do not fit renamed paths.
+    """
 
     paths: Sequence[str]
 
@@ -83,7 +90,7 @@ class RenamedDicts:
                 node = node.setdefault(part, {}) if isinstance(node, dict) else None
             if not isinstance(node, dict) or last in node:
                 raise ValueError(
-                    f"rename= gives two leaves the path {path!r}, or one inside another"
+                    f"rename= gives two leaves the path {path!r}, or puts one leaf inside another"
                 )
             node[last] = leaf
         return root
@@ -91,7 +98,7 @@ class RenamedDicts:
 
 @dataclass(frozen=True)
 class NumpyRandomState:
-    """Orbax's numpy random key: what numpy's ``set_state`` takes, a tuple or a dict."""
+    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
 
     saved: Outcome
 
@@ -102,17 +109,18 @@ class NumpyRandomState:
 
 @dataclass(frozen=True)
 class LiveTree:
-    """A target in which live objects are set.
+    """A target that contains live objects, or is one; ``make`` sets them.
 
     Attributes:
         like: the target.
-        root, kept: its structure and its leaves; without the tree itself, as a restore forgets the
-            leaves that it has set.
+        root: structure of the target.
+        kept: its leaves; the same list as ``ItemPlan.kept``, so that a restore can drop the leaves
+            that it has replaced, and their memory is freed.
         live: see ``LiveOutcome``.
-        limit_bytes: of what has to be copied to be set back.
-        paths: of the leaves of the result.
-        set_parts: of one object that can be set in parts: sets values, by path, and gives those that
-            it holds now. None elsewhere.
+        limit_bytes: if more bytes than this must be copied to undo the restore, it is not undone.
+        paths: paths of the leaves of the result.
+        set_parts: if the target is one object that can be set in parts: takes values by path, sets
+            them, and returns the arrays that the object then holds. Else None.
     """
 
     like: Any
@@ -133,18 +141,20 @@ class LiveTree:
         return held(self.like, self.limit_bytes)
 
     def held_now(self) -> Sequence[Any]:
-        """The leaves that the objects hold now."""
+        """The leaves that the target's objects hold at present."""
         return flatten(self.like, expand=_adapters.expander()).leaves
 
 
 @dataclass(frozen=True)
 class LiveObject:
-    """A user's own object, which takes whatever was saved.
+    """A user's object with ``set_state``, which accepts any saved structure.
 
     Attributes:
-        adapter, obj: the object.
-        now: its state before.
-        root: of the saved state, in the classes that it has now.
+        adapter: adapter of the object.
+        obj: the object.
+        now: its state before the restore.
+        root: structure of the saved state, with the container classes of the present state where
+            both structures are equal.
         limit_bytes: as for ``LiveTree``.
     """
 
@@ -172,7 +182,7 @@ class LiveObject:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A data pipeline: set before the arrays are read, so that it fills up meanwhile."""
+    """A data pipeline: set before arrays are read, so that it prefetches meanwhile."""
 
     adapter: Any
     obj: Any
@@ -195,5 +205,5 @@ class Pipeline:
 
 
 def live_of(outcome: Outcome) -> Sequence[tuple[Any, bool]]:
-    """The objects that it sets, each with whether a tree may hold it twice."""
+    """The live objects that an outcome sets, each with whether one target may contain it twice."""
     return outcome.live if isinstance(outcome, LiveOutcome) else ()

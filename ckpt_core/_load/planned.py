@@ -1,4 +1,4 @@
-"""One item, matched and ready to be read: plain values between matching and reading."""
+"""The plan of one item: the plain values that matching hands to reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpt_core._tree.match import Match
 
 
 class _NoState:
-    """Stands for a state that was not passed, as None is one; says so in ``help``."""
+    """Default of the argument ``state``, since None is a valid state; ``help`` shows its repr."""
 
     def __repr__(self) -> str:
         return "(not passed)"
@@ -22,20 +22,21 @@ class _NoState:
 
 NO_STATE = _NoState()
 NOT_SAVED = object()
-"""Stands for a target that was not given, as None is a target."""
+"""Stands for a target that the caller did not pass, since None is a valid target."""
 
 
 @dataclass
 class ItemPlan:
-    """One item, matched and ready to be read.
+    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills.
 
     Attributes:
-        item: as saved, with specs.
-        outcome: makes of the leaves of the result what the caller gets.
-        positions: for every leaf of the result the position in the item, or None to keep it.
-        kept: the values of leaves that are not read, by position in the result.
-        targets: what each leaf that is read becomes, by position in the result.
-        match: for the report; None without a target.
+        item: the saved item, with the spec of every leaf.
+        outcome: builds the item's value from the leaves of the result.
+        positions: for each leaf of the result, its position in the saved item; None if the leaf is
+            not read and the target's value is kept.
+        kept: the target's leaves, by position in the result; leaves that are read replace theirs.
+        targets: dtype, sharding and regions of each leaf that is read, by position in the result.
+        match: what the report needs; None without a target.
     """
 
     item: SavedItem
@@ -47,15 +48,15 @@ class ItemPlan:
 
     @property
     def mismatches(self) -> Sequence[Mismatch]:
-        """What differs between the item and its target, and is not allowed."""
+        """The differences between the item and its target that the request does not allow."""
         return self.match.mismatches if self.match is not None else ()
 
     @property
     def name(self) -> str:
-        """Of the item, for messages."""
+        """Name of the item, for messages."""
         return self.item.name or "the target"
 
     def forget(self, results: Sequence[int]) -> None:
-        """Lets go of old leaves that others have taken the place of."""
+        """Drops references to old leaves that new ones have replaced, so that memory is freed."""
         for result in results:
             self.kept[result] = None

@@ -1,4 +1,4 @@
-"""Entries of ``rename=`` that fit nothing: told, as most of them are misspelled."""
+"""Entries of ``rename=`` that match no saved path are refused: most of them are misspelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpt_core._tree.match import Idle, MatchRules, Renames
 def idle_renames(
     checkpoint: Checkpoint, rules: MatchRules, plans: Sequence[ItemPlan]
 ) -> list[Idle]:
-    """The entries that fit nothing in any item."""
+    """The entries of a ``rename=`` dict that match no path in any item of the checkpoint."""
     if not isinstance(rules.rename, Renames):
         return []
     idle = rules.rename.idle(
@@ -29,7 +29,10 @@ def idle_renames(
 
 
 def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
-    """Whether it means something to the item's target, or to its adapter, in whose paths names stand elsewhere."""
+    """Whether the target, or its adapter, understands an entry that is no prefix of a saved path.
+
+    Adapters such as the one for Keras have names in the middle of paths.
+    """
     live = live_of(plan.outcome)
     if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
         return True
@@ -40,12 +43,10 @@ def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
 
 
 def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
-    """Refuses entries that do nothing.
+    """Raises StructureMismatch that lists the entries which match no saved path.
 
-    Not where the checkpoint was saved under the new names: a program that reads both kinds names both.
-
-    Raises:
-        StructureMismatch: one for each entry.
+    An entry whose new name was saved is accepted: a program that loads checkpoints from before and
+    after a renaming passes the same ``rename=`` for both.
     """
     wrong = [
         Mismatch(entry.old, "rename", None, entry.new, entry.nearest)
@@ -53,14 +54,14 @@ def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
         if not entry.done
     ]
     if wrong:
-        advice = "rename= maps whole entries at the beginning of saved paths to wanted ones."
+        advice = "An entry of rename= must be a saved path, or the beginning of one up to a slash."
         raise StructureMismatch(wrong, where=opened.path, advice=advice)
 
 
 def advice_on(idle: list[Idle]) -> str:
-    """What is said of such entries where other things differ, too."""
+    """The sentence about such entries in an error that lists other differences."""
     told = ", ".join(
         f"{entry.old!r}" + (f" (nearest name: {entry.nearest})" if entry.nearest else "")
         for entry in idle
     )
-    return f"Of rename=, nothing that was saved begins with {told}."
+    return f"No saved path begins with these entries of rename=: {told}."

@@ -1,4 +1,4 @@
-"""The report of a restore: which leaves came from the checkpoint, and what differed from the save."""
+"""The report of a restore: the paths that were loaded, missing, unexpected, cast or resharded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ON_DEVICES = frozenset({"jax", "key"})
 
 
 def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
-    """What was planned, and is done by now; paths begin with the name of their item."""
+    """The report, from the executed plans; each path begins with the name of its item."""
     matched = [(plan, plan.match) for plan in plans if plan.match is not None]
     return RestoreReport(
         loaded=tuple(path for plan in plans for path in _loaded(plan)),
@@ -37,9 +37,10 @@ def _loaded(plan: ItemPlan) -> Iterator[str]:
 
 
 def _resharded(plan: ItemPlan) -> Iterator[str]:
-    """The leaves that lie on other devices, or in other parts, than they did at the save."""
+    """Paths of the leaves whose sharding differs from the one that they were saved with."""
     item = plan.item
-    moved: dict[tuple[int, int], bool] = {}  # by saved and present sharding: many leaves share both
+    # by id of saved and of target sharding: many leaves share both, so they are compared once
+    moved: dict[tuple[int, int], bool] = {}
     for result, position in enumerate(plan.positions):
         target = plan.targets.get(result)
         if position is None or target is None:
@@ -48,7 +49,7 @@ def _resharded(plan: ItemPlan) -> Iterator[str]:
             continue
         described = item.shardings[position]
         if not described and isinstance(item, OrbaxItem):
-            continue  # Orbax did not record where it lay
+            continue  # Orbax recorded no sharding
         pair = (id(described), id(target.sharding))
         if pair not in moved:
             moved[pair] = is_resharded(described, target.sharding)

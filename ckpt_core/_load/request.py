@@ -18,13 +18,13 @@ Rename = Mapping[str, str] | Callable[[str], str] | None
 
 @dataclass
 class Tally:
-    """The bytes that a load has read so far, and who is told of them."""
+    """Bytes that a load has read so far, and the progress listener, if any."""
 
     bytes: int = 0
     progress: Progress | None = None
 
     def count(self, read_bytes: int) -> None:
-        """So many bytes more were read."""
+        """Adds ``read_bytes`` and tells the listener."""
         self.bytes += read_bytes
         if self.progress is not None:
             self.progress.reached(self.bytes)
@@ -35,10 +35,16 @@ class Request:
     """The arguments that all loads share.
 
     Attributes:
-        round: names the agreement of several processes.
-        copying: live objects of a target are copied, not set.
-        abandoned: whether nobody wants the result any more.
-        renames: the dict of ``rename=``, for adapters that read it in a way of their own.
+        rules: how strictly the saved tree must match the target.
+        only: the argument ``only=``, unresolved: it is resolved for each item.
+        options: options of the call.
+        sharding: the argument ``sharding=``.
+        as_numpy: whether arrays stay in host memory.
+        round: tag under which the processes agree; empty: taken when the load starts.
+        copying: True for a load, which sets copies of live objects; a restore sets the originals.
+        abandoned: for a background load: tells that the interpreter is exiting, so that no caller
+            can ask for the result.
+        renames: the dict passed as ``rename=``, for adapters that interpret it themselves.
     """
 
     rules: MatchRules
@@ -52,10 +58,10 @@ class Request:
     renames: Mapping[str, str] | None = None
 
     def refuse_if_abandoned(self) -> None:
-        """Raises CheckpointError where nobody can ask for the result any more."""
+        """Raises CheckpointError if the interpreter is exiting and no caller can get the result."""
         if self.abandoned is not None and self.abandoned():
             raise CheckpointError(
-                "the interpreter ends, and nobody waits for what was being loaded"
+                "the background load was stopped because the interpreter is exiting: no caller can get its result"
             )
 
 
@@ -69,12 +75,18 @@ def make_request(
     sharding: Any = None,
     as_numpy: bool = False,
 ) -> Request:
+    """The request of a load or restore, from the caller's arguments.
+
+    Raises:
+        ValueError: ``missing`` or ``unexpected`` is no known word.
+        TypeError: ``options`` is no ``Options``.
+    """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
     if isinstance(only, list):
-        only = list(only)  # what the caller does to it later changes no load
+        only = list(only)  # the caller may change its list while a background load runs
     rules = MatchRules(renamer(rename), cast, missing, unexpected)
     renames = None if rename is None or callable(rename) else dict(rename)
     return Request(rules, only, checked_options(options), sharding, as_numpy, renames=renames)
@@ -83,24 +95,27 @@ def make_request(
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The targets by item that a call's arguments ask for; ``state`` is ``NO_STATE`` where none was passed.
+    """The targets of a restore, by item name. ``state`` is ``NO_STATE`` if the caller passed none.
 
     Raises:
-        TypeError: a state together with items, a name twice, or the name that at a save is that of the
-            numbers of a step.
+        TypeError: the caller passed both a state and named items, a name twice, or a target named
+            ``metrics``, which at a save is the argument for a step's metrics and never an item.
     """
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"targets {', '.join(twice)} were passed twice: by name and in items=")
     if "metrics" in named:
-        raise TypeError(f"metrics= is no target, as it is no item at a save: {METRICS_ARE_NUMBERS}")
+        raise TypeError(
+            "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
+            f"{METRICS_ARE_NUMBERS}"
+        )
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen
     if chosen:
         raise TypeError(
-            f"pass one state, or targets by name ({', '.join(chosen)}), not both: a checkpoint that was "
-            "saved as one state has one item, and in another each target needs its item's name"
+            f"pass one state, or targets by name ({', '.join(chosen)}), not both: if the checkpoint was saved "
+            "as one state, pass only that; if it has named items, pass each target by the name of its item"
         )
     return {"state": state}
 
@@ -111,10 +126,15 @@ _NAMES = frozenset(
 
 
 def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Request:
-    """The request of a call whose keywords were collected.
+    """The request of a call that takes its keywords as ``**arguments``.
+
+    Args:
+        function: name of the called function, for messages.
+        like: the target.
+        arguments: the keywords.
 
     Raises:
-        TypeError: a keyword that loads do not have, or that does not go with ``like``.
+        TypeError: a keyword that ``load`` does not have, or that cannot be combined with ``like``.
     """
     unknown = sorted(set(arguments) - _NAMES)
     if unknown:
@@ -127,8 +147,12 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
 
 
 def check_target(request: Request, like: Any) -> None:
-    """Refuses two answers to where arrays go."""
+    """Refuses ``as_numpy`` together with ``like`` or ``sharding=``: both say where arrays go.
+
+    Raises:
+        TypeError: the caller passed both.
+    """
     if request.as_numpy and (like is not None or request.sharding is not None):
         raise TypeError(
-            "as_numpy=True goes with neither like nor sharding=: both say where arrays go"
+            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
         )

@@ -1,4 +1,4 @@
-"""Side effects of a load beside its reading: events, and a lock that keeps retention away."""
+"""Side effects of a restore: events, and a shared lock that keeps retention away."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from ckpt_core._options import Options
 
 @contextlib.contextmanager
 def watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Tally]:
-    """Holds a checkpoint against deletion and tells of the restore; gives the tally to fill.
+    """While the block runs, locks the checkpoint against deletion; sends the events of the restore.
+
+    Yields:
+        The tally to which the caller adds the bytes that it reads.
 
     Raises:
-        CheckpointNotFound: it was deleted after it was opened.
+        CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
     """
     began = time.monotonic()
     tally = Tally()
@@ -51,7 +54,7 @@ def watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gener
 def progress(
     checkpoint: Checkpoint, plans: Sequence[ItemPlan], options: Options, step: int | None
 ) -> Progress | None:
-    """Counts what the planned items will read; None where nobody listens."""
+    """Sends progress events for the bytes that the plans will read; None without a listener."""
     if options.on_event is None:
         return None
     total_bytes = sum(

@@ -1,4 +1,4 @@
-"""What each leaf that is read shall become, decided before anything is read."""
+"""Dtype, sharding and needed regions of each leaf to read, decided before anything is read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Target:
 
     Attributes:
         spec: kind, dtype and shape of the result.
-        sharding: for jax arrays; None for uncommitted on the default device.
-        regions: of the stored array that this process needs.
+        sharding: sharding of the jax array; None for an uncommitted array on the default device,
+            and for anything that is no jax array.
+        regions: the regions of the stored array that this process reads.
     """
 
     spec: LeafSpec
@@ -36,14 +37,14 @@ class Target:
 
 
 class SavedLeaf:
-    """One leaf of a checkpoint before it is read, as ``Adapter.wanted`` gets and returns it.
+    """Description of a saved leaf that is not read yet, for ``wanted`` of an adapter.
 
-    Returned, it asks for the leaf as it was saved.
+    ``wanted`` gets a pytree of these; each one that it returns is loaded as it was saved.
 
     Attributes:
         kind: ``jax``, ``numpy``, ``key``, ``int``, ``float``, ``str`` and so on.
-        shape: of an array.
-        dtype: of an array, by name.
+        shape: shape, if the leaf is an array.
+        dtype: name of the dtype, if the leaf is an array.
     """
 
     __slots__ = ("dtype", "kind", "shape")
@@ -53,10 +54,10 @@ class SavedLeaf:
 
 
 def describe_target(leaf: Any, path: Path) -> LeafSpec:
-    """What a leaf of a target asks for.
+    """Kind, dtype and shape that a leaf of a target asks for.
 
     Raises:
-        UnsupportedLeaf: a value that nothing which was saved can take the place of.
+        UnsupportedLeaf: the leaf is of a type that no checkpoint can hold.
     """
     try:
         return describe(leaf, path)
@@ -72,9 +73,15 @@ def describe_target(leaf: Any, path: Path) -> LeafSpec:
 def plain_targets(
     item: SavedItem, positions: Sequence[int], *, sharding: Any, as_numpy: bool
 ) -> dict[int, Target]:
-    """Targets for a load without ``like``: everything as it was saved."""
+    """Targets by position in the item, for a load without ``like``: each leaf as it was saved.
+
+    Args:
+        item: the saved item.
+        positions: positions of the wanted leaves.
+        sharding, as_numpy: the arguments of ``load``.
+    """
     targets: dict[int, Target] = {}
-    # what lies alike has one target, unless a path may decide
+    # leaves of equal spec and saved sharding share one target, unless sharding= depends on the path
     alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
     known: dict[tuple[LeafSpec, int], Target] = {}
     for position in positions:
@@ -98,7 +105,7 @@ def plain_targets(
 
 
 def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
-    """The sharding that ``sharding=`` asks for, or else the saved one where devices allow it."""
+    """The sharding that ``sharding=`` asks for; else the saved one, if the devices allow it."""
     described = item.shardings[position]
     if sharding is None:
         return shardings.rebuild_sharding(described)
@@ -114,7 +121,7 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
 
 
 def _at_path(tree: Any, path: Path) -> Any:
-    """The sharding that a tree of shardings, or a prefix of one, holds for a leaf."""
+    """The sharding of one leaf, from ``sharding=`` as a pytree of shardings or a prefix of one."""
     node = tree
     for entry in path:
         if node is None or isinstance(node, (jax.sharding.Sharding, jax.sharding.Mesh)):
@@ -133,7 +140,10 @@ def _at_path(tree: Any, path: Path) -> Any:
 
 
 def _fitting(sharding: jax.sharding.Sharding, spec: LeafSpec) -> jax.sharding.Sharding:
-    """One sharding for a whole tree: leaves of too few dimensions are replicated."""
+    """``sharding`` for this leaf; replicated if the PartitionSpec has more entries than dimensions.
+
+    So one sharding can be passed for a whole pytree.
+    """
     if isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.spec) > len(spec.shape):
         return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
     return sharding
@@ -149,7 +159,7 @@ def _target(
         return Target(spec, None, [whole(saved.stored_shape)])
     try:
         regions = shardings.local_regions(sharding, saved.shape)
-    except ValueError as error:  # a dimension that the mesh does not divide
+    except ValueError as error:  # the mesh does not divide a dimension evenly
         where = format_path(item.paths[position])
         mismatch = Mismatch(where, "sharding", str(saved), str(sharding), None, item.name or None)
         raise StructureMismatch([mismatch], advice=str(error)) from error
@@ -160,7 +170,8 @@ def _target(
 
 
 def refuse_narrowing(dtype: str, path: Path | str) -> None:
-    flags: Any = jax.config  # which are not typed
+    """Raises CheckpointError if jax would narrow a 64-bit dtype to 32 bits."""
+    flags: Any = jax.config  # its attributes have no types
     if dtype in _SIXTY_FOUR and not flags.jax_enable_x64:
         where = path if isinstance(path, str) else format_path(path)
         raise CheckpointError(
@@ -170,7 +181,12 @@ def refuse_narrowing(dtype: str, path: Path | str) -> None:
 
 
 def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -> list[Target]:
-    """Targets for leaves of a ``like``: (position saved, wanted spec, live or abstract leaf)."""
+    """Targets for the leaves of ``like``, in the order of ``wanted``.
+
+    Args:
+        item: the saved item.
+        wanted: for each leaf, its position in the item, the wanted spec, the live or abstract leaf.
+    """
     mesh = _mesh_of(leaf for _, _, leaf in wanted)
     targets: list[Target] = []
     for position, spec, leaf in wanted:
@@ -187,10 +203,10 @@ _PYTHON_NUMBERS = frozenset({"int", "float", "bool", "complex"})
 
 
 def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
-    """What a leaf becomes where a target of that description takes it: a saved array stays an array.
+    """Kind, dtype and shape of the loaded leaf; a saved array stays an array.
 
-    A Python number in a target says that there is a number, not of which sort: another dtype, or
-    none, would change what later steps compute in.
+    A new state may hold a Python number where the trained one has an array. If the array became a
+    Python number, later steps would compute in another dtype.
     """
     if wanted.kind not in _PYTHON_NUMBERS or saved.kind in _PYTHON_NUMBERS:
         return wanted
@@ -199,14 +215,14 @@ def kind_of_result(saved: LeafSpec, wanted: LeafSpec) -> LeafSpec:
     kinds = {_family(saved.numpy_dtype), _family(wanted.numpy_dtype)}
     if len(kinds) == 1:
         return saved
-    dtype = wanted.numpy_dtype  # a cast that was asked for
+    dtype = wanted.numpy_dtype  # the caller passed cast=True, else matching would have failed
     if saved.kind == "jax":
         dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return LeafSpec(saved.kind, dtype.name, saved.shape)
 
 
 def _family(dtype: np.dtype[Any]) -> str:
-    """Numbers of one family fit a Python number of it: ints, floats, bools, complex ones."""
+    """The Python number type that a dtype fits: integer, floating, complex, or the dtype itself."""
     for family in (np.integer, np.floating, np.complexfloating):
         if jax.dtypes.issubdtype(dtype, family):
             return family.__name__
@@ -214,6 +230,7 @@ def _family(dtype: np.dtype[Any]) -> str:
 
 
 def _mesh_of(leaves: Any) -> Any:
+    """The mesh of the first leaf whose mesh has more than one device; None if there is none."""
     for leaf in leaves:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             sharding = shardings.wanted_sharding(leaf)
@@ -223,7 +240,11 @@ def _mesh_of(leaves: Any) -> Any:
 
 
 def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
-    """For an abstract leaf that does not say: as saved, but never off the mesh of its neighbours."""
+    """The sharding of an abstract leaf that has none.
+
+    It is the saved one if that is on the mesh of the other leaves, else replicated over their mesh:
+    arrays of one state must not be on different meshes.
+    """
     saved = shardings.rebuild_sharding(described)
     if mesh is None or described is None:
         return saved
@@ -233,11 +254,17 @@ def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
 
 
 def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> None:
-    """Refuses, before anything is read, a load that cannot end well.
+    """Refuses, before anything is read, a load whose arrays cannot be placed.
+
+    Args:
+        item: the saved item.
+        targets: targets of all array leaves to read.
+        explicit: True if the caller said where arrays go, or if new arrays replace old ones one by
+            one; then nothing is checked.
 
     Raises:
-        CheckpointError: the arrays exceed the default device's free memory, or several processes
-            run and nothing says where arrays shall lie.
+        CheckpointError: the arrays exceed the free memory of the default device; or several
+            processes run, and no sharding says which process holds what.
     """
     if explicit:
         return
@@ -262,9 +289,10 @@ def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> No
 
 
 def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
-    """The dtype into which an array is converted block by block; None where all of it is looked at.
+    """The dtype that readers cast to block by block, to save memory; None if they must not cast.
 
-    Floats become other floats, whatever that rounds; of whole numbers each must come out the same.
+    Only casts between float dtypes are done while reading. A cast of integers is done later on the
+    whole array, where ``assemble`` checks that no value changed.
     """
     if saved.kind not in ("jax", "numpy") or spec.kind not in ("jax", "numpy"):
         return None
@@ -276,7 +304,7 @@ def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:
 
 
 def is_resharded(described: dict[str, Any] | None, sharding: Any) -> bool:
-    """Whether a sharding is another one than the saved; None is the default device, on either side."""
+    """Whether ``sharding`` differs from the saved one; None is the default device in both."""
     if not described:
         return sharding is not None and len(sharding.device_set) > 1
     if sharding is None:

@@ -1,4 +1,4 @@
-"""Leaves of a target that hold no value: abstract ones, and those of deleted arrays."""
+"""Leaves of a target that hold no value to keep: abstract leaves, and deleted arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import Match, Select
 
 WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
-"""How the wanted side of a mismatch ends where the target has nothing to keep."""
+"""Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
 
 
 def is_deleted(leaf: Any) -> bool:
@@ -31,10 +31,19 @@ def refuse_abstract_kept(
     everything: bool,
     selected: Select | None,
 ) -> None:
-    """An abstract leaf, or a deleted one, has no value to keep: what is missing is an error, and says so.
+    """Adds a mismatch for each leaf that must come from the checkpoint but is missing there.
 
-    Where a part is selected, the rest of an abstract tree stays abstract; but of what an adapter
-    wants as it was saved, the object has nothing at all.
+    An abstract leaf and a deleted array hold no value that ``missing="keep"`` could keep. If
+    ``only=`` selects some leaves, abstract leaves outside the selection may stay abstract. A leaf
+    that an adapter wants as it was saved (``SavedLeaf``) may not: the object has no value for it.
+
+    Args:
+        found: result of the match; mismatches are added to it or replaced in it.
+        flat: the target.
+        wanted: spec of each leaf of the target; None for a ``SavedLeaf``.
+        item: the saved item.
+        everything: True if the caller passed no ``only=``.
+        selected: which leaves are to be loaded; None for all.
     """
     told = {entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"}
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
@@ -56,7 +65,7 @@ def refuse_abstract_kept(
 
 
 def tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
-    """Warns of what stays abstract in a live object of which a part is restored: it cannot be computed with."""
+    """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
     rest = [
         format_path(path)
         for path, leaf, source in zip(flat.paths, flat.leaves, found.source, strict=True)

@@ -36,7 +36,7 @@ _ARGUMENTS = ("overwrite", "metadata", "options", "items", "metrics", "force")
 
 
 class _Nothing:
-    """Stands for a state that was not passed, as None is a state."""
+    """Default of the argument ``state``, since None is a valid state."""
 
     def __repr__(self) -> str:
         return "..."  # what help() shows of the argument
@@ -56,25 +56,29 @@ def save(
     items: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> None:
-    """A durable checkpoint at ``path``; returns when a power cut can no longer lose it.
+    """Writes a checkpoint at ``path``; when it returns, a power cut cannot lose the checkpoint.
 
-    Blocks until everything is written, verified to be on disk and renamed into place. Where
-    several processes run, all must call it, with the same structure, shardings and options (those that
-    matter on disk are compared first); numbers, text, numpy arrays and metadata are those of process 0.
+    Blocks until every file is written, fsynced and renamed into place. Where several processes run,
+    all must call it, with the same structure, shardings, path and options; before anything is
+    written, the processes compare all that decides what is stored where. Each process writes its
+    shards; Python numbers, text, numpy arrays and metadata are taken from process 0.
 
     Args:
-        path: of the checkpoint's directory; must not exist. Parents are made.
-        state: one pytree or object, stored as one item named ``state``.
-        overwrite: replace a checkpoint that is there, in one step.
-        metadata: JSON of your own, kept with the checkpoint.
+        path: directory of the checkpoint. It must not exist; missing parents are created.
+        state: one pytree or object, saved as the only item, ``state``.
+        overwrite: if a checkpoint exists at ``path``, replace it: after a crash, ``load`` finds
+            either the old or the new one, complete. Not possible in an object store.
+        metadata: any JSON value, stored with the checkpoint.
         options: see ``Options``.
-        items: further named items, for names that are not identifiers or are argument names.
+        items: more named items, for names that are no identifiers or are argument names.
         **named: named items: models, optimizers, data iterators, pytrees.
 
     Raises:
-        CheckpointExists: something is at ``path``.
-        UnsupportedLeaf: a value that cannot be saved, named by path and type.
-        OSError: the system refused (disk full, permission); nothing is left behind.
+        CheckpointExists: there is something at ``path``, and ``overwrite`` is False.
+        UnsupportedLeaf: a value cannot be saved; the message says its path and type.
+        CheckpointError: processes save different things, or another process failed.
+        BarrierTimeout: a process did not come within ``Options.timeout_secs``.
+        OSError: the system refused (disk full, no permission). Partial files are removed.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -102,11 +106,15 @@ def save_async(
     items: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> PendingSave:
-    """A save in the background; returns when the state is safe from what the caller does next.
+    """A ``PendingSave``: a background thread writes the checkpoint that ``save`` would write.
 
-    Arrays may be donated and numpy arrays changed right after (but none whose memory a ``jax.Array``
-    was made of without a copy, which jax forbids at any time). Arguments and errors are those of
-    ``save``; what fails later is raised by ``.result()``, or printed at exit with exit code 1.
+    Blocks only until the snapshot is taken: then the caller may donate or delete arrays and write
+    to numpy arrays. (Exception: a numpy array whose memory a ``jax.Array`` shares must not be
+    written to; jax forbids that at any time.) Where several processes run, all must call it.
+
+    Takes the arguments of ``save`` and raises its errors. An error in the background thread is
+    raised by ``.result()``; if nobody calls that, it is printed when the interpreter exits, and the
+    exit status is 1. The interpreter does not exit before the save has ended.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -122,18 +130,19 @@ def save_async(
         pending.start()
         return pending
     except BaseException:
-        prepared.undo()  # nothing, if it goes on
+        prepared.undo()  # does nothing if the background thread has begun to write
         raise
 
 
 def collect_items(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The items by name that a call's arguments ask for.
+    """The items to save, by name, from the arguments of a call.
 
     Raises:
-        TypeError: a state together with items, none of both, or a name that looks like a
-            misspelt argument.
+        TypeError: the caller passed both a state and named items, neither, one name twice, or a
+            name that looks like a misspelt argument.
+        ValueError: a name cannot be the name of a directory inside a checkpoint.
     """
     twice = sorted(set(items or {}) & set(named))
     if twice:

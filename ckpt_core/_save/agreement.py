@@ -1,8 +1,9 @@
-"""Agreeing, before anything is written, that all processes are about to save the same.
+"""Before anything is written, all processes of a save agree that they save the same.
 
-One agreement where they are: each sends a digest of what decides what lies where, which is worked out
-once for trees that are alike. Only where digests differ two more follow, in which the first process
-that differs shows what it has, so that the error can name it.
+Each process sends a digest of all that decides what is stored where. The digest is computed once
+per plan and reused for later saves of the same pytree structure. If all digests are equal, one
+agreement is enough. If not, two more follow, in which the first process that differs from process 0
+sends what it is about to save, so that the error can name the first leaf that differs.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from ckpt_core._save.plan_digest import (
 from ckpt_core._save.prepare import PreparedItem
 
 _NAMED = 5
-"""So many of the processes that differ are named."""
+"""A message lists at most this many of the processes that differ."""
 _NOTHING = Layout("", 0)
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one process says before it saves.
+    """What one process sends to process 0 before it saves.
 
     Attributes:
-        settings: what all must have alike, by the name that a message uses.
-        layout: of its items.
-        offer: what process 0 gives to all, such as the token of the attempt.
-        refusal: why this process cannot save, or empty.
+        settings: settings that must be equal on all processes, by the name that a message uses.
+        layout: digest of its items.
+        offer: on process 0, the path and token of the attempt, which all processes then use.
+        refusal: why this process cannot save; empty if it can.
     """
 
     settings: Mapping[str, Any]
@@ -69,26 +70,30 @@ def agree_to_save(
     refusal: Exception | None,
     timeout_secs: float,
 ) -> Any:
-    """What process 0 offers, once all processes are about to save the same.
+    """The offer of process 0, after all processes have agreed that they save the same.
+
+    Every process must call it; it blocks until all have.
 
     Args:
+        processes: the processes of the save.
         tag, call, timeout_secs: as for ``Processes.gather_decide``; the tag is that of the round.
-        target: what is saved to, for messages.
-        items: what is saved.
-        settings: what all must have alike, by the name that a message uses.
-        offer: of process 0; that of the others does not count.
-        refusal: why this process cannot save; it is told to the others, and raised.
+        target: path of the checkpoint, for messages.
+        items: what this process is about to save.
+        settings: settings that must be equal on all processes, by the name that a message uses.
+        offer: what all processes get from process 0; ignored on other processes.
+        refusal: exception that stopped preparation here; sent to the others so that nobody waits.
 
     Raises:
-        CheckpointError: another process cannot save, or saves something else; the first leaf or
-            setting that differs is named, with both sides.
+        CheckpointError: another process cannot save, or saves something else; the message names the
+            first leaf or setting that differs, with both values.
+        Exception: ``refusal``, after the others have been told.
     """
     layout = _NOTHING
     try:
-        if refusal is None and processes.count > 1:  # alone nobody is there to differ
+        if refusal is None and processes.count > 1:  # a single process has nothing to compare
             layout = items_layout(items)
     except Exception as error:
-        refusal = error  # the others wait to hear from this process
+        refusal = error  # the other processes wait for a message from this one: raise after sending
     said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
     mine = Start(settings, layout, offer, said)
     answer = json.loads(processes.gather_decide(tag, mine.dump(), judge_start, timeout_secs, call))
@@ -107,14 +112,14 @@ def agree_to_save(
 def done_by_all(
     job: SaveJob, writers: Processes, tag: str, work: Callable[[], Any], what: str, **telling: Any
 ) -> None:
-    """Does the work and agrees that all did it; a failure of one is a failure of all.
+    """Calls ``work`` and waits until all writers have done theirs; if one fails, all raise.
 
     Args:
-        job: of the save.
-        writers: who works on it together.
-        tag: of this agreement.
-        work: of this process.
-        what: every process does, for messages.
+        job: job of the save.
+        writers: the processes that must call this together.
+        tag: tag of this agreement.
+        work: work of this process.
+        what: verb for messages, such as ``save``.
         **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
     """
 
@@ -125,7 +130,11 @@ def done_by_all(
 
 
 def judge_start(texts: Sequence[str]) -> str:
-    """What process 0 answers, as JSON: its offer, an error, or the processes whose layouts differ."""
+    """Called on process 0: its answer as JSON, from what all processes sent (``Start``).
+
+    The answer holds the offer; an error, if a process refuses or settings differ; or the processes
+    whose layouts differ from that of process 0.
+    """
     everyone = [Start.parse(text) for text in texts]
     first = everyone[0]
     answer: dict[str, Any] = {"offer": first.offer, "error": "", "differing": [], "size": 0}
@@ -160,9 +169,10 @@ def _how_they_differ(
     size: int,
     timeout_secs: float,
 ) -> str:
-    """The first leaf that differs between process 0 and the first that differs from it, and how.
+    """The message about the first leaf that differs between process 0 and ``differing[0]``.
 
-    Of a hundred thousand leaves that one sends a few hundred digests, and then a few hundred leaves.
+    Every process calls it. ``differing[0]`` first sends 256 digests of blocks of leaves, then the
+    leaves of the first block that differs: of 100,000 leaves that is about 400.
     """
     shows = processes.index == differing[0]
     told = list(items_facts(items)) if shows or processes.index == 0 else []
@@ -186,7 +196,7 @@ def _how_they_differ(
 
 
 def items_layout(items: Sequence[PreparedItem]) -> Layout:
-    """Equal on all processes that save the same; of trees that were saved before it is known."""
+    """Digest of all items; equal on all processes that save the same."""
     ordered = sorted(items, key=lambda item: item.name)
     layouts = [_NOTHING if item.plan is None else item.plan.layout for item in ordered]
     pairs = zip(ordered, layouts, strict=True)
@@ -195,7 +205,7 @@ def items_layout(items: Sequence[PreparedItem]) -> Layout:
 
 
 def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
-    """All that must be alike, item by item."""
+    """All facts that must be equal on all processes, item by item."""
     for item in sorted(items, key=lambda item: item.name):
         yield _head(item)
         for fact in () if item.plan is None else item.plan.facts():

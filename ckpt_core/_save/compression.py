@@ -1,4 +1,4 @@
-"""Which leaves of a save are compressed, and how."""
+"""The compression codec of each leaf of a save."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.match import pattern_to_regex
 
 Rules = Mapping[str, str | None]
-"""Patterns of paths, and the codec of what they match."""
+"""For each pattern of paths, the codec of the leaves that it matches; None for no compression."""
 
 
 def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:
-    """The codec of every leaf of an item: of the first pattern that matches; None for none.
+    """The codec of every leaf of an item, from the first pattern that matches; None if none does.
 
-    A pattern is tried on the path inside the item and on ``item/path``.
+    A pattern is matched against the path inside the item, and against ``item/path``.
     """
     compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
     found: list[str | None] = []
@@ -26,7 +26,7 @@ def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None
 
 
 def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> None:
-    """Raises ValueError where a pattern matches no leaf of any item: it is a mistake."""
+    """Raises ValueError if a pattern matches no leaf of any item: it is a mistake."""
     names = [_names(item, path) for item, paths in items for path in paths]
     for pattern in rules:
         matches = pattern_to_regex(pattern).fullmatch

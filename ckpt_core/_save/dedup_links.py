@@ -1,7 +1,7 @@
-"""Leaves that are the same as in the last step: their data files are linked, not written again.
+"""Finds leaves that did not change since the last step, and hard-links their data files.
 
-A step has all that it needs below its own directory: deleting one leaves the others whole. Which
-files are worth linking, and where they go, is decided in ``origins``.
+Each step's directory contains links to all files that it needs, so that any other step can be
+deleted. ``dedup_origins`` decides which files are worth linking, and where the links go.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ckpt_core._tree.leaves import LeafSpec
 
 _THREADS = min(4, os.cpu_count() or 1)
 _FIRST_LOOK_BYTES = 64 * KIB
-"""What is compared first: values that changed mostly did so everywhere."""
+"""Compare this much of a chunk first: a changed array usually differs there already."""
 
 
 class _SavedArray(NamedTuple):
-    """What must be the same of an array for its chunks to be the same."""
+    """What is remembered of a saved array; ``source`` is a weak reference to it if it is jax's."""
 
     spec: LeafSpec
     chunk: tuple[int, ...]
@@ -44,12 +44,14 @@ class _SavedArray(NamedTuple):
 
 @dataclass(frozen=True)
 class _SavedStep:
-    """What is remembered of a step.
+    """What a Checkpointer remembers of the last step.
 
     Attributes:
-        path: of its directory.
-        arrays, checksums: by item, then by name and by key.
-        identities, files: what its files are, and their digests, by relative path.
+        path: its directory.
+        arrays: for each item, the saved arrays by name.
+        checksums: for each item, the block checksums by chunk key.
+        identities: for each file, what identifies it (inode, size, time), by path in the step.
+        files: size and digest of each file, by path in the step.
     """
 
     path: str
@@ -61,15 +63,15 @@ class _SavedStep:
 
 @dataclass(frozen=True)
 class Linked:
-    """What was linked into an item.
+    """The result of linking one item.
 
     Attributes:
-        names: the arrays that need not be written.
-        bare: those of them of which the metadata has to be.
-        runs: what the item's database takes over, by child database.
-        checksums: of the arrays' chunks.
-        files: digests of linked files, by path relative to the checkpoint, where they still hold.
-        size_bytes: of all linked files.
+        names: the arrays whose chunks are linked, so that they are not written.
+        bare: those of them whose metadata (``zarr.json``) must still be written.
+        runs: for each child database, the ranges of keys that the item's database takes over.
+        checksums: block checksums of the linked chunks, by key.
+        files: digests of linked files that are still valid, by path relative to the checkpoint.
+        size_bytes: size in bytes of all linked files.
     """
 
     names: frozenset[str]
@@ -80,7 +82,7 @@ class Linked:
     size_bytes: int
 
     def to_write(self, arrays: Iterable[ArrayToWrite]) -> list[ArrayToWrite]:
-        """What of an item's arrays is still to be written."""
+        """The arrays that must still be written; for a ``bare`` one, only its metadata."""
         rest = (
             array._replace(pieces=[], size_bytes=0) if array.name in self.names else array
             for array in arrays
@@ -90,7 +92,10 @@ class Linked:
 
 
 class Links:
-    """What one Checkpointer remembers of the last step that it committed."""
+    """What one Checkpointer remembers of the last step that it committed.
+
+    A save calls ``link`` for each item, ``prepare`` before the commit and ``committed`` after it.
+    """
 
     def __init__(self) -> None:
         self._last: _SavedStep | None = None
@@ -98,10 +103,10 @@ class Links:
         self._changing: set[tuple[str, str]] = set()
 
     def link(self, item: PreparedItem, target: str, context: Any) -> Linked | None:
-        """Links what is unchanged into the checkpoint at ``target``; None where nothing is.
+        """Links an item's unchanged arrays into the checkpoint ``target``; None if there are none.
 
-        Whatever keeps files from being linked (another file system, a step that was deleted,
-        replaced or changed) is no error: everything is written then.
+        If files cannot be linked (another file system; the last step was deleted, replaced or
+        changed), that is no error: None is returned, and the save writes everything.
         """
         if self._last is None or item.name not in self._last.arrays:
             return None
@@ -120,14 +125,14 @@ class Links:
         checksums: dict[str, dict[str, list[int]]],
         files: Mapping[str, FileRecord],
     ) -> None:
-        """Looks at a step that is about to be committed.
+        """Notes what must be remembered of a step that is about to be committed.
 
         Args:
-            path: where it will be.
-            written_at: where it is.
-            items: what it holds.
-            checksums: by item and key of the chunk.
-            files: digests of its files.
+            path: its directory after the commit.
+            written_at: the temporary directory in which it is now.
+            items: the saved items.
+            checksums: for each item, the block checksums by chunk key.
+            files: size and digest of each file.
         """
         arrays = {
             item.name: {
@@ -139,22 +144,23 @@ class Links:
         self._next = _SavedStep(path, arrays, checksums, identify(written_at, files), files)
 
     def forget(self) -> None:
-        """Damage was met: what may share the damaged file hands nothing on, and all is written."""
+        """Called when damage was found in a step: the next save links nothing and writes all."""
         self._last = None
 
     def committed(self) -> None:
-        """The step that was prepared is the last one from now on."""
+        """The step passed to ``prepare`` is committed: it becomes the last step."""
         self._last, self._next = self._next, None
 
 
 class _ItemLinker:
-    """Finds out what of one item is as it was in the last step, and links it.
+    """Finds the arrays of one item that did not change since the last step, and links them.
 
     Args:
         last: the last step.
-        item: as it is now.
-        changing: item and array of what was found changed before; added to.
-        context: of the save.
+        item: the item to save.
+        changing: pairs of item and array name that were found changed in an earlier save, and are
+            not compared byte by byte again; this adds to it.
+        context: TensorStore context of the save.
     """
 
     def __init__(
@@ -175,7 +181,7 @@ class _ItemLinker:
         self._files = {name: last.files[prefix + name] for name in self._identities}
 
     def link(self, target: str) -> Linked | None:
-        """Links what is unchanged into the item at ``target``; None where nothing is."""
+        """Links unchanged arrays into the item's directory ``target``; None if there are none."""
         candidates = {array.name: array for array in self._item.arrays if self._may_be_same(array)}
         if not candidates:
             return None
@@ -183,7 +189,9 @@ class _ItemLinker:
         keys = {name: _keys(array) for name, array in candidates.items()}
         chosen = origins.worth_linking(keys)
         with contextlib.closing(DataFiles(self._location)) as data:
-            same = _those_that(lambda name: self._is_same(candidates[name], origins, data), chosen)
+            same = _filter_in_threads(
+                lambda name: self._is_same(candidates[name], origins, data), chosen
+            )
         if len(same) < len(chosen):
             chosen = origins.worth_linking({name: keys[name] for name in same})
         if not chosen:
@@ -202,6 +210,7 @@ class _ItemLinker:
         )
 
     def _may_be_same(self, array: ArrayToWrite) -> bool:
+        """Whether it is worth comparing the array's values with those of the last step."""
         saved = self._saved.get(array.name)
         if saved is None or array.size_bytes == 0:
             return False
@@ -214,15 +223,16 @@ class _ItemLinker:
         )
 
     def _is_object(self, array: ArrayToWrite) -> bool:
-        """Whether it is the very object that was saved: weak references to one are one."""
+        """Whether it is the same jax array object: weak references to one object are identical."""
         return array.source is not None and array.source is self._saved[array.name].source
 
     def _is_same(self, array: ArrayToWrite, origins: Origins, data: DataFiles) -> bool:
-        """Whether the array's values are those of the last step.
+        """Whether the array has the values that the last step saved.
 
-        The same object may still have others: on CPU a ``jax.Array`` can share the memory of a
-        numpy array, which the user may change. Its checksums tell. Another object, such as what a
-        jitted function passed through, is held against the bytes of the file.
+        For the same object, checksums are compared: its values may have changed, since on CPU a
+        ``jax.Array`` can share the memory of a numpy array, which the user may write to. Another
+        object, such as one that a jitted function passed through, is compared with the file byte by
+        byte.
         """
         chunks = stored_chunks(array.name, array.pieces, array.chunk)
         if self._is_object(array):
@@ -234,7 +244,7 @@ class _ItemLinker:
 
 
 def _equals(extent: Extent, values: np.ndarray[Any, Any], data: DataFiles) -> bool:
-    """Whether a chunk in a file has exactly these bytes; little is read where it has not."""
+    """Whether a chunk in a file has exactly these bytes; stops reading at the first difference."""
     if extent.size_bytes != values.size:
         return False
     start, step = 0, _FIRST_LOOK_BYTES
@@ -251,7 +261,7 @@ def _equals(extent: Extent, values: np.ndarray[Any, Any], data: DataFiles) -> bo
 
 
 def _words(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Bytes as words where they divide: compared eight times as fast."""
+    """The bytes as 64-bit words if their number allows it: comparing is then 8 times as fast."""
     return data.view(np.uint64) if data.size % 8 == 0 else data
 
 
@@ -262,7 +272,7 @@ def _keys(array: ArrayToWrite) -> list[str]:
     return [prefix + key for key, _ in parts]
 
 
-def _those_that(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
-    """The names for which it holds, found out in parallel."""
+def _filter_in_threads(holds: Callable[[str], bool], names: Sequence[str]) -> list[str]:
+    """The names for which ``holds`` is true; it is called in parallel threads."""
     found = run_each(holds, names, _THREADS, "ckpt-compare")
     return [name for name, held in zip(names, found, strict=True) if held]

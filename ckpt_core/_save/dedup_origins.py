@@ -1,10 +1,11 @@
-"""Where the data of the last step came from, and which of its files a new step can share.
+"""Decides which data files of the last step a new step shares by hard links.
 
-What one step wrote is an *origin*: data files, and the index (OCDBT's manifest and nodes) that
-says what lies where in them. A later step that needs most of it links it whole into a child
-database, ``<item>/ocdbt.linked/<n>``, and its own index takes over the keys that are still valid.
-From then on the origin is carried from step to step, always at the same depth, until less than
-four fifths of it are needed: then what is left is written anew. So dead bytes do not accumulate.
+The data that one step wrote is an *origin*: data files, and an index (OCDBT's manifest and nodes)
+that tells where each key is in them. If a later step needs at least 4/5 of an origin's bytes, it
+links the origin's index and data files into a child database, ``<item>/ocdbt.linked/<n>``, and
+copies the index entries of the keys that are still valid into its own index. The origin is linked
+from step to step, always at that depth. Once a step needs less than 4/5 of it, the step writes the
+rest anew, so that unneeded bytes do not accumulate.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from ckpt_core._storage import Extent, KeyRun, Location, read_index
 
 LINKED_DIRECTORY = "ocdbt.linked"
 _OWN = ""
-"""Stands for what the last step wrote itself."""
+"""The origin of the data that the last step wrote itself."""
 
 LEAST_FILE_BYTES = 1 * MIB
-"""Smaller files are written anew: it costs no more, and a damaged one then damages one step."""
+"""Smaller files are written anew, which costs no more; a damaged one then damages one step only."""
 
 _MOST_ORIGINS = 8
-"""Each costs a database to open and a few files; the least of more is written anew."""
+"""An item links at most this many origins, as each adds a database to open; the data of those from
+which it needs the fewest bytes is written anew."""
 
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """What to link, and what the new database takes over.
+    """Which files to link, and which keys the new database takes over.
 
     Attributes:
-        links: new name by old name, relative to the item.
-        runs: the keys to take over, by child database.
-        bare: arrays whose ``zarr.json`` lies in no file that is linked: it is written anew.
-        files: what the record says of linked files, by new name, where it still holds.
-        size_bytes: of what is linked.
+        links: for each old file name the new one, both relative to the item.
+        runs: for each child database, ranges of keys to take over.
+        bare: arrays whose ``zarr.json`` is in no linked file, so that it must be written.
+        files: digests of linked files that are still valid, by new name.
+        size_bytes: size in bytes of all linked files.
     """
 
     links: dict[str, str]
@@ -53,12 +55,12 @@ class Origins:
     """The origins in one item of the last step.
 
     Args:
-        item: where it lies.
-        files: what its record says of its files, by name relative to the item.
-        context: of the save.
+        item: location of the item in the last step.
+        files: size and digest of its files, from the record, by name relative to the item.
+        context: TensorStore context of the save.
 
     Raises:
-        CheckpointCorrupt: its index is missing or damaged.
+        CheckpointCorrupt: the item's index is missing or damaged.
     """
 
     def __init__(self, item: Location, files: Mapping[str, FileRecord], context: Any) -> None:
@@ -74,14 +76,15 @@ class Origins:
             inside = _inside(origin, name)
             if origin and (inside == "manifest.ocdbt" or inside.startswith("d/")):
                 self._indices.setdefault(origin, []).append(name)
-        if not any(map(origin_of, nodes)):  # an index in parts of an older one is not moved
+        # the step's own index can be linked only if no node of it is in an older origin
+        if not any(map(origin_of, nodes)):
             self._indices[_OWN] = ["manifest.ocdbt", *nodes]
 
     def worth_linking(self, keys: Mapping[str, list[str]]) -> list[str]:
-        """The arrays that are better linked than written.
+        """Names of the arrays whose files should be linked instead of written.
 
         Args:
-            keys: of the chunks, by array.
+            keys: for each array, the keys of its chunks.
         """
         extents = {
             name: [self._index[key] for key in its_keys]
@@ -96,14 +99,17 @@ class Origins:
         return worth_linking(extents, metadata, self._sizes, overheads)
 
     def extent(self, key: str) -> Extent:
-        """Where the value of a key lies."""
+        """File, offset and size of the value of a key."""
         return self._index[key]
 
     def plan(self, keys: Mapping[str, list[str]]) -> LinkPlan:
-        """How the files that hold the chunks of arrays get into a new item.
+        """Plans the links that bring the chunks of these arrays into a new item.
 
         Args:
-            keys: of the chunks, by array.
+            keys: for each array, the keys of its chunks.
+
+        Raises:
+            CheckpointCorrupt: an origin's index does not hold a key that the item's index has.
         """
         kept = {key for its_keys in keys.values() for key in its_keys}
         files = {self._index[key].file for key in kept}
@@ -130,9 +136,9 @@ class Origins:
         return LinkPlan(links, runs, bare, self._digests(links, kept), size_bytes)
 
     def _runs(self, origin: str, keys: Collection[str]) -> list[KeyRun]:
-        """Keys as runs of neighbours in the index of their origin.
+        """The keys as ranges (first, last) that are consecutive in the index of their origin.
 
-        That may hold more keys, of arrays that were replaced or left out since: a run ends there.
+        That index may hold more keys, of arrays that changed since: a range ends before such a key.
         """
         index = read_index(self._item / origin, self._context) if origin else self._index
         ordered = sorted((key.encode(errors="surrogateescape"), key) for key in index)
@@ -154,7 +160,11 @@ class Origins:
         return runs
 
     def _digests(self, links: Mapping[str, str], kept: Collection[str]) -> dict[str, FileRecord]:
-        """Digests that still hold: of whole files, and where checksums cover the same as before."""
+        """The digests of linked files that are still valid, by new name.
+
+        A digest of a whole file always is. One of the bytes that no block checksum covers is valid
+        only if all chunks in the file are still in use.
+        """
         lost = {extent.file for key, extent in self._index.items() if key not in kept}
         return {
             new: self._files[name]
@@ -164,12 +174,13 @@ class Origins:
 
 
 def origin_of(file: str) -> str:
-    """The directory of the origin that a file of an item belongs to; empty for the item's own."""
+    """Directory of the origin that a file belongs to; empty if the step wrote the file itself."""
     parts = file.split("/", 2)
     return "/".join(parts[:2]) if parts[0] == LINKED_DIRECTORY else _OWN
 
 
 def _inside(origin: str, file: str) -> str:
+    """The file's path relative to its origin."""
     return file[len(origin) + 1 :] if origin else file
 
 
@@ -184,19 +195,22 @@ def worth_linking(
     sizes: Mapping[str, int],
     overheads: Mapping[str, int],
 ) -> list[str]:
-    """The arrays whose files are large, and of which four fifths or more are needed.
+    """Names of the arrays whose files are at least 1 MiB, and of which 4/5 or more are needed.
+
+    The same must hold for the origins of the files, with their indexes. Dropping one array may make
+    the rest of a file not worth linking, so this repeats until nothing changes.
 
     Args:
-        extents: where the chunks of each array lie.
-        metadata: where its ``zarr.json`` lies.
-        sizes: of the files.
-        overheads: bytes of the index of each origin that can be linked.
+        extents: for each array, where its chunks are.
+        metadata: for each array, where its ``zarr.json`` is.
+        sizes: sizes of the files in bytes.
+        overheads: size in bytes of the index of each origin that can be linked.
     """
     chosen: dict[str, set[str]] = {}
     for name, its_extents in extents.items():
         files = {extent.file for extent in its_extents}
         origins = set(map(origin_of, files))
-        # what stands in the index itself (tiny values) is written anew
+        # values inside the index (up to 100 bytes) have no file to link
         if "" not in files and len(origins) == 1 and origins <= overheads.keys():
             chosen[name] = files
     while True:
@@ -217,7 +231,7 @@ def _live_bytes(
     extents: Mapping[str, list[Extent]],
     metadata: Mapping[str, Extent | None],
 ) -> Counter[str]:
-    """How much of each file that holds chunks is needed."""
+    """For each file that holds chunks of chosen arrays, the number of its bytes that are needed."""
     live: Counter[str] = Counter()
     for name in chosen:
         for extent in extents[name]:
@@ -232,7 +246,11 @@ def _live_bytes(
 def _of_poor_origins(
     live: Mapping[str, int], sizes: Mapping[str, int], overheads: Mapping[str, int]
 ) -> set[str]:
-    """The files of origins whose index weighs too much, and of the least of too many."""
+    """Files of origins that are not worth linking.
+
+    These are origins of which, counting the index, less than 4/5 is needed; and if there are more
+    than 8 others, those from which the fewest bytes are needed.
+    """
     used: Counter[str] = Counter()
     size: Counter[str] = Counter(overheads)
     for file, live_bytes in live.items():
@@ -244,4 +262,5 @@ def _of_poor_origins(
 
 
 def _mostly_dead(live_bytes: int, size_bytes: int) -> bool:
+    """Whether less than 4/5 of the bytes are needed."""
     return 5 * live_bytes < 4 * size_bytes

@@ -1,4 +1,4 @@
-"""Size and digest of every file of a save; each process digests what it wrote itself."""
+"""Size and CRC32 of every file of a save; each process digests the files that it wrote."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ckpt_core._save.prepare import PreparedItem
 from ckpt_core._storage import crc32_of, outside_of_blocks, ranges_in_blocks
 
 WHOLE_DIGEST_BYTES = 32 * MIB
-"""Data files up to this size are digested whole; larger ones only where no checksum covers them."""
+"""Data files up to this size are digested whole. Of larger ones, only the bytes that no block
+checksum covers are digested: the rest need not be read again."""
 
 
 def own_data(attempt: Attempt, items: Iterable[PreparedItem], process: int) -> dict[str, int]:
-    """The files of one process's databases, with their sizes so far."""
+    """Files in the databases of one process, with their present sizes in bytes."""
     return {
         name: size
         for item in items
@@ -31,7 +32,10 @@ def own_data(attempt: Attempt, items: Iterable[PreparedItem], process: int) -> d
 def digest_own(
     attempt: Attempt, items: list[PreparedItem], process: int, local: bool, context: Any
 ) -> str:
-    """What one process has written, for ``digest_all``: a line of text, about 60 bytes a file."""
+    """Digests of the files that this process wrote, as text for ``digest_all``.
+
+    About 60 bytes for each file.
+    """
     sizes = own_data(attempt, items, process)
     for item in items:
         names = [f"{item.folder}/{name}" for name in item.state_files]
@@ -53,18 +57,19 @@ def digest_all(
     local: bool,
     context: Any,
 ) -> dict[str, FileRecord]:
-    """Every file of the save: what the processes told of theirs, and digests of the others.
+    """Called on process 0: size and digest of every file of the save.
 
     Args:
-        attempt: of the save.
-        items: of the save.
-        told: by each process what ``digest_own`` gave; empty where one runs alone.
-        linked: what is known of files that an earlier step wrote.
-        local: whether files can be opened.
-        context: of the save.
+        attempt: attempt of the save.
+        items: items of the save.
+        told: the text of ``digest_own`` from each process; empty if one process saves alone.
+        linked: digests that are known already, such as those of hard-linked files.
+        local: True in a file system, where files can be read in part.
+        context: TensorStore context of the save.
 
     Raises:
-        CheckpointError: this process does not see what another one wrote.
+        CheckpointError: process 0 does not see a file that another process wrote, or sees it with a
+            different size.
     """
     known = dict(linked)
     for text in told:
@@ -105,7 +110,15 @@ def _digests(
     local: bool,
     context: Any,
 ) -> dict[str, FileRecord]:
-    """Digests of files; ``databases`` are the folders whose indexes tell what checksums cover."""
+    """Digests of files.
+
+    Args:
+        attempt: attempt of the save.
+        sizes: sizes of the files, by path relative to the attempt.
+        databases: folders of databases, whose indexes tell which bytes block checksums cover.
+        local: as for ``digest_all``.
+        context: TensorStore context of the save.
+    """
     covered: dict[str, list[tuple[int, int]]] = {}
     if local and any(size > WHOLE_DIGEST_BYTES for size in sizes.values()):
         covered = _covered(attempt, databases, context)
@@ -122,10 +135,10 @@ def _digests(
 def _covered(
     attempt: Attempt, databases: Mapping[str, PreparedItem], context: Any
 ) -> dict[str, list[tuple[int, int]]]:
-    """For the data files of these databases: what block checksums cover."""
+    """For each data file of these databases, the ranges of bytes that block checksums cover."""
     found: dict[str, list[tuple[int, int]]] = {}
     for folder, item in databases.items():
-        # what is compressed is checked when it is decoded, and its stored bytes here
+        # block checksums cover decoded values: digest the stored bytes of compressed chunks here
         if item.record.form != "tree" or item.record.compressed:
             continue
         if len(item.texts) == len(item.record.paths):

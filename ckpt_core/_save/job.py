@@ -1,4 +1,4 @@
-"""One save as it was asked for: plain values that every part of it reads."""
+"""The job of one save: the plain values that every part of the save reads."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ if TYPE_CHECKING:
 
 
 class Guard(Protocol):
-    """Who may write to a directory; process 0 asks it. Either may raise, and the save is undone."""
+    """Decides whether this run may write to a directory; called on process 0 only.
+
+    Either method may raise; the save is then undone.
+    """
 
     def take(self) -> None:
-        """Before the try begins, which removes what others have left."""
+        """Claims the directory. Called before the attempt begins, which deletes leftover files."""
         ...
 
     def check(self) -> None:
-        """Last before the commit, when everything is durable."""
+        """Raises if another run has claimed the directory. Called last before the commit."""
         ...
 
 
 @dataclass(frozen=True)
 class RecordFields:
-    """What goes into the record besides the items.
+    """What the record (ckpt.json) holds besides the items.
 
     Attributes:
-        single: whether a bare tree was passed.
-        metadata, metrics: the user's own.
+        single: True if the caller passed one state, not named items.
+        metadata, metrics: as the user passed them.
     """
 
     single: bool
@@ -47,31 +50,32 @@ class RecordFields:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def frozen(self) -> RecordFields:
-        """The same as they are now, and as JSON gives them back.
+        """A copy that later changes by the caller do not reach; metadata as JSON returns it.
 
         Raises:
-            TypeError: JSON cannot hold the metadata.
+            TypeError: the metadata is not JSON.
         """
         return RecordFields(self.single, frozen_metadata(self.metadata), dict(self.metrics))
 
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One save.
+    """What one save has to do.
 
     Attributes:
-        target: where the checkpoint will be, absolute.
-        local: whether that is in a file system.
-        backend: how directories work there.
-        fields: of the record.
-        options: of the save.
-        processes: that save together.
-        overwrite: whether a checkpoint that is there is replaced.
-        own: each process saves a checkpoint of its own: every shard that it holds, replicas included.
-        step: for events.
-        copy: copies host memory that the caller could change; None where nothing is copied.
-        guard: asked who may write: before anything is written, and last before the commit.
-        links: what a Checkpointer remembers of its last step, to share unchanged files with it.
+        target: absolute path or URL of the checkpoint.
+        local: True in a file system, False in an object store.
+        backend: the storage to write to.
+        fields: what the record holds besides the items.
+        options: options of the save.
+        processes: the processes that save together.
+        overwrite: whether to replace an existing checkpoint.
+        own: plan a process-local checkpoint: write every shard held here, replicas included.
+        step: step number, reported in events; None outside a Checkpointer.
+        copy: copies host memory that the caller could change while the save runs; None if the
+            caller waits, so that nothing is copied.
+        guard: decides whether this run may write to the directory; None: it may.
+        links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
     """
 
     target: str
@@ -89,17 +93,17 @@ class SaveJob:
 
     @functools.cached_property
     def writers(self) -> Processes:
-        """The processes that write into one directory."""
+        """The processes that write into the directory: one, if each has a checkpoint of its own."""
         return Processes(0, 1) if self.own else self.processes
 
 
 def save_job(
     path: str | os.PathLike[str], fields: RecordFields, options: Options, **more: Any
 ) -> SaveJob:
-    """The job of saving to a path, for all processes of this run; ``more`` as in ``SaveJob``.
+    """The job of a save by all processes of this run; ``more`` are further fields of ``SaveJob``.
 
     Raises:
-        ForkedProcess: this process is a forked child.
+        ForkedProcess: called in a forked child.
     """
     if os.getpid() != HOME_PID:
         raise forked()
@@ -108,10 +112,10 @@ def save_job(
 
 
 def frozen_metadata(metadata: Any) -> Any:
-    """Metadata as it is now, and as JSON gives it back.
+    """A copy of the metadata, as JSON returns it.
 
     Raises:
-        TypeError: JSON cannot hold it.
+        TypeError: the metadata is not JSON.
     """
     try:
         return json.loads(json.dumps(metadata))

@@ -1,8 +1,8 @@
-"""What is stored of every leaf of a tree, and who writes it: planned once for all trees that are alike.
+"""Plans how each leaf of a pytree is stored, and which process writes which part of it.
 
-A training run saves the same tree again and again with other values in it. What does not depend on
-the values is a function of structure, shapes and shardings; it is remembered, with the files that
-describe it.
+A training run saves the same pytree at every step, with different values. The plan depends only on
+structure, shapes and shardings. It is computed once and cached, together with the metadata files
+that follow from it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe
 
 _REMEMBERED = 8
+"""Number of plans in the cache: a Checkpointer saves few different items."""
 
 Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
-"""A codec for all leaves; or the name of the item, and patterns of paths with their codecs."""
+"""A codec for all leaves; or the name of the item, and pairs of a path pattern and a codec."""
 
 
 class TreeSignature(NamedTuple):
-    """A tree without its values; equal ones are stored in the same way.
+    """All of a pytree but its values. Two pytrees of equal signature share one plan.
 
     Attributes:
-        root, paths, specs: the structure, and what each leaf is.
-        shardings: of each leaf that is a jax array or an array of keys, or None; with whether the
-            array is bound to its devices.
-        stored: the sharding of what is stored: that of an array of keys is the one of its data.
+        root: the structure.
+        paths: path of each leaf.
+        specs: kind, dtype and shape of each leaf.
+        shardings: for each leaf that is a jax array or a PRNG key array, its sharding and whether
+            it is committed to these devices; None for other leaves.
+        stored: the same for the array that is stored, which for a PRNG key array is its key data.
     """
 
     root: Node
@@ -50,7 +53,7 @@ class TreeSignature(NamedTuple):
     stored: tuple[Any, ...]
 
     def __hash__(self) -> int:
-        # of few trees the right one is found by comparing: to hash all of one costs far more
+        # hashing all leaves would cost more than comparing with the few plans in the cache
         return hash((len(self.paths), self.paths[:1], self.paths[-1:], self.specs[-1:]))
 
 
@@ -58,15 +61,16 @@ class PlannedLeaf(NamedTuple):
     """How one leaf is stored.
 
     Attributes:
-        name: of the array.
-        spec: what the leaf is.
+        name: name of the array in the database.
+        spec: kind, dtype and shape of the leaf.
         chunk: shape of the stored chunks.
-        held: for device arrays, what this process holds.
-        takes: what this process writes: for each part that it holds, by position, the regions.
-        size_bytes: of what this process writes.
-        codec: name of its compression, or None.
-        whole: the region of the whole leaf, where it is an array on one device that this process
-            writes as it is.
+        held: for jax arrays, the shards that this process holds.
+        takes: what this process writes: pairs of the position of a shard in ``held.mine`` and the
+            regions of it.
+        size_bytes: number of bytes that this process writes.
+        codec: compression codec, or None.
+        whole: the region of the whole array, if it is on one device and this process writes all of
+            it without conversion; else None. Such leaves take a faster path.
     """
 
     name: str
@@ -81,15 +85,15 @@ class PlannedLeaf(NamedTuple):
 
 @dataclass(frozen=True)
 class TreePlan:
-    """How a tree is stored: everything but its values.
+    """How a pytree is stored: everything but its values.
 
     Attributes:
-        names: of the arrays, one for each leaf.
-        leaves: how each of them is stored.
-        record: of the item.
-        shardings: of each leaf as Orbax writes it, or None.
-        signature: of the tree.
-        own: whether it is one process's own checkpoint.
+        names: array name of each leaf.
+        leaves: how each leaf is stored.
+        record: what ckpt.json says of the item.
+        shardings: sharding of each leaf in Orbax's JSON form, or None.
+        signature: signature of the pytree.
+        own: True for a process-local checkpoint.
     """
 
     names: tuple[str, ...]
@@ -106,7 +110,7 @@ class TreePlan:
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
 
     def facts(self) -> Iterator[Fact]:
-        """All that other processes must see alike, leaf by leaf."""
+        """All facts that must be equal on all processes, leaf by leaf."""
         signature = self.signature
         described = (
             Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding)
@@ -118,12 +122,12 @@ class TreePlan:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Equal on two processes where all facts are; worked out once for trees that are alike."""
+        """Digest of all facts; computed once for each plan."""
         return layout_of(self.facts())
 
     @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:
-        """Name and content of the files in which Orbax looks for what the arrays are."""
+        """Name and content of the metadata files of the item that Orbax reads."""
         specs = [leaf.spec for leaf in self.leaves]
         chunks = [leaf.chunk for leaf in self.leaves]
         return (
@@ -134,21 +138,22 @@ class TreePlan:
 
 
 def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
-    """The signature of a tree, and its leaves, the data of keys in place of keys.
+    """The signature of a pytree, and its leaves, with PRNG key arrays replaced by their key data.
 
-    Thousands of arrays are gone through here while the caller waits: what many of them share is
-    found out once, and comes out as the same object, so that comparing signatures is quick.
+    Loops over thousands of arrays while the caller waits. Specs and shardings that arrays share are
+    therefore computed once and are the same object in the signature, which makes comparing
+    signatures fast.
 
     Raises:
-        UnsupportedLeaf: a value that no checkpoint can hold, named by path and type.
+        UnsupportedLeaf: a leaf cannot be saved; the message says its path and type.
     """
     specs: list[LeafSpec] = []
     placed: list[tuple[Any, bool] | None] = []
     stored: list[tuple[Any, bool] | None] = []
     data = list(flat.leaves)
-    classes: set[type] = set()  # of arrays whose avals say all that a spec does
-    alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which is kept with it
-    before: Any = None  # most arrays lie where the one before lies
+    classes: set[type] = set()  # array classes whose aval determines the spec
+    alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which the value keeps alive
+    before: Any = None  # sharding of the previous array: most arrays have the same one
     was_committed, where = True, None
     for position, leaf in enumerate(flat.leaves):
         known = alike.get(id(leaf.aval)) if type(leaf) in classes else None
@@ -190,10 +195,10 @@ def _described(leaf: Any, path: Path) -> LeafSpec:
 
 
 def _bound(array: Any) -> tuple[Any, bool]:
-    """The sharding of an array, and whether it is bound to its devices: one object for equal ones."""
+    """The sharding of an array, and whether it is committed; one object for all equal pairs."""
     sharding = array.sharding
     committed = getattr(array, "committed", True)
-    if type(sharding) is SingleDeviceSharding:  # each array has an object of its own
+    if type(sharding) is SingleDeviceSharding:  # a new object for each array: look it up by device
         (device,) = sharding.device_set
         return _bound_to_device(device, sharding.memory_kind, committed)
     return _bound_to(sharding, committed)
@@ -218,18 +223,18 @@ def plan_tree(
     compression: Compression,
     own: bool = False,
 ) -> TreePlan:
-    """The plan of one process for saving trees of this signature.
+    """The plan of one process for saving pytrees of this signature.
 
     Args:
-        signature: of the tree.
+        signature: signature of the pytree.
         process: index of this process.
-        process_count: of all that save together.
-        chunk_bytes: the largest chunk.
-        compression: of the leaves.
-        own: whether this process writes all that it holds, into a checkpoint of its own.
+        process_count: number of processes that save together.
+        chunk_bytes: size of the largest chunk.
+        compression: codec of the leaves.
+        own: plan a process-local checkpoint: write every shard held here, replicas included.
 
     Raises:
-        UnsupportedLeaf: two leaves come to one array name.
+        UnsupportedLeaf: the paths of two leaves give the same array name.
     """
     names = tuple(
         orbax_write.check_names(signature.paths, stored_paths(signature.root, signature.paths))
@@ -274,7 +279,10 @@ def plan_tree(
 
 
 class LeafPlanner:
-    """Plans leaf after leaf; few shapes and shardings repeat in trees of thousands of leaves."""
+    """Plans the leaves of one pytree, in order.
+
+    Caches chunk shapes, as thousands of leaves share few shapes and shardings.
+    """
 
     def __init__(self, process: int, chunk_bytes: int, own: bool) -> None:
         self._own = own
@@ -284,7 +292,7 @@ class LeafPlanner:
         self._chunks: dict[Any, tuple[int, ...]] = {}
 
     def leaf(self, name: str, spec: LeafSpec, stored: Any, codec: str | None) -> PlannedLeaf:
-        """How a leaf is stored; ``stored`` is what ``TreeSignature.stored`` holds of it."""
+        """How one leaf is stored; ``stored`` is its entry of ``TreeSignature.stored``."""
         if spec.kind in TEXT_KINDS:
             return PlannedLeaf(name, spec, (), None, (), 0, codec)
         if stored is None:  # a numpy array, a number or bytes: written by process 0
@@ -324,7 +332,13 @@ class LeafPlanner:
         )
 
     def _chunk(self, spec: LeafSpec, cuts: tuple[Region, ...], holders: int) -> tuple[int, ...]:
-        """How an array is cut: the same on all processes."""
+        """The chunk shape of an array; the same on all processes.
+
+        Args:
+            spec: spec of the array.
+            cuts: regions that have the borders of all shards, which chunks must not cross.
+            holders: the most processes that hold one region, each of which may write a part of it.
+        """
         key = (spec.dtype, cuts, holders, spec.stored_shape)
         chunk = self._chunks.get(key)
         if chunk is None:

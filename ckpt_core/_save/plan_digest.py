@@ -1,7 +1,7 @@
-"""What processes that save together must see alike: everything that decides what lies where.
+"""Facts that must be equal on all processes of a save: all that decides what is stored where.
 
-Who writes which region follows from structure, shapes, chunks and shardings, and each process works it
-out for itself. Where two of them differ in any of it, both would write what the other did not expect.
+Each process computes by itself who writes which region, from structure, shapes, chunks and
+shardings. If these differed between two processes, regions would be written twice or not at all.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
 _BLOCKS = 256
-"""Into so many blocks facts are cut, of which the first that differs is sent."""
+"""Facts are cut into at most this many blocks; only the first block that differs is sent."""
 _SHOWN = 160
-"""Characters of a text that a message shows."""
+"""A message shows at most this many characters of each of two differing texts."""
 
 
 class Fact(NamedTuple):
-    """What is said of one leaf, or of one container.
+    """What processes compare of one leaf or container. All texts, empty where they do not apply.
 
     Attributes:
-        path: of it.
-        kind: of the container, or of the leaf with dtype and shape.
+        path: path of the leaf or container.
+        kind: type of the container; or kind, dtype and shape of the leaf.
         chunk: shape of the stored chunks.
-        codec: of its compression.
-        sharding: which device holds what.
+        codec: compression codec.
+        sharding: which device holds which part.
     """
 
     path: str
@@ -49,11 +49,15 @@ _ASPECTS = {
     "chunk": ("the shape of stored chunks", "save with the same Options(chunk_bytes=)"),
     "codec": ("the compression", "save with the same Options(compression=)"),
 }
-"""Of a leaf: what may differ, causes first, and what all processes must do."""
+"""For each field of a Fact that may differ, causes before effects: how a message names it, and what
+all processes must do."""
 
 
 class Leaf(NamedTuple):
-    """One leaf as it is planned; see ``PlannedLeaf``, ``TreeSignature.stored`` and ``TreeSignature.shardings``."""
+    """The planned leaf from which facts are made.
+
+    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding.
+    """
 
     spec: LeafSpec
     chunk: tuple[int, ...]
@@ -63,19 +67,19 @@ class Leaf(NamedTuple):
 
 
 def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
-    """All that is said of a tree, in its order.
+    """The facts of a pytree, in the order of its structure.
 
     Args:
         root: the structure.
-        leaves: in its order.
-        own: of a checkpoint that each process writes for itself.
+        leaves: its leaves, in order.
+        own: True if each process writes a checkpoint of its own.
     """
     teller = _Teller(own)
     return teller.tell(root, (), iter(leaves))
 
 
 class _Teller:
-    """Facts of one tree; few kinds and shardings repeat in trees of thousands of leaves."""
+    """Makes the facts of one pytree; caches texts, as thousands of leaves share few of them."""
 
     def __init__(self, own: bool) -> None:
         self._own = own
@@ -84,7 +88,7 @@ class _Teller:
         self._texts: dict[Any, str] = {}
 
     def tell(self, node: Node, path: Path, leaves: Iterator[Leaf]) -> Iterator[Fact]:
-        """Of a node and what is below it."""
+        """The facts of a node and of all below it."""
         if node.kind == "leaf":
             yield self._leaf(path, next(leaves))
             return
@@ -93,10 +97,10 @@ class _Teller:
         if numbers and node.kind not in ("list", "tuple"):
             kind += f" with the integer keys {numbers}"
         yield Fact(format_path(path), kind)
-        # what an adapter took apart stands where the object stood
+        # the state of a live object has the object's path
         below = [(*path, key) for key in node.keys] if node.kind != "expanded" else [path]
         for inner, child in zip(below, node.children, strict=True):
-            if child.kind == "leaf":  # most are
+            if child.kind == "leaf":  # the most frequent case: spares a generator
                 yield self._leaf(inner, next(leaves))
             else:
                 yield from self.tell(child, inner, leaves)
@@ -121,19 +125,19 @@ class _Teller:
         return text
 
     def _sharding(self, bound: tuple[Any, bool], shape: tuple[int, ...]) -> str:
-        # the pairs are kept by the signature, so an id stands for one of them
+        # the signature keeps these pairs alive, so an id identifies one of them
         known = self._where.get((id(bound), shape))
         if known is None:
-            known = self._where[id(bound), shape] = _placed(*bound, shape, self._own)
+            known = self._where[id(bound), shape] = _where_text(*bound, shape, self._own)
         return known
 
 
-def _placed(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
-    """Where the parts of an array are, in words that are the same in all processes."""
+def _where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
+    """Which device holds which part of an array, as text that is equal on all processes."""
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
     if isinstance(sharding, SingleDeviceSharding) and not committed:
         return f"not bound to a device{memory}"
-    # what a process holds alone, it writes into a checkpoint of its own as it likes
+    # in a process-local checkpoint, arrays on this process's devices concern no other process
     local = own and len({device.process_index for device in sharding.device_set}) == 1
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
@@ -150,7 +154,7 @@ def _placed(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -
 
 
 def _spec(sharding: Any) -> str:
-    """The axes that cut an array; at the end None says nothing."""
+    """The PartitionSpec as text, without None at its end, which changes nothing."""
     parts = list(sharding.spec)
     while parts and parts[-1] is None:
         parts.pop()
@@ -158,7 +162,7 @@ def _spec(sharding: Any) -> str:
 
 
 def _ids(numbers: Iterable[int]) -> str:
-    """Numbers in their order, runs of them written short."""
+    """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] + 1 == number:
@@ -169,18 +173,18 @@ def _ids(numbers: Iterable[int]) -> str:
 
 
 def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
-    """Which device holds what of an array, for a sort of sharding that has no name for it."""
+    """Which device holds which region, for types of shardings that have no shorter description."""
     entries: Any = sharding.devices_indices_map(shape)
     ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
     return "; ".join(f"device {device.id} {index}" for device, index in ordered)
 
 
 class Layout(NamedTuple):
-    """What is compared first: equal layouts are equal in all facts.
+    """What processes compare first; if two layouts are equal, all facts are.
 
     Attributes:
-        digest: of all facts.
-        length: how many they are.
+        digest: SHA-256 of all facts.
+        length: number of facts.
     """
 
     digest: str
@@ -188,7 +192,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(told: Iterable[Fact]) -> Layout:
-    """The layout that facts make."""
+    """The layout of these facts."""
     digest, count = hashlib.sha256(), 0
     for fact in told:
         digest.update(repr(tuple(fact)).encode(errors="surrogatepass"))
@@ -197,25 +201,25 @@ def layout_of(told: Iterable[Fact]) -> Layout:
 
 
 def block_size(*layouts: Layout) -> int:
-    """How many facts are compared at once, where layouts differ."""
+    """Number of facts in a block, so that the largest layout has at most 256 blocks."""
     return max(1, -(-max(layout.length for layout in layouts) // _BLOCKS))
 
 
 def dump_digests(told: Sequence[Fact], size: int) -> str:
-    """Digests of the blocks of facts, for ``first_block``."""
+    """Digests of the blocks of ``size`` facts, as text for ``first_block``."""
     blocks = (told[start : start + size] for start in range(0, len(told), size))
     return " ".join(layout_of(block).digest[:16] for block in blocks)
 
 
 def first_block(one: str, other: str) -> int:
-    """The first block that differs, of what ``dump_digests`` gave."""
+    """Number of the first block that differs between two texts of ``dump_digests``."""
     ours, theirs = one.split(), other.split()
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def dump_block(told: Sequence[Fact], size: int, block: int) -> str:
-    """The facts of one block, each text once."""
+    """The facts of one block as JSON, in which each distinct text occurs once."""
     chosen = told[block * size : (block + 1) * size]
     texts = list(dict.fromkeys(text for fact in chosen for text in fact))
     places = {text: place for place, text in enumerate(texts)}
@@ -223,16 +227,17 @@ def dump_block(told: Sequence[Fact], size: int, block: int) -> str:
 
 
 def parse_block(text: str) -> list[Fact]:
+    """The facts that ``dump_block`` wrote."""
     texts, chosen = json.loads(text)
     return [Fact(*(texts[place] for place in places)) for places in chosen]
 
 
 class Difference(NamedTuple):
-    """The first fact in which two processes differ.
+    """The first difference between two processes, as parts of a message.
 
     Attributes:
-        what: the aspect, as the subject of a sentence.
-        how: both sides.
+        what: what differs, as the subject of a sentence.
+        how: the values on both processes.
         must: what all processes must do.
     """
 
@@ -244,13 +249,14 @@ class Difference(NamedTuple):
 def difference(
     told: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
 ) -> Difference:
-    """What differs first between this process, which is the first, and another one.
+    """Called on process 0: the first difference between it and another process.
 
     Args:
-        told: all facts of this process.
-        size, block: which of them the other one sent.
-        theirs: its facts of that block.
-        process: the other one.
+        told: all facts of process 0.
+        size: number of facts in a block.
+        block: number of the block that the other process sent.
+        theirs: facts of the other process in that block.
+        process: index of the other process.
     """
     ours = told[block * size : (block + 1) * size]
     pairs = enumerate(zip(ours, theirs, strict=False))
@@ -258,24 +264,24 @@ def difference(
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
-        return Difference(what, _unlike(told, mine, theirs, other, process), must)
+        return Difference(what, _path_difference(told, mine, theirs, other, process), must)
     for aspect, (what, must) in _ASPECTS.items():
         a, b = getattr(mine, aspect), getattr(other, aspect)
         if a != b:
-            a, b = _apart(a, b)
+            a, b = _shortened(a, b)
             how = f"{mine.path} is {a} on process 0, and {b} on process {process}"
             return Difference(what, how, must)
     raise AssertionError("the blocks are equal")
 
 
-def _unlike(
+def _path_difference(
     told: Sequence[Fact],
     mine: Fact | None,
     theirs: Sequence[Fact],
     other: Fact | None,
     process: int,
 ) -> str:
-    """How two trees differ in what they hold."""
+    """How two pytrees differ in their paths: a leaf on one process only, or another order."""
     if other is not None and other.path not in {fact.path for fact in told}:
         return f"{other.path} ({other.kind}) is on process {process}, and not on process 0"
     if mine is not None and mine.path not in {fact.path for fact in theirs}:
@@ -284,8 +290,8 @@ def _unlike(
     return f"where process 0 has {first}, process {process} has {second}: another order"
 
 
-def _apart(one: str, other: str) -> tuple[str, str]:
-    """Two texts; what both begin with is left out where they are long."""
+def _shortened(one: str, other: str) -> tuple[str, str]:
+    """Two differing texts, cut to 160 characters around the first difference if they are longer."""
     if max(len(one), len(other)) <= _SHOWN:
         return one, other
     pairs = enumerate(zip(one, other, strict=False))

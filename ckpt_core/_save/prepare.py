@@ -1,4 +1,4 @@
-"""Items taken apart, planned and snapshot: everything a save does on the caller's thread."""
+"""Flattens, plans and snapshots items: all that a save does while the caller waits."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
 
 @dataclass(frozen=True)
 class PreparedItem:
-    """One item, safe from whatever the caller does next.
+    """One item after the snapshot: later changes by the caller do not reach it.
 
     Attributes:
-        name: of the item.
-        record: what ckpt.json says of it.
-        plan: how a tree is stored; None for the state of one process.
-        arrays: what this process writes of it.
-        texts: leaves that are stored as text, by array name.
-        state_files: of an item with one state per process.
-        landing: gives the arrays, once what was copied on the device has come to the host; ``arrays``
-            is empty until then. Called where nobody waits.
+        name: name of the item.
+        record: what ckpt.json says of the item.
+        plan: how the pytree is stored; None for a data pipeline's state.
+        arrays: what this process writes; empty until ``landing`` was called.
+        texts: for each leaf that is stored as text, the text, by array name.
+        state_files: for a data pipeline, the content of this process's state files, by name.
+        landing: function that waits until all data is on the host and returns the arrays; None if
+            ``arrays`` holds them. Called by the thread that writes.
     """
 
     name: str
@@ -51,26 +51,27 @@ class PreparedItem:
 
     @functools.cached_property
     def folder(self) -> str:
-        """Where its files are, relative to the checkpoint."""
+        """The item's directory, relative to the checkpoint."""
         return orbax_write.folder_of(self.name)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, one for each leaf."""
+        """Array name of each leaf."""
         return () if self.plan is None else self.plan.names
 
     def landed(self) -> PreparedItem:
-        """The same item with its arrays on the host; blocks until they are."""
+        """The item with its arrays on the host; blocks until all transfers are done."""
         if self.landing is None:
             return self
         return replace(self, arrays=self.landing(), landing=None)
 
 
 def prepare_items(items: Mapping[str, Any], job: SaveJob) -> list[PreparedItem]:
-    """All items of a save as they are now: flattened, planned, and snapshot.
+    """Flattens, plans and snapshots all items of a save.
 
     Raises:
-        UnsupportedLeaf: a value that cannot be saved; named with the item, where there are several.
+        UnsupportedLeaf: a value cannot be saved; the message says path, type, and item if named.
+        ValueError: a pattern of ``Options.compression`` matches no leaf.
     """
     prepared = [_prepare_named(name, value, job) for name, value in items.items()]
     rules = job.options.compression
@@ -105,7 +106,7 @@ def _prepare(name: str, value: Any, job: SaveJob) -> PreparedItem:
 
 
 def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
-    """The state of a data pipeline, which each process has one of."""
+    """Prepares a data pipeline, of which each process saves its own state."""
     state, processes = adapter.get_state(value), job.processes
     text = adapter.to_text(state)
     files = process_state.dump(state, text, processes.index, processes.count)
@@ -114,10 +115,14 @@ def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> Prepare
 
 
 def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None) -> PreparedItem:
-    """Plans a tree, and takes its values.
+    """Plans a pytree and takes its snapshot.
 
     Args:
-        copy_jax: copies arrays of jax whose memory the caller could write to; None where nobody can.
+        name: name of the item.
+        flat: the pytree.
+        job: job of the save.
+        copy_jax: copies jax arrays whose memory the caller can write to (torchax, for example);
+            None if there are none.
     """
     signature, data = signature_of(flat)
     plan = plan_tree(
@@ -133,12 +138,14 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
         for position in plan.texts
     }
     if texts:
+        # called for its checks only, so that a text that cannot be stored fails on this thread
         orbax_write.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
     prepared = PreparedItem(name, plan.record, plan, texts=texts)
     leaves = _snapshots(plan, flat.leaves, data, job.copy)
-    # elsewhere than on a CPU the array comes to the host as a copy anyway
+    # on an accelerator, the transfer to the host makes a copy anyway
     copy_now = copy_jax if jax.default_backend() == "cpu" else None
-    # what stage() enqueues may run after the caller wrote to memory that the arrays share
+    # stage() only enqueues copies, which may run after the caller has written to shared memory: so
+    # arrays that need copy_now are copied here instead
     if job.options.snapshot != "host" and job.copy is not None and copy_now is None:
         transfer.stage([leaf.parts for leaf in leaves], job.options.snapshot)
         return replace(prepared, landing=functools.partial(_landed, leaves))
@@ -151,12 +158,12 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
 
 
 class LeafSnapshot:
-    """One leaf on its way to the disk.
+    """The snapshot of one leaf.
 
     Attributes:
-        plan: how it is stored.
-        parts: what this process writes of it: on devices, and later on the host.
-        source: a weak reference to the array of jax that it is of; None for others.
+        plan: how the leaf is stored.
+        parts: the shards that this process writes, first on devices, later as numpy arrays.
+        source: weak reference to the jax array; None for other leaves.
     """
 
     __slots__ = ("parts", "plan", "source")
@@ -170,7 +177,7 @@ def _copied(copy: Copy, part: Any) -> Any:
 
 
 def _landed(leaves: list[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
-    """Staged copies on the host; their room on the device is free again."""
+    """Brings staged copies to the host and frees their device memory; blocks meanwhile."""
     try:
         _bring_to_host(leaves, np.asarray)
         return _arrays(leaves)
@@ -179,6 +186,7 @@ def _landed(leaves: list[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
 
 
 def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Compression:
+    """``Options.compression`` as a hashable value, since plans are cached by it."""
     if isinstance(compression, Mapping):
         return item, tuple(compression.items())
     return compression
@@ -187,12 +195,13 @@ def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Com
 def _snapshots(
     plan: TreePlan, values: Sequence[Any], data: Sequence[Any], copy_numpy: Copy | None
 ) -> list[LeafSnapshot]:
-    """Of each leaf what this process writes: parts on devices, or arrays on the host.
+    """For each leaf, the parts that this process writes: shards on devices, or host arrays.
 
     Args:
+        plan: plan of the pytree.
         values: the leaves.
-        data: the same, the data of keys in place of keys.
-        copy_numpy: copies arrays of numpy; None where nothing is copied.
+        data: the leaves, with PRNG key arrays replaced by their key data.
+        copy_numpy: copies numpy arrays; None if the caller waits, so that nothing is copied.
     """
     found: list[LeafSnapshot] = []
     for leaf, value, stored in zip(plan.leaves, values, data, strict=True):
@@ -214,7 +223,7 @@ def _snapshots(
 
 
 def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]) -> None:
-    """Replaces parts on devices by arrays on the host, which nothing that the caller does changes."""
+    """Replaces shards on devices by host arrays that the caller cannot change; blocks meanwhile."""
     with transfer.fetching():
         for leaf in leaves:
             if leaf.plan.held is not None:
@@ -224,7 +233,7 @@ def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]
 
 
 def _arrays(leaves: Iterable[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
-    """What this process writes, of parts on the host."""
+    """The arrays that this process writes, from parts on the host; text leaves are left out."""
     arrays: list[ArrayToWrite] = []
     for leaf in leaves:
         plan = leaf.plan
@@ -248,6 +257,7 @@ def _arrays(leaves: Iterable[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
 def _device_pieces(
     leaf: PlannedLeaf, held: shardings.LocalShards, parts: list[np.ndarray[Any, Any]]
 ) -> list[transfer.Piece]:
+    """Pairs of a region that this process writes, and its values in the stored dtype."""
     spec = leaf.spec
     pieces: list[transfer.Piece] = []
     for (position, regions), part in zip(leaf.takes, parts, strict=True):

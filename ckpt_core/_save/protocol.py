@@ -1,4 +1,7 @@
-"""One save from beginning to end: flatten, plan, snapshot; and, where nobody waits, write and commit."""
+"""One save: flatten, plan and snapshot on the caller's thread; then write and commit.
+
+An asynchronous save writes and commits in a background thread.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.write import CALL, Write
 
 Around = Callable[[Callable[[], None]], None]
-"""Calls what writes and commits, and does what goes with it, in the same thread."""
+"""Calls its argument, which writes and commits; may do more before and after, on that thread."""
 
 
 class PreparedSave:
-    """A save whose snapshot was taken: either it is run, once, or undone.
+    """A save whose snapshot is taken. It is either run once, or undone; later calls do nothing.
 
     Args:
-        write: writes and commits it.
-        give_back: gives its room back where it is never written.
+        write: writes and commits the checkpoint.
+        give_back: removes the attempt's directory, if the checkpoint is never written.
     """
 
     def __init__(self, write: Callable[[], None], give_back: Callable[[], None]) -> None:
@@ -36,12 +39,12 @@ class PreparedSave:
         self._claim = threading.Lock()
 
     def run(self) -> None:
-        """Writes and commits; on failure nothing is left behind."""
+        """Writes and commits the checkpoint; if that fails, its files are removed."""
         if self._claim.acquire(blocking=False):
             self._write()
 
     def undo(self) -> None:
-        """Gives its room back, if it was not run."""
+        """Removes the attempt's directory, if ``run`` was not called."""
         if self._claim.acquire(blocking=False):
             self._give_back()
 
@@ -49,21 +52,22 @@ class PreparedSave:
 def prepare_save(
     job: SaveJob, items: Mapping[str, Any], around: Around | None = None
 ) -> PreparedSave:
-    """Takes the snapshot now, of all that was passed; gives what writes and commits it.
+    """Takes the snapshot of all items; returns the save, ready to be written and committed.
 
     Args:
-        items: by name.
-        around: see ``Around``.
+        job: job of the save.
+        items: values to save, by item name.
+        around: see ``Around``; None to just write and commit.
     """
     save = _Save(job)
     run = save.write_and_commit
-    prepared = PreparedSave(run if around is None else lambda: around(run), save.never_begun)
+    prepared = PreparedSave(run if around is None else lambda: around(run), save.cancel)
     save.take_snapshot(items)
     return prepared
 
 
 class _Save:
-    """One save; ``take_snapshot`` is called by the caller of the save, what follows by whoever writes."""
+    """One save. The caller's thread takes the snapshot; another thread may write and commit."""
 
     def __init__(self, job: SaveJob) -> None:
         self._job = job
@@ -77,7 +81,11 @@ class _Save:
         self._blocking_secs = 0.0
 
     def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Everything that must be of this moment; what fails here is told to the other processes."""
+        """Copies or references all values as they are now; process 0 also begins the attempt.
+
+        With several processes, an error is kept and raised in ``write_and_commit``, after the other
+        processes have been told: they wait for this one there.
+        """
         self._events.happened("save_started")
         try:
             self._fields = self._job.fields.frozen()
@@ -91,22 +99,21 @@ class _Save:
                 self._abort()
                 self._events.happened("save_failed", error=error)
                 raise
-            self._refusal = (
-                error  # the others wait for this process: they are told, and it is raised then
-            )
+            self._refusal = error
 
     def _begin(self) -> Attempt:
         job = self._job
         if job.guard is not None:
             job.guard.take()
-            if not job.local:  # there a try begins by removing what another one has written
+            # in an object store, an attempt begins by deleting the files of an unfinished one
+            if not job.local:
                 job.guard.check()
         return job.backend.begin(
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
         )
 
     def write_and_commit(self) -> None:
-        """Everything that needs the disk; on failure nothing is left behind."""
+        """Writes and commits the checkpoint; if that fails, its files are removed."""
         with self._events.failing(), aborting(self._attempt):
             write = Write(self._job, self._fields, self._items, self._token, self._tag)
             write.snapshot_secs = self._blocking_secs
@@ -115,8 +122,8 @@ class _Save:
             write.commit(attempt)
         self._events.committed(write.written_bytes, self._blocking_secs)
 
-    def never_begun(self) -> None:
-        """Instead of ``write_and_commit``: the others are told, and the room is given back."""
+    def cancel(self) -> None:
+        """Called instead of ``write_and_commit``: tells other processes, removes the attempt."""
         job = self._job
         job.processes.refuse(self._tag, CALL, CheckpointError("its save could not begin"))
         self._abort()
@@ -128,7 +135,7 @@ class _Save:
 
 @contextlib.contextmanager
 def aborting(attempt: Attempt | None) -> Generator[None]:
-    """Aborts the attempt where the block raises; does nothing for None, where another process began it."""
+    """Aborts the attempt if the block raises; None, on processes other than 0, is ignored."""
     try:
         yield
     except BaseException:
@@ -138,7 +145,7 @@ def aborting(attempt: Attempt | None) -> Generator[None]:
 
 
 class SaveEvents:
-    """Tells of one save, to the log and to whoever listens."""
+    """Sends the events of one save to the log and to ``Options.on_event``."""
 
     def __init__(self, path: str, step: int | None, options: Options) -> None:
         self._path = path
@@ -149,7 +156,7 @@ class SaveEvents:
     def happened(
         self, kind: Kind, written_bytes: int = 0, error: BaseException | None = None
     ) -> float:
-        """Tells it, and gives the seconds since the save was called."""
+        """Sends one event; returns the seconds since the save was called."""
         secs = time.monotonic() - self._began
         event = Event(
             kind=kind,
@@ -164,7 +171,7 @@ class SaveEvents:
 
     @contextlib.contextmanager
     def failing(self) -> Generator[None]:
-        """What the block raises is told as the end of the save."""
+        """If the block raises, sends ``save_failed`` with the error."""
         try:
             yield
         except BaseException as error:
@@ -172,7 +179,7 @@ class SaveEvents:
             raise
 
     def committed(self, written_bytes: int, blocking_secs: float) -> None:
-        """The end, with the one line that a save writes to the log."""
+        """Sends ``committed``, and writes the save's single line to the log."""
         secs = self.happened("committed", written_bytes)
         logger.info(
             "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",

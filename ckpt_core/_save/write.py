@@ -1,4 +1,4 @@
-"""Writing and committing a prepared save: everything that needs the disk."""
+"""Writes and commits a prepared save; for ``save_async``, on the background thread."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ from ckpt_core._save.prepare import PreparedItem
 from ckpt_core._storage import ArrayWriter, Location, merge, new_context
 
 CALL = "save"
-"""What processes that save together tell each other."""
+"""The call that this process tells the others, so that a process in another call is detected."""
 
 
 class Write:
-    """Writing and committing one prepared save: everything that needs the disk.
+    """Writes and commits one prepared save.
+
+    The processes agree three times: before writing (``agree_to_start``), after writing
+    (``write_items``) and after the commit by process 0 (``commit``).
 
     Args:
-        job: of the save.
-        fields: of the record, frozen.
-        items: prepared; they are replaced by landed ones when they are written.
-        token: of the attempt.
-        tag: of the round that the processes agree in.
+        job: job of the save.
+        fields: what the record holds besides the items; a copy that the caller cannot change.
+        items: the prepared items; when written, each is replaced by one with arrays on the host.
+        token: token of the attempt, on process 0.
+        tag: tag of the round in which the processes agree.
 
     Attributes:
         snapshot_secs: how long the caller was blocked, for the record.
-        written_bytes: of the arrays that this process wrote.
+        written_bytes: size of the arrays that this process wrote.
     """
 
     def __init__(
@@ -58,18 +61,26 @@ class Write:
         self.written_bytes = 0
         self._began = time.monotonic()
         self._described: dict[str, FileRecord] = {}
-        self._digests: list[str] = []  # of the files of each process, on process 0
+        self._digests: list[str] = []  # on process 0: digest_own() of each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._linked: list[Linked] = []
         self._checksums: dict[str, dict[str, list[int]]] = {}
 
     def agree_to_start(self, attempt: Attempt | None, refusal: Exception | None) -> Attempt:
-        """Agreement 1: on the token, where to write, and all that decides what lies where.
+        """Agreement 1: all processes save the same, into the attempt that process 0 began.
 
         Args:
-            attempt: of process 0; None on the others.
-            refusal: why this process cannot save, where the others have to be told.
+            attempt: the attempt on process 0; None on other processes.
+            refusal: exception that stopped preparation here; sent to the others so that nobody
+                waits.
+
+        Returns:
+            The attempt, on every process.
+
+        Raises:
+            CheckpointError: processes save different things, a process cannot save, or a process
+                does not see the files of process 0.
         """
         job = self._job
         if job.processes.count == 1:
@@ -79,7 +90,7 @@ class Write:
             if attempt is not None:
                 attempt.write("ckpt.token", self._token.encode())
         except Exception as error:
-            refusal = error  # the others wait to hear from this process
+            refusal = error  # the other processes wait for this one: tell them, then raise
         said = agree_to_save(
             job.processes,
             self._tag,
@@ -103,7 +114,7 @@ class Write:
         return joined
 
     def _refuse_unseen(self, attempt: Attempt) -> None:
-        """Raises CheckpointError where this process does not see what process 0 wrote."""
+        """Raises CheckpointError if this process does not see the token file of process 0."""
         try:
             seen = attempt.read("ckpt.token")
         except FileNotFoundError:
@@ -115,23 +126,30 @@ class Write:
             )
 
     def write_items(self, attempt: Attempt) -> None:
-        """Agreement 2: all processes have written what is theirs."""
+        """Agreement 2: all processes have written their arrays and states.
+
+        With several processes, each also sends the digests of its files to process 0.
+        """
 
         def work() -> str:
             self.write_own(attempt)
             if self._job.writers.count == 1:
-                return ""  # all is digested when it is committed
+                return ""  # commit() digests all files
             index = self._job.writers.index
             return digest_own(attempt, self._items, index, self._job.local, self._context)
 
         self._on_all("written", work, tell=str, hear=self._digests.extend)
 
     def commit(self, attempt: Attempt) -> None:
-        """Agreement 3: process 0 has made the checkpoint durable, was allowed to, and made it visible."""
+        """Agreement 3: process 0 has fsynced the checkpoint and made it visible.
+
+        In between it asks the guard whether this run still owns the directory.
+        """
 
         def work() -> None:
             self.make_durable(attempt)
-            if self._job.guard is not None:  # last of all: nothing that takes time comes after it
+            # directly before the commit, so that another run has little time to claim the directory
+            if self._job.guard is not None:
                 self._job.guard.check()
             attempt.commit()
 
@@ -139,7 +157,7 @@ class Write:
         self.committed()
 
     def committed(self) -> None:
-        """The checkpoint is visible: what was noted of it for the next save counts."""
+        """Called after the commit: the next save may link files of this one."""
         if self._links is not None:
             self._links.committed()
 
@@ -148,15 +166,15 @@ class Write:
         done_by_all(self._job, self._job.writers, tag, work, "save", **telling)
 
     def write_own(self, attempt: Attempt) -> None:
-        """The arrays, states and checksums of this process."""
-        # every process's databases are merged in the context that wrote this process's one
+        """Writes arrays, states and checksums of this process; blocks until they are written."""
+        # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [item.landed() for item in self._items]
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._job.writers.index == 0 and self._job.local:
-                self._describe(attempt)  # the disk is busy with the arrays anyway
+                self._describe(attempt)  # meanwhile TensorStore writes the arrays
             watch = self._progress(attempt, written) if self._job.options.on_event else None
             for writer in writers:
                 writer.finish(watch)
@@ -167,26 +185,35 @@ class Write:
         self.written_bytes = written
 
     def _progress(self, attempt: Attempt, total_bytes: int) -> Callable[[], None]:
-        """What to call now and then while the arrays are being written."""
+        """A function that sends a progress event; called now and then while arrays are written.
+
+        Args:
+            attempt: attempt of the save.
+            total_bytes: number of bytes that this process writes.
+        """
         job = self._job
         progress = Progress(job.target, job.step, total_bytes, job.options.on_event)
         process = job.writers.index
         linked_bytes = sum(linked.size_bytes for linked in self._linked)
 
         def watch() -> None:
-            # TensorStore tells nothing before all is done, but the files grow
+            # TensorStore reports no progress, so take it from the sizes of the files
             sizes = own_data(attempt, self._items, process)
             progress.reached(min(total_bytes, sum(sizes.values()) - linked_bytes))
 
         return watch
 
     def _start_item(self, attempt: Attempt, item: PreparedItem, writers: list[ArrayWriter]) -> int:
-        """Starts writing an item, and writes its arrays' checksums; gives the bytes to write.
+        """Starts writing an item's arrays, and writes its checksums or state files.
 
         Args:
-            attempt: of the save.
-            item: a tree, or what this process has of a state.
-            writers: that of a tree's arrays is added, to be finished, or aborted where this fails.
+            attempt: attempt of the save.
+            item: the item, with its arrays on the host.
+            writers: gets the started writer of a pytree's arrays, which the caller must finish or
+                abort.
+
+        Returns:
+            The number of bytes that this process writes.
         """
         for name, data in item.state_files.items():
             attempt.write(f"{item.folder}/{name}", data)
@@ -196,7 +223,8 @@ class Write:
         if self._links is not None:
             linked = self._links.link(item, attempt.path, self._context)
         options = self._job.options
-        trees = sum(one.record.form == "tree" for one in self._items)  # all are under way at once
+        # all pytrees are written at the same time, so they share max_host_bytes
+        trees = sum(one.record.form == "tree" for one in self._items)
         writer = ArrayWriter(
             Location(f"{attempt.path}/{item.folder}", self._job.local),
             self._job.writers.index,
@@ -218,7 +246,10 @@ class Write:
         return sum(array.size_bytes for array in arrays)
 
     def make_durable(self, attempt: Attempt) -> None:
-        """Process 0: merges and describes; after it, nothing is left but to make the checkpoint visible."""
+        """On process 0: merges all processes' databases, writes the record, fsyncs everything.
+
+        After that, only the rename is missing to make the checkpoint visible.
+        """
         job = self._job
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
@@ -229,7 +260,8 @@ class Write:
                     target_data_file_bytes=job.options.target_data_file_bytes,
                 )
         if not job.local:
-            # nothing is renamed there: what tells Orbax of a checkpoint comes after all of it
+            # an object store has no rename: the files by which Orbax recognizes a checkpoint are
+            # written after all data
             self._describe(attempt)
         record = self._record(attempt)
         if self._links is not None:
@@ -256,7 +288,7 @@ class Write:
         )
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
-        """Size and digest of every file, the other processes' included."""
+        """On process 0: size and digest of every file, those of other processes included."""
         known = {name: entry for linked in self._linked for name, entry in linked.files.items()}
         known |= self._described
         if self._job.writers.count == 1:
@@ -269,14 +301,14 @@ class Write:
         return digest_all(attempt, self._items, self._digests, known, local, self._context)
 
     def _describe(self, attempt: Attempt) -> None:
-        """Process 0: writes what needs no array."""
+        """On process 0: writes the metadata files, which do not depend on array data."""
         files = dict(self._metadata_files())
         for name, data in files.items():
             attempt.write(name, data)
         self._described = {name: FileRecord.of(data) for name, data in files.items()}
 
     def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
-        """Everything that Orbax reads besides the arrays."""
+        """Name and content of all files that Orbax reads besides the arrays."""
         handlers: dict[str, str] = {}
         for item in self._items:
             handlers[item.folder] = orbax_write.HANDLERS[_handler(item)]

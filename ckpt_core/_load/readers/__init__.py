@@ -1,1 +1,1 @@
-"""Stored arrays into host memory: from our format, and from Orbax's."""
+"""Read stored arrays into host memory: ``native`` reads ckpt's format, ``orbax`` reads Orbax's."""

@@ -1,8 +1,9 @@
-"""Loading where each region is read by one of the processes that hold it, and sent to the others.
+"""Loads with ``broadcast=True``: of the processes that hold a region, one reads it and sends it.
 
-Leaves are taken in rounds of bounded size. In each, a process reads its share, all agree that
-all could, and what several of them hold is joined over the devices. All see the same rounds, as
-these come from shapes and shardings alone; that they do is agreed on before the first one.
+Leaves are read in rounds of at most 64 MiB for each process. In each round every process reads its
+share, all agree that every read succeeded, and then replicated regions are exchanged over the
+devices. Every process computes the same rounds, since they depend only on shapes, shardings and
+``max_host_bytes``; the processes compare digests of these before the first round.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from ckpt_core._options import MIB, Options
 
 _ROUND_BYTES = 64 * MIB
 _SLAB_BYTES = 32 * MIB
-"""Regions above this are cut into parts of whole rows, which their holders share out."""
+"""Larger regions are cut into slabs of whole rows, which their holders read in turns."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Who holds what of an array.
+    """Which processes hold which regions of an array.
 
     Attributes:
-        holders: of each distinct region of this process, the processes that hold it, in order.
-        regions_each: how many distinct regions a process holds at most.
-        digest: equal on two processes that see the same layout.
+        holders: for each distinct region of this process, the indices of all processes that hold
+            it, ascending.
+        regions_each: the largest number of distinct regions that one process holds.
+        digest: SHA-256 of all devices and regions; equal on processes that see the same layout.
     """
 
     holders: dict[Region, tuple[int, ...]]
@@ -51,7 +53,7 @@ class _Layout:
 
 @functools.lru_cache(4096)
 def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
-    """None where all is in one process: nothing can be shared then."""
+    """The layout of an array of this sharding and shape; None if one process holds all of it."""
     if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return None
     found: dict[Region, set[int]] = {}
@@ -74,13 +76,13 @@ def _layout(sharding: Any, shape: Shape, process: int) -> _Layout | None:
 
 @dataclass(frozen=True)
 class _Step:
-    """A leaf, or the same rows of every region of it.
+    """One leaf, or a slab of it: the same rows of each of its regions.
 
     Attributes:
         want: position in the list of wants.
-        rows: of each region; None for all.
-        last: whether the leaf is complete with it.
-        size_bytes: that a process takes at most.
+        rows: first and last (exclusive) row, relative to the region; None for the whole leaf.
+        last: whether this slab completes the leaf.
+        size_bytes: the most bytes that any process holds of it.
     """
 
     want: int
@@ -91,14 +93,14 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one process reads for all that hold it.
+    """A replicated part of an array, which one process reads and sends to the other holders.
 
     Attributes:
-        step: position in its round.
-        region: that it is of.
-        part: of that region; the same where it is taken whole.
-        reader: the process that reads it.
-        size_bytes: of the part.
+        step: position of its step in the round.
+        region: the region that it is part of.
+        part: the rows of the region to read; equal to ``region`` if it is read whole.
+        reader: index of the process that reads it.
+        size_bytes: size in bytes of the part.
     """
 
     step: int
@@ -109,17 +111,24 @@ class _Piece:
 
 
 class _Room(NamedTuple):
-    """Memory for one exchange: what this process sends, and per piece where what it gets will lie."""
+    """Memory for one exchange between the processes that hold the same regions.
+
+    Attributes:
+        filled: bytes of all pieces in order; zeros where another process reads the piece.
+        outs: for each piece, the buffer that receives it; None if this process read it.
+    """
 
     filled: Array
     outs: list[Array | None]
 
 
 class Broadcast:
-    """Gives the stored arrays of wanted leaves as ``pipeline.read_leaves`` does.
+    """Reads leaves like ``pipeline.read_leaves``, but each replicated region on one process only.
+
+    Every process of the load must call it, with the same leaves and shardings.
 
     Args:
-        lockstep: of the load.
+        lockstep: keeps the processes of the load in step.
     """
 
     def __init__(self, lockstep: Lockstep) -> None:
@@ -134,11 +143,11 @@ class Broadcast:
         options: Options,
         context: Any,
     ) -> Iterator[tuple[Want, dict[Region, Array]]]:
-        """In order, each leaf verified by the process that read it.
+        """The stored arrays of every wanted leaf, in order, verified by the process that read them.
 
         Raises:
-            CheckpointCorrupt: this or another process met damage.
-            CheckpointError: the processes do not load the same.
+            CheckpointCorrupt: this or another process read damaged data.
+            CheckpointError: processes load different leaves or shardings, or an exchange failed.
         """
         layouts = [
             _layout(want.sharding, item.specs[want.leaf].shape, self._index) for want in wants
@@ -182,7 +191,13 @@ class Broadcast:
         steps: Sequence[_Step],
         shares: WriterTurns,
     ) -> tuple[dict[tuple[int, ...], list[_Piece]], list[list[Region]]]:
-        """What of a round several processes hold, by the processes; and what is this one's alone."""
+        """Splits what this process needs in a round into replicated and unshared parts.
+
+        Returns:
+            The replicated pieces, by the tuple of processes that hold them; and for each step, the
+            parts that only this process holds. ``shares`` assigns readers so that all read about
+            the same number of bytes.
+        """
         shared: dict[tuple[int, ...], list[_Piece]] = {}
         alone: list[list[Region]] = []
         for number, step in enumerate(steps):
@@ -208,7 +223,7 @@ class Broadcast:
         shared: dict[tuple[int, ...], list[_Piece]],
         alone: list[list[Region]],
     ) -> list[Want]:
-        """What this process reads in a round: a want for every step."""
+        """What this process reads from storage in a round: a want for each step."""
         regions = [list(parts) for parts in alone]
         for pieces in shared.values():
             for piece in pieces:
@@ -226,7 +241,11 @@ class Broadcast:
         pieces: Sequence[_Piece],
         read: list[dict[Region, Array]],
     ) -> _Room:
-        """All the memory that the exchange takes; what fails here fails before anybody is in it."""
+        """Allocates all memory of one exchange, filled with the pieces that this process read.
+
+        Done before the processes agree: if memory is short, the error comes before any process
+        waits in the collective.
+        """
         filled = collectives.room(sum(piece.size_bytes for piece in pieces))
         outs: list[Array | None] = []
         start = 0
@@ -247,8 +266,8 @@ class Broadcast:
         rooms: dict[tuple[int, ...], _Room],
         read: list[dict[Region, Array]],
     ) -> None:
-        """Adds to what was read in a round what the others read for this process."""
-        # one order for all: of any two groups, every process that is in both comes to the same first
+        """Runs the exchanges of a round, and adds the received pieces to ``read``."""
+        # sorted: if two groups share processes, these all run the two collectives in one order
         for holders in sorted(shared):
             joined = collectives.join(rooms[holders].filled, holders)
             start = 0
@@ -269,14 +288,17 @@ def _steps(
     layouts: Sequence[_Layout | None],
     limit_bytes: int,
 ) -> list[_Step]:
-    """All leaves in order, those of large regions in several steps; the same on all processes."""
+    """The steps of all leaves, in order; a leaf with regions above 32 MiB takes several.
+
+    The same on all processes.
+    """
     steps: list[_Step] = []
     for number, (want, layout) in enumerate(zip(wants, layouts, strict=True)):
         spec = item.specs[want.leaf]
         if layout is None:
             steps.append(_Step(number, None, True, spec.stored_bytes))
             continue
-        # jax cuts evenly: all regions have the same shape
+        # jax shards evenly: all regions have the same shape
         shard: Shape = want.sharding.shard_shape(spec.shape)
         shape = (*shard, *spec.stored_shape[len(spec.shape) :])
         row_bytes = max(1, spec.numpy_dtype.itemsize * math.prod(shape[1:]))
@@ -296,6 +318,10 @@ def _steps(
 
 
 def _rounds(steps: Sequence[_Step], limit_bytes: int) -> Iterator[list[_Step]]:
+    """The steps, grouped so that no process holds more than ``limit_bytes`` of a group.
+
+    A larger step is a round of its own.
+    """
     one: list[_Step] = []
     size_bytes = 0
     for step in steps:
@@ -311,7 +337,7 @@ def _rounds(steps: Sequence[_Step], limit_bytes: int) -> Iterator[list[_Step]]:
 def _digest(
     item: SavedItem, wants: Sequence[Want], layouts: Sequence[_Layout | None], limit_bytes: int
 ) -> str:
-    """Equal on two processes that load the same leaves onto the same devices, in the same rounds."""
+    """Equal on two processes that load the same leaves with the same shardings and rounds."""
     seen = hashlib.sha256(repr((item.name, limit_bytes)).encode())
     for want, layout in zip(wants, layouts, strict=True):
         seen.update(repr((want.leaf, "" if layout is None else layout.digest)).encode())
@@ -319,6 +345,7 @@ def _digest(
 
 
 def _rows_of(region: Region, rows: tuple[int, int] | None) -> Region:
+    """These rows of a region, in coordinates of the array; all of it for None."""
     if rows is None:
         return region
     start = region[0][0]
@@ -332,7 +359,7 @@ def _put_rows(
     found: dict[Region, Array],
     parts: dict[Region, Array],
 ) -> None:
-    """Puts the rows of each region that were found where they belong."""
+    """Copies the rows that were read of each region into the region's buffer in ``parts``."""
     for region in want.regions:
         if region not in parts:
             parts[region] = aligned(region_shape(region), item.specs[want.leaf].numpy_dtype)

@@ -1,4 +1,4 @@
-"""The memory that regions of arrays are read into, and what of a chunk goes where in it."""
+"""Buffers that regions of arrays are read into, and which part of a chunk goes where in them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckpt_core._layout.regions import region_slices
 from ckpt_core._load.readers.wants import Array
 
 _ALIGNMENT = 64
-"""jax on CPU takes over host memory that begins at such an address, and copies any other."""
+"""Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that jax can take over; numpy alone gives addresses of 16."""
+    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -memory.ctypes.data % _ALIGNMENT
@@ -27,11 +27,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class BufferPart:
-    """What of a chunk goes into the buffer of a region.
+    """The part of a chunk that goes into the buffer of one region.
 
     Attributes:
-        part: the overlap of the two.
-        out: the buffer.
+        part: the overlap of chunk and region.
+        out: the buffer, of the region's shape.
     """
 
     part: ChunkPart
@@ -39,11 +39,16 @@ class BufferPart:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows of the chunk."""
+        """First and last (exclusive) row of the chunk in the overlap."""
         return self.part.in_chunk[0] if self.part.in_chunk else (0, 1)
 
     def memory(self, block: Block, chunk: tuple[int, ...]) -> Array | None:
-        """The bytes of the buffer into which a block can be read as it is; None where it cannot."""
+        """The bytes of the buffer that a block can be read into; None if it must be copied.
+
+        Args:
+            block: whole rows of the chunk, with one checksum.
+            chunk: shape of the chunk.
+        """
         part, out = self.part, self.out
         if not part.in_region:
             return out.reshape(-1).view(np.uint8)
@@ -57,13 +62,13 @@ class BufferPart:
         return out[base + block.start : base + block.stop].reshape(-1).view(np.uint8)
 
     def whole_chunk(self, chunk: tuple[int, ...]) -> Array | None:
-        """The part of the buffer that is a chunk as it is stored; None where there is none."""
-        # with the ellipsis, what a scalar gives is a view as well
+        """The contiguous part of the buffer that is exactly the chunk; None if there is none."""
+        # the ellipsis makes a view of a scalar, too
         place = self.out[(*region_slices(self.part.in_region), ...)]
         return place if place.shape == chunk and place.flags.c_contiguous else None
 
     def take(self, block: Block, values: Array) -> None:
-        """Copies its share of a block's values; the buffer may be of another dtype."""
+        """Copies the rows of a block that belong to the region, cast to the buffer's dtype."""
         part, out = self.part, self.out
         if not part.in_region:
             out[...] = values[0]
@@ -77,10 +82,10 @@ class BufferPart:
         out[(slice(base + start, base + stop), *region_slices(part.in_region[1:]))] = taken
 
     def take_chunk(self, values: Array) -> None:
-        """Copies its share of a whole chunk's values."""
+        """Copies the part of a whole chunk that belongs to the region, cast as needed."""
         self.out[region_slices(self.part.in_region)] = values[region_slices(self.part.in_chunk)]
 
 
 def sole_taker(shares: Sequence[BufferPart], dtype: np.dtype[Any]) -> BufferPart | None:
-    """The one region that takes values as they are stored; None where they have to be copied."""
+    """The only part, if its buffer has the stored dtype; None if values must be copied or cast."""
     return shares[0] if len(shares) == 1 and shares[0].out.dtype == dtype else None

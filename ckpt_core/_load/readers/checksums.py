@@ -1,4 +1,4 @@
-"""The checksums of an item's chunks, from the files of those that wrote them and of no others."""
+"""The checksums of an item's chunks; opens only the checksum files of processes that are needed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _WRITER = re.compile(r"ocdbt\.process_(\d+)/")
 
 @functools.lru_cache(1024)
 def _writer_of(file: str) -> int:
-    """The process that wrote a data file."""
+    """Index of the process that wrote a data file, from the file's path."""
     named = _WRITER.match(file)
     return int(named[1]) if named else 0
 
 
 class ItemChecksums:
-    """Opens a process's file when one of its chunks is asked for: with N writers, not N files.
+    """Checksums of an item's chunks, by key.
+
+    Each process that saved wrote one checksum file. A file is opened when a chunk of that process
+    is asked for, so that a process which loads few shards does not open N files.
 
     Args:
-        checkpoint, item: where they lie.
-        few: whether few chunks will be asked for.
+        checkpoint, item: where the files are.
+        few: True if few chunks will be asked for, so that files are not parsed completely.
 
     Attributes:
-        block_bytes: how much one checksum covers; of the files that were opened so far.
+        block_bytes: number of bytes that one checksum covers, from the file opened last.
     """
 
     def __init__(self, checkpoint: Checkpoint, item: NativeItem, *, few: bool) -> None:
@@ -38,17 +41,21 @@ class ItemChecksums:
         self.block_bytes = 1
 
     def of(self, key: str, extent: Extent) -> list[int] | None:
-        """The checksums of a chunk by its key; None where nobody wrote any.
+        """The checksums of a chunk's blocks; None if no process wrote any for this key.
+
+        Args:
+            key: key of the chunk.
+            extent: where the chunk is, which tells the process that wrote it.
 
         Raises:
-            CheckpointCorrupt: a file of checksums is missing or damaged.
+            CheckpointCorrupt: a checksum file is missing or damaged.
         """
         writer = _writer_of(extent.file)
         if writer < self._item.process_count:
             found = self._of_process(writer).get(key)
             if found is not None:
                 return found
-        # a value that stands in the index does not say who wrote it; nearly always it was the first
+        # a value inside the index does not tell its writer; it was process 0 in nearly all cases
         for process in range(self._item.process_count):
             found = self._of_process(process).get(key)
             if found is not None:

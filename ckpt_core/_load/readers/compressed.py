@@ -1,4 +1,4 @@
-"""Opening a compressed array, whose chunks must not take more room than the record allows."""
+"""Opens a compressed array, and refuses chunks that would decode to more bytes than recorded."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ def open_compressed(
     head: Callable[[int], bytes],
     context: Any,
 ) -> ForeignArray:
-    """The array of a leaf, for TensorStore to decode one of its chunks.
+    """The TensorStore array of a leaf, through which one of its chunks can be decoded.
 
     Args:
-        location: of the item.
-        item, leaf: what was saved.
-        key: of the chunk.
-        index: of the database.
-        head: gives the first so many bytes of the chunk as it is stored.
-        context: of the load.
+        location: location of the item.
+        item: the saved item.
+        leaf: position of the leaf.
+        key: key of the chunk in the database.
+        index: index of the database.
+        head: returns the first n stored bytes of the chunk.
+        context: TensorStore context of the load.
 
     Raises:
-        CheckpointCorrupt: it is not the array that the record describes, or the chunk would decode
-            to more than it is: TensorStore makes room before it finds out.
+        CheckpointCorrupt: zarr.json does not describe the array of the record, or the chunk claims
+            to decode to more bytes than the record allows. That is checked here because TensorStore
+            allocates the claimed size before it decodes.
     """
     name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]
-    described = index.get(f"{name}/zarr.json" if name else "zarr.json")  # refused if outside
+    # index.get raises if the entry refers to a file outside the item
+    described = index.get(f"{name}/zarr.json" if name else "zarr.json")
     if described is not None and described.size_bytes > most_bytes("zarr.json"):
         raise CheckpointCorrupt(f"impossible zarr.json of {described.size_bytes} bytes", leaf=name)
     chunk_bytes = math.prod(chunk) * spec.numpy_dtype.itemsize

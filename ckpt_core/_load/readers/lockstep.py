@@ -1,4 +1,4 @@
-"""The rounds of a load that broadcasts: all processes go on to each, or all raise."""
+"""Rounds of a load with ``broadcast=True``: all processes continue to each round, or all raise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Failed = Callable[[int, str], Exception]
 
 
 class Lockstep:
-    """The processes of one load: all go on to each round, or all raise.
+    """Keeps the processes of one load in step, so that none waits in a collective for a failed one.
 
     Args:
-        processes: of the run.
-        tag: of the load, the same on all.
-        timeout_secs: at each agreement.
-        failed: the error for those that did not fail, as for ``Processes.run_on_all``.
+        processes: all processes of the run.
+        tag: tag of the load, equal on all processes.
+        timeout_secs: how long each agreement waits for the slowest process.
+        failed: makes the error to raise on the other processes, as for ``Processes.run_on_all``.
     """
 
     def __init__(self, processes: Processes, tag: str, timeout_secs: float, failed: Failed) -> None:
@@ -30,7 +30,10 @@ class Lockstep:
         self._over = False
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Does the work, in which all processes agree equally often unless one of them fails."""
+        """Calls ``work``, and tells the other processes if it fails.
+
+        All processes must call ``agree`` equally often in ``work``.
+        """
         try:
             result = work()
         except BaseException as error:
@@ -41,15 +44,19 @@ class Lockstep:
         return result
 
     def agree(self, what: str, error: str = "") -> None:
-        """Returns when all are here, for the same thing and without an error.
+        """Returns when all processes have called it with equal ``what`` and no error.
+
+        Args:
+            what: names this point of the load; a digest where the processes compare what they load.
+            error: why this process failed, to tell the others; then this returns without raising.
 
         Raises:
-            CheckpointError: another process failed, or came for something else.
-            BarrierTimeout: one did not come.
+            CheckpointError: another process failed, or called with a different ``what``.
+            BarrierTimeout: a process did not call it in time.
         """
         tag = f"{self._tag}/lockstep/{self._count}"
         self._count += 1
-        self._over = True  # but for what follows, nobody waits for this process any more
+        self._over = True  # if this raises, the others know already: run() must not tell them again
         mine = json.dumps([what, error])
         answer = json.loads(
             self.processes.gather_decide(tag, mine, _same_for_all, self._timeout_secs)
@@ -62,7 +69,7 @@ class Lockstep:
 
 
 def _same_for_all(texts: list[str]) -> str:
-    """Index and error of the first process that failed or differs from process 0, as JSON."""
+    """Called on process 0: index and error of the first process that failed or differs, as JSON."""
     said = [json.loads(text) for text in texts]
     for index, (_, error) in enumerate(said):
         if error:

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint that ckpt wrote: by the index of its database, verified block by block."""
+"""Reads arrays that ckpt wrote: finds chunks by the database index, verifies block by block."""
 
 from __future__ import annotations
 
@@ -30,13 +30,25 @@ from ckpt_core._storage import (
 )
 
 _SMALL_BYTES = 64 * KIB
+"""Leaves up to this size that are one chunk are read together with their neighbours in the file."""
 _SmallRead = tuple[Extent, Array, int | None, int]
+"""Where a small chunk is, the buffer for it, its checksum or None, and its leaf."""
 _JOIN_GAP_BYTES = 16 * KIB
 _JOIN_LIMIT_BYTES = 8 * MIB
+"""Small chunks at most this gap apart are joined into one read of at most this limit."""
 
 
 class NativeReader:
-    """Reads an item that ckpt wrote: by the index where files are local and not compressed."""
+    """Reads an item that ckpt wrote.
+
+    Uncompressed chunks in local files are read directly, at the offsets that the index tells;
+    compressed ones are decoded by TensorStore, and remote ones read through it.
+
+    Args:
+        checkpoint, item: what to read.
+        chunks: finds, reads and verifies chunks; closed with this reader.
+        context: TensorStore context of the load.
+    """
 
     def __init__(
         self,
@@ -50,7 +62,7 @@ class NativeReader:
         self._context = context
         self._location = checkpoint.location / item.directory
         self._chunks = chunks
-        self._views: set[tuple[str, int]] = set()  # two arrays must not share memory
+        self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
 
     def __enter__(self) -> NativeReader:
         return self
@@ -59,7 +71,7 @@ class NativeReader:
         self._chunks.files.close()
 
     def plan(self, batch: list[Want]) -> Reads:
-        """Buffers for a batch, and the jobs that fill them."""
+        """Buffers for a batch, and the jobs that fill and verify them."""
         small: dict[str, list[_SmallRead]] = {}
         planned: Reads = []
         for want in batch:
@@ -86,20 +98,23 @@ class NativeReader:
         region: Region,
         small: dict[str, list[_SmallRead]],
     ) -> Array | None:
-        """The buffer of a leaf that is one small chunk, which is read together with others."""
+        """The buffer of a leaf that is one chunk of at most 64 KiB; None for any other leaf.
+
+        Its read is added to ``small``, by file, where ``_joined`` turns many into one.
+        """
         spec = self._item.specs[leaf]
         if spec.stored_bytes > _SMALL_BYTES or not self._is_one_chunk(leaf, region):
             return None
         key, extent = self._chunks.find_only(leaf)
         crcs = self._chunks.checksums(leaf, key, extent)
         if crcs and not extent.file and self._chunks.block_bytes < spec.stored_bytes:
-            return None  # cut into several blocks, which are counted
+            return None  # several blocks, hence several checksums: _plan_regions handles those
         crc = crcs[0] if crcs else None
         out = np.empty(self._item.chunks[leaf], spec.numpy_dtype)
         if extent.file:
             small.setdefault(extent.file, []).append((extent, out, crc, leaf))
             return out
-        data = np.frombuffer(extent.value, np.uint8)  # it stands in the index
+        data = np.frombuffer(extent.value, np.uint8)  # a value inside the index
         if crc is not None:
             self._chunks.check(leaf, INDEX_FILE, data, crc)
         out.reshape(-1).view(np.uint8)[:] = data
@@ -108,7 +123,10 @@ class NativeReader:
     def _plan_mapped(
         self, leaf: int, region: Region, jobs: list[Callable[[], None]]
     ) -> Array | None:
-        """A leaf that is one chunk as a view of its file, and the jobs that verify it there."""
+        """A memory-mapped view of a leaf that is one chunk; None if it cannot be mapped.
+
+        Adds the jobs that verify it to ``jobs``.
+        """
         if not self._is_one_chunk(leaf, region):
             return None
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
@@ -121,7 +139,7 @@ class NativeReader:
         if file is None:
             return None
         data = file[extent.offset : extent.offset + extent.size_bytes]
-        if data.size != extent.size_bytes:  # to touch what the file lacks would kill the process
+        if data.size != extent.size_bytes:  # access beyond the end of the file is SIGBUS
             raise self._chunks.corrupt(leaf, "the file is truncated", extent.file)
         self._views.add(place)
         if crcs is not None:
@@ -133,13 +151,13 @@ class NativeReader:
         return data.view(spec.numpy_dtype).reshape(chunk)
 
     def _is_one_chunk(self, leaf: int, region: Region) -> bool:
-        """Whether a region is a whole array, stored in one piece that can be read directly."""
+        """Whether a region is a whole array, stored as one chunk that can be read directly."""
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
         one = chunk == spec.stored_shape and region == whole(chunk)
         return one and self._direct(leaf) and spec.stored_bytes > 0
 
     def _plan_regions(self, want: Want, jobs: list[Callable[[], None]]) -> dict[Region, Array]:
-        """Buffers for regions, and the jobs that read every block once, whoever needs it."""
+        """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
         leaf, regions = want.leaf, want.regions
         spec, chunk = self._item.specs[leaf], self._item.chunks[leaf]
         name = self._item.name_of(leaf)
@@ -162,16 +180,18 @@ class NativeReader:
         return buffers
 
     def _room(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An aligned buffer; CheckpointCorrupt if memory is too small for the recorded shape."""
         try:
             return aligned(shape, dtype)
         except (MemoryError, ValueError) as error:
             raise self._chunks.corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
 
     def _direct(self, leaf: int) -> bool:
+        """Whether the leaf's chunks can be read from files without TensorStore."""
         return self._location.local and self._item.codecs[leaf] is None
 
     def _joined(self, file: str, reads: list[_SmallRead]) -> Iterator[Callable[[], None]]:
-        """Jobs that read many small chunks of one file at once."""
+        """Jobs that each read several small chunks of one file with one read of up to 8 MiB."""
         ranges = [(extent.offset, extent.size_bytes) for extent, _, _, _ in reads]
         for offset, size, members in coalesce(
             ranges, gap_bytes=_JOIN_GAP_BYTES, limit_bytes=_JOIN_LIMIT_BYTES
@@ -195,7 +215,10 @@ class NativeReader:
     def _chunk_jobs(
         self, leaf: int, key: str, extent: Extent, shares: list[BufferPart]
     ) -> Iterator[Callable[[], None]]:
-        """Jobs for all that is wanted of one chunk: one a block."""
+        """Jobs that read the needed parts of one chunk: one job for each block.
+
+        A compressed chunk is one job, since it can only be decoded as a whole.
+        """
         chunk = self._item.chunks[leaf]
         crcs = self._chunks.checksums(leaf, key, extent)
         if self._item.codecs[leaf] is not None:
@@ -226,7 +249,11 @@ class NativeReader:
         takers: list[BufferPart],
         crc: int | None,
     ) -> None:
-        """Straight into its place where one region takes all of it as it is, else copied from there."""
+        """Job: reads and verifies one block.
+
+        If a single buffer takes all of it, it is read directly into that buffer; else it is read
+        into temporary memory, from which each buffer's part is copied.
+        """
         chunk, dtype = self._item.chunks[leaf], self._item.specs[leaf].numpy_dtype
         sole = sole_taker(takers, dtype)
         memory = None if sole is None else sole.memory(block, chunk)
@@ -236,14 +263,14 @@ class NativeReader:
         values = self._room(leaf, (block.stop - block.start, *chunk[1:]), dtype)
         memory = values.reshape(-1).view(np.uint8)
         self._chunks.fill(leaf, key, extent, block.offset_bytes, memory, crc)
-        with np.errstate(all="ignore"):  # a cast that was asked for may overflow
+        with np.errstate(all="ignore"):  # a cast that the caller asked for may overflow
             for share in takers:
                 share.take(block, values)
 
     def _decode(
         self, leaf: int, key: str, shares: list[BufferPart], crcs: list[int] | None
     ) -> None:
-        """A compressed chunk: decoded whole by TensorStore, then verified."""
+        """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
         name, chunk = self._item.name_of(leaf), self._item.chunks[leaf]
         shape = self._item.specs[leaf].stored_shape
 

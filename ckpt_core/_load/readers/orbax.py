@@ -1,4 +1,4 @@
-"""Trees that Orbax wrote: read through TensorStore's drivers, without checksums."""
+"""Reads pytrees that Orbax wrote, through TensorStore's drivers; there are no checksums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpt_core._tree.leaves import STORED_DTYPES, LeafSpec, is_known_impl
 
 
 class OrbaxReader:
-    """Reads a tree that Orbax wrote, through TensorStore's drivers; there are no checksums."""
+    """Reads a pytree that Orbax wrote. All of its arrays are opened at once, in 8 threads."""
 
     def __init__(self, checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> None:
         self._checkpoint = checkpoint
@@ -65,6 +65,7 @@ class OrbaxReader:
 def _opened_arrays(
     checkpoint: Checkpoint, item: OrbaxItem, context: Any
 ) -> dict[str, ForeignArray]:
+    """All arrays of the item, opened, by name."""
     tree = item.tree
     assert tree is not None
     paths = {leaf.name: leaf.path for leaf in tree.leaves if leaf.value_type != "string"}
@@ -92,11 +93,18 @@ def _opened_arrays(
 
 
 def _in_database(checkpoint: Checkpoint, item: OrbaxItem) -> bool:
+    """Whether the arrays are in an OCDBT database, not in plain files."""
     return checkpoint.backend.size(checkpoint.path, item.file("manifest.ocdbt")) is not None
 
 
 def _stored_values(checkpoint: Checkpoint, item: OrbaxItem, ocdbt: bool, context: Any) -> Values:
-    """The sizes of what is stored, found possible: TensorStore takes what it is told for true."""
+    """Sizes of the stored metadata and chunks, checked to be possible.
+
+    TensorStore does not check: it allocates whatever the metadata claims.
+
+    Raises:
+        CheckpointCorrupt: a file is no regular file, or an index file is impossibly large.
+    """
     directory = f"{checkpoint.path}/{item.directory}" if item.directory else checkpoint.path
     files = checkpoint.backend.files(directory)
     for name, size in files.items():
@@ -121,7 +129,7 @@ _SCALAR_KINDS = {"i": "int", "u": "int", "f": "float", "b": "bool", "c": "comple
 
 
 def with_specs(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> OrbaxItem:
-    """The item with what its leaves are; for Orbax's trees that takes opening every array."""
+    """The item with the spec of every leaf; opens every array, as only it tells dtype and shape."""
     if item.tree is None or item.specs:
         return item
     arrays = _opened_arrays(checkpoint, item, context)
@@ -160,7 +168,7 @@ def _orbax_spec(
 
 
 def read_special(checkpoint: Checkpoint, item: OrbaxItem, context: Any) -> Array:
-    """The one array of Orbax's Array and random-key items, which is called ``checkpoint``."""
+    """The array of an Orbax item that is one array or random key; its name is ``checkpoint``."""
     ocdbt = _in_database(checkpoint, item)
     location = checkpoint.location / item.directory
     zarr3 = checkpoint.backend.size(checkpoint.path, item.file("checkpoint/zarr.json")) is not None

@@ -1,4 +1,4 @@
-"""Array data out of an opened checkpoint, in parallel threads that run ahead by one batch."""
+"""Reads array data in parallel reader threads, which work one batch ahead of the caller."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _BATCH_LEAVES = 2048
 def read_leaves(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
 ) -> Iterator[tuple[Want, dict[Region, Array]]]:
-    """The stored arrays of every wanted leaf, in order; each verified before it is given.
+    """The stored arrays of every wanted leaf, in order; each is verified before it is yielded.
 
-    Reading runs ahead in threads by one batch.
+    While the caller works on one batch (128 MiB or 2048 leaves at most), up to 8 reader threads
+    read the next one.
 
     Raises:
-        CheckpointCorrupt: data is missing, truncated or not what was saved.
+        CheckpointCorrupt: data is missing or truncated, or its checksum differs.
     """
     reader = _reader(checkpoint, item, wants, options, context)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
@@ -42,7 +43,8 @@ def read_leaves(
         running: tuple[Reads, list[Job]] = ([], [])
         for batch in _batches(item, wants, limit):
             planned = reader.plan(batch)
-            if len(wants) == 1 and len(planned[0][2]) == 1:  # to wake a thread would take longer
+            # a single job is done on this thread: waking a reader thread would take longer
+            if len(wants) == 1 and len(planned[0][2]) == 1:
                 planned[0][2].pop()()
             started = [workers.submit(job) for _, _, jobs in planned for job in jobs]
             yield from _finished(*running)
@@ -62,7 +64,7 @@ def _reader(
 
 
 def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:
-    # every job of a batch may serve several leaves, so all must have ended before one is given
+    # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
     for job in started:
         job.result()
     for want, parts, _ in planned:

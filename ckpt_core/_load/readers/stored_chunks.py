@@ -1,4 +1,4 @@
-"""The chunks of an item that ckpt wrote, as they are stored: found, read and verified."""
+"""Finds, reads and verifies the stored chunks of an item that ckpt wrote."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from ckpt_core._tree import format_path
 
 INDEX_FILE = "manifest.ocdbt"
 _FEW_OF = 8
-"""If fewer than 1/8 of the leaves are wanted, index and checksums are read partially."""
+"""If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
 _PIECE_BYTES = 256 * KIB
-"""Read before it is verified: a fraction of a core's second-level cache."""
+"""Read this much, then checksum it while it is still in the core's second-level cache."""
 _UNVERIFIED_BLOCK_BYTES = 4 * MIB
+"""Size of the blocks that are read with ``Options(checksums=False)``."""
 
 
 class StoredChunks:
-    """Finds, reads and verifies chunks; leaves are numbered as in the item.
+    """Finds, reads and verifies chunks. ``leaf`` is always the position of a leaf in the item.
 
     Args:
-        checkpoint, item: where the chunks lie.
+        checkpoint, item: where the chunks are.
         wants: the leaves that will be asked for.
-        options: of the load.
-        context: of the load, for TensorStore.
+        options: options of the load.
+        context: TensorStore context of the load.
 
     Attributes:
-        files: the item's data files.
-        index: where every chunk of the wanted leaves lies.
+        files: the item's data files; the caller closes them.
+        index: file, offset and size of every chunk of the wanted leaves, by key.
+
+    Raises:
+        CheckpointCorrupt: the index is missing or damaged.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class StoredChunks:
         checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
         few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [item.name_of(want.leaf) for want in wants] if few else None
-        try:  # which opens files
+        try:  # self.files opens files while the index is read: close them on failure
             check, most = self.files.check, item.most_keys
             self.index = read_index(self._location, context, wanted, check, most)
         except BaseException:
@@ -68,19 +72,20 @@ class StoredChunks:
 
     @property
     def block_bytes(self) -> int:
-        """How much one checksum covers; of the chunks whose checksums were asked for so far."""
+        """Number of bytes that one checksum covers; correct only after ``checksums`` was called."""
         return self._crcs.block_bytes if self._verify else _UNVERIFIED_BLOCK_BYTES
 
     def find(self, leaf: int, key: str, chunk_size: int) -> tuple[str, Extent]:
-        """A key and the place of its chunk, of which all but the content is checked.
+        """The key, and where its chunk is stored. Checks size, file and range, but not the content.
 
         Args:
-            leaf: that the chunk belongs to.
-            key: of the chunk, with the name of the array.
+            leaf: the leaf of the chunk.
+            key: key of the chunk: array name and chunk position.
             chunk_size: bytes of the decoded chunk.
 
         Raises:
-            CheckpointCorrupt: the chunk is missing, of an impossible size, or in no file that was saved.
+            CheckpointCorrupt: the chunk is missing, has an impossible size, lies in a file that the
+                record does not list, or beyond the file's end.
         """
         extent = self.index.get(key)
         if extent is None:
@@ -98,19 +103,21 @@ class StoredChunks:
             if listed is None:
                 raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
             if extent.offset + extent.size_bytes > listed.size_bytes:
-                raise self.corrupt(leaf, f"chunk {key} lies beyond the end of it", extent.file)
+                raise self.corrupt(
+                    leaf, f"chunk {key} lies beyond the end of the file", extent.file
+                )
             if extent.file not in self._checked:
                 self._check_file(leaf, extent.file)
         return key, extent
 
     def find_only(self, leaf: int) -> tuple[str, Extent]:
-        """Key and place of the one chunk that an array has."""
+        """As ``find``, for an array that is stored as a single chunk."""
         name, spec = self._item.name_of(leaf), self._item.specs[leaf]
         key = chunk_key((0,) * len(spec.stored_shape))
         return self.find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
 
     def _check_file(self, leaf: int, file: str) -> None:
-        """Before anything of it is read, also by TensorStore."""
+        """Checks, before anything reads the data file, that it is not longer than recorded."""
         try:
             self.files.check([file])
         except CheckpointCorrupt as error:
@@ -118,7 +125,11 @@ class StoredChunks:
         self._checked.add(file)
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
-        """The checksums of a chunk's blocks; None where nothing is verified."""
+        """The checksums of a chunk's blocks; None with ``Options(checksums=False)``.
+
+        Raises:
+            CheckpointCorrupt: no checksum was saved for this chunk.
+        """
         if not self._verify:
             return None
         crcs = self._crcs.of(key, extent)
@@ -129,11 +140,11 @@ class StoredChunks:
     def blocks(
         self, leaf: int, key: str, crcs: list[int], itemsize: int
     ) -> Iterator[tuple[slice, int]]:
-        """The bytes of every block of a chunk, and what their checksum must be."""
+        """For each block of a chunk, its range of bytes in the chunk and the saved checksum."""
         chunk = self._item.chunks[leaf]
         rows = (0, chunk[0] if chunk else 1)
         count = -(-rows[1] // rows_per_block(chunk, itemsize, self.block_bytes))
-        if count != len(crcs):  # before there is something made for each
+        if count != len(crcs):  # checked first: a forged count must not make millions of objects
             raise self.corrupt(leaf, f"{len(crcs)} checksums for chunk {key}, not {count}")
         _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=self.block_bytes)
         for block, crc in zip(blocks, crcs, strict=True):
@@ -142,7 +153,17 @@ class StoredChunks:
     def fill(
         self, leaf: int, key: str, extent: Extent, offset: int, target: Array, crc: int | None
     ) -> None:
-        """Reads ``target.size`` bytes of a chunk and verifies them."""
+        """Reads ``target.size`` bytes of a chunk into ``target`` and verifies their checksum.
+
+        Args:
+            leaf, key, extent: as ``find`` takes and returns them.
+            offset: first byte, relative to the chunk.
+            target: memory to fill, as bytes.
+            crc: the saved checksum of these bytes; None to verify nothing.
+
+        Raises:
+            CheckpointCorrupt: the file or chunk is truncated, or the checksum differs.
+        """
         file = extent.file or INDEX_FILE
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
@@ -158,7 +179,7 @@ class StoredChunks:
             self.check(leaf, file, target, crc)
 
     def _read(self, leaf: int, file: str, offset: int, target: Array, crc: int | None) -> None:
-        """Reads and verifies by turns: what was just read is still in the core's cache."""
+        """Reads pieces of 256 KiB and checksums each while it is still in the core's cache."""
         found = 0
         step = target.size if crc is None else _PIECE_BYTES
         for start in range(0, target.size, step or 1):
@@ -171,7 +192,7 @@ class StoredChunks:
             self._compare(leaf, file, found, crc)
 
     def check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
-        """Raises CheckpointCorrupt where the checksum of the data is another one."""
+        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``."""
         self._compare(leaf, file, crc_of(data), crc)
 
     def _compare(self, leaf: int, file: str | None, found: int, crc: int) -> None:
@@ -179,7 +200,7 @@ class StoredChunks:
             raise self.corrupt(leaf, "the data is damaged: its checksum differs", file)
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
-        """The error for damage of a leaf, which names item, leaf and file."""
+        """The error for a damaged leaf; its message names checkpoint, item, leaf and file."""
         where = format_path(self._item.paths[leaf])
         full = f"{self._item.directory}/{file}" if file else None
         place = f", file {full}" if full else ""

@@ -1,4 +1,4 @@
-"""What is to be read of an item, and how reading is asked for."""
+"""The types in which a load tells readers what to read, and in which they answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Want(NamedTuple):
 
     Attributes:
         leaf: its position in the item.
-        regions: of the stored array.
-        mapped: whether the file itself may be its memory.
-        sharding: where it comes to lie, which a load that broadcasts must know; None on the host
-            and where it is not bound to devices.
-        dtype: into which it may be converted block by block as it is read, so that it is never there
-            twice; None to leave it as it is stored. A reader may leave it, too.
+        regions: the regions of the stored array to read.
+        mapped: whether the reader may memory-map the file instead of reading it.
+        sharding: sharding of the loaded array, which ``Broadcast`` needs; None for a host array or
+            an uncommitted one.
+        dtype: the reader may cast to this dtype block by block, so that memory never holds the
+            array in both dtypes; None: no cast. A reader that does not cast returns the stored
+            dtype.
     """
 
     leaf: int
@@ -33,8 +34,8 @@ class Want(NamedTuple):
 
 
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
-"""Reads wanted leaves, in order; arguments as for ``pipeline.read_leaves``."""
+"""A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``."""
 
 
 Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
-"""Per leaf: the buffers by region, and the jobs that fill them (any job may serve several leaves)."""
+"""For each leaf: its buffers by region, and jobs that fill buffers, also those of other leaves."""
