@@ -296,16 +296,16 @@ class Branch:
 
         self._follow_lineage(self._on_first(leave, "leave a step"), step)
 
-    def forget(self, deleted: list[int]) -> None:
-        """Forgets deleted steps, so that their numbers can be saved again.
+    def forget(self, deleted: list[int]) -> list[int]:
+        """Forgets the steps that are gone, so that their numbers can be saved again; gives them.
 
-        A step whose deletion failed stays in the list of known steps: it is not a stranger.
+        A step whose deletion failed, because it is being read, is known as before: it is not a stranger.
         """
-        for steps in (self._mine, self._damaged, self._restored):
-            steps.difference_update(deleted)
         gone = [step for step in deleted if not self._steps.has(step)]
-        for steps in (self._attempted, self._steps_at_claim or set[int]()):
+        known = (self._damaged, self._restored, self._attempted, self._steps_at_claim or set[int]())
+        for steps in known:
             steps.difference_update(gone)
+        return gone
 
     def _new_lineage(self) -> Run:
         make = self._local is not None

@@ -301,13 +301,17 @@ class Checkpointer(Reading):
 
     @contextlib.contextmanager
     def _forgetting(self, deleted: list[int]) -> Generator[None]:
-        """Forgets ``deleted`` even after an interrupted deletion: the steps can be saved again."""
-        # Also before the deletion: an interrupt may come during the ``finally`` below.
-        self._parts.run.mine.difference_update(deleted)
+        """Forgets those of the steps that are gone, also when the deletion fails or is interrupted."""
+        mine = self._parts.run.mine
+        own = mine & {*deleted}
+        # Already before the deletion, as an interrupt may come during the `finally` below. A step that
+        # is forgotten though it exists makes way for the next save of its number; one that is deleted
+        # and not forgotten would never be saved again.
+        mine -= own
         try:
             yield
         finally:
-            self._parts.branch.forget(deleted)
+            mine |= own - set(self._parts.branch.forget(deleted))
             self._parts.decision.forget()
 
     def wait_until_finished(self) -> None:

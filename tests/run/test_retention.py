@@ -80,6 +80,23 @@ def test_delete_refuses_a_step_that_is_being_read(tmp_path: Path) -> None:
         assert checkpointer.all_steps() == [2]
 
 
+def test_a_step_whose_deletion_was_refused_is_still_ours(tmp_path: Path) -> None:
+    """A save of it does nothing, as before; it is not taken for a stranger that must make way."""
+    with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer:
+        checkpointer.save(1, state(1))
+
+        def delete() -> None:
+            with pytest.raises(ckpt.CheckpointError, match="being read"):
+                checkpointer.delete(1)
+            assert not checkpointer.save(1, state(9))
+
+        assert whole(ckpt.load(tmp_path / "1", only=during(delete)), 1)
+        assert not (tmp_path / "retired").exists()
+        checkpointer.delete(1)
+        assert checkpointer.save(1, state(2))
+    assert whole(ckpt.load(tmp_path / "1"), 2)
+
+
 READER = """
 import sys
 import ckpt_core as ckpt
