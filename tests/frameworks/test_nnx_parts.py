@@ -36,7 +36,7 @@ def test_what_an_abstract_model_lacks_is_never_advised_to_be_kept(tmp_path, miss
     }  # fmt: skip
     assert all("(abstract)" in entry.wanted for entry in caught.value.mismatches)
     assert 'missing="keep"' not in str(caught.value)
-    assert "give it one" in str(caught.value) and "only=" in str(caught.value)
+    assert "pass a target with values" in str(caught.value) and "only=" in str(caught.value)
 
 
 def test_what_a_made_model_lacks_is_advised_to_be_kept(tmp_path):

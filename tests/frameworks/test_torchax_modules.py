@@ -403,4 +403,4 @@ def test_23_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
     np.testing.assert_array_equal(closure(tokens).jax(), before)
     np.testing.assert_allclose(other(tokens).jax(), model(tokens).jax(), rtol=1e-6)
     readme = INTEGRATIONS / "torchax" / "README.md"
-    assert "baked" in readme.read_text()
+    assert "Restore before its first call" in readme.read_text()
