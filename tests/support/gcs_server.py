@@ -53,6 +53,7 @@ class Server:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: else each answer waits 40 ms for an acknowledgement
     state: Server
 
     def log_message(self, format: str, *args: Any) -> None:
