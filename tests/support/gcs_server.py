@@ -53,7 +53,9 @@ class Server:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: else each answer waits 40 ms for an acknowledgement
+    wbufsize = (
+        -1
+    )  # head and body in one packet: else each answer waits 40 ms for an acknowledgement
     state: Server
 
     def log_message(self, format: str, *args: Any) -> None:
