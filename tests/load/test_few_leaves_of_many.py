@@ -94,7 +94,8 @@ def test_all_leaves_are_read_in_few_pieces(many: Path, monkeypatch: pytest.Monke
     counted = Counted(monkeypatch)
     loaded = ckpt.load(many)
     assert len(loaded) == 50 and loaded["group49"]["leaf99"][0] == 4999
-    assert len(counted.data) < 20  # as TensorStore happened to write them: 8 to 11 pieces
+    # 3 or 4 after a save on a quiet machine, 11 on a busy one: TensorStore decides the order of the chunks
+    assert len(counted.data) < 20
     assert sum(counted.data) < 1.5 * LEAVES * LEAF_BYTES
 
 
