@@ -5,8 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import sys
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt
@@ -14,6 +13,14 @@ from ckpt_core._format.limits import most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import refuse_file
+from ckpt_core._storage.btree import (
+    Extent,
+    Inner,
+    Leaf,
+    NodeRef,
+    decode_manifest,
+    decode_node,
+)
 from ckpt_core._storage.failures import unreadable
 from ckpt_core._storage.location import Location
 
@@ -25,67 +32,16 @@ _FEW_KEYS = 2**16
 """Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
 
-class Extent(NamedTuple):
-    """The place of a key's value.
-
-    Attributes:
-        file: data file, relative to the item; empty if the value is inline in the index.
-        offset: offset of the first byte.
-        size_bytes: size of the value.
-        value: the value, if it is inline.
-    """
-
-    file: str
-    offset: int
-    size_bytes: int
-    value: bytes = b""
-
-
-class Index(Mapping[str, Extent]):
-    """Key -> place, for a database; each place is parsed when it is first used.
+class Index(dict[str, Extent]):
+    """Key -> place of its value, for a database.
 
     Attributes:
         files: files that contain the index, without the manifest.
     """
 
-    def __init__(self, item: Location) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.files: set[str] = set()
-        self._item = item
-        self._entries: dict[bytes, str | bytes] = {}
-        self._parsed: dict[str, Extent] = {}
-
-    def add(self, prefix: bytes, entries: list[dict[str, Any]]) -> None:
-        """Adds the entries of a leaf node, in the form of ``ts.ocdbt.dump``."""
-        for entry in entries:
-            value = entry.get("indirect_value")
-            self._entries[prefix + entry["key"]] = entry["inline_value"] if value is None else value
-
-    def __getitem__(self, key: str) -> Extent:
-        found = self._parsed.get(key)
-        if found is None:
-            found = self._parsed[key] = self._parse(key)
-        return found
-
-    def get(self, key: str, default: Any = None) -> Any:
-        try:  # faster than Mapping.get; called for every chunk
-            return self._parsed.get(key) or self[key]
-        except KeyError:
-            return default
-
-    def _parse(self, key: str) -> Extent:
-        entry = self._entries[key.encode(errors="surrogateescape")]
-        if not isinstance(entry, str):
-            return Extent("", 0, len(entry), bytes(entry))
-        try:
-            return _extent(entry)
-        except _UNREADABLE as error:
-            raise _unreadable(self._item, error) from error
-
-    def __iter__(self) -> Iterator[str]:
-        return (key.decode(errors="surrogateescape") for key in self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def read_index(
@@ -110,13 +66,12 @@ def read_index(
     refuse_file(item, _MANIFEST, most_bytes(_MANIFEST))
     try:
         base: Any = ts.KvStore.open(item.spec(), context=context).result()
-        manifest: Any = ts.ocdbt.dump(base).result()
-        newest = max(manifest["versions"], key=lambda version: version["generation_number"])
-        found = Index(item)
-        if "location" in newest["root"]:
+        root = decode_manifest(_value(base.read(_MANIFEST).result(), _MANIFEST))
+        found = Index()
+        if root is not None:
             # asked for at every node, and looks at every leaf
             most = functools.cache(most_keys)
-            _collect(base, newest["root"]["location"], found, _key_ranges(names), check, most)
+            _collect(base, root, found, _key_ranges(names), check, most)
         return found
     except CheckpointCorrupt:
         raise
@@ -124,16 +79,8 @@ def read_index(
         raise _unreadable(item, error) from error
 
 
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-    RecursionError,
-    NotImplementedError,
-    OverflowError,
-    MemoryError,
-)
+_UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
+"""What TensorStore and our decoding raise; NotImplementedError is a RuntimeError."""
 _MANIFEST = "manifest.ocdbt"
 
 
@@ -142,8 +89,14 @@ def _unreadable(item: Location, error: Exception) -> Exception:
     return unreadable(error, doing, file=_MANIFEST)
 
 
-Place = tuple[str, bytes, bytes | None]
-"""Reference to a node, prefix of its keys, first key after them (None for no end)."""
+class _Below(NamedTuple):
+    """A node to visit: where it is, the prefix of its keys, the first key after them (None: no end)."""
+
+    node: NodeRef
+    prefix: bytes
+    stop: bytes | None
+
+
 KeyRange = tuple[bytes, bytes | None]
 """First key, and first key after the range (None for no end)."""
 
@@ -171,79 +124,86 @@ def _overlaps_any(ranges: list[KeyRange], start: bytes, stop: bytes | None) -> b
     return after < len(ranges) and (stop is None or ranges[after][0] < stop)
 
 
-def _batches(level: list[Place]) -> Iterator[list[Place]]:
-    """Splits nodes into batches to read at once: TensorStore aborts if memory runs out."""
-    nodes: list[Place] = []
+def _batches(level: list[_Below]) -> Iterator[list[_Below]]:
+    """Splits nodes into batches to read at once, which bounds the memory that they take."""
+    batch: list[_Below] = []
     size_bytes = 0
-    for place in level:
-        node = _extent(place[0])
-        if node.size_bytes > _MOST_NODE_BYTES:
-            raise ValueError(f"impossible node of {node.size_bytes} bytes")
-        if nodes and (
-            len(nodes) == _NODES_AT_ONCE or size_bytes + node.size_bytes > _MOST_BYTES_AT_ONCE
+    for below in level:
+        node_bytes = below.node.size_bytes
+        if node_bytes > _MOST_NODE_BYTES:
+            raise ValueError(f"impossible node of {node_bytes} bytes")
+        if batch and (
+            len(batch) == _NODES_AT_ONCE or size_bytes + node_bytes > _MOST_BYTES_AT_ONCE
         ):
-            yield nodes
-            nodes, size_bytes = [], 0
-        nodes.append(place)
-        size_bytes += node.size_bytes
-    if nodes:
-        yield nodes
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(below)
+        size_bytes += node_bytes
+    if batch:
+        yield batch
 
 
 def _collect(
     base: Any,
-    root: str,
+    root: NodeRef,
     found: Index,
     ranges: list[KeyRange],
     check: Callable[[Iterable[str]], None],
     most_keys: Callable[[], int],
 ) -> None:
     """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
-    level: list[Place] = [(root, b"", None)]
-    visited: set[str] = set()
+    level = [_Below(root, b"", None)]
+    visited = {root}
     while level:
-        below: list[Place] = []
-        for nodes in _batches(level):
-            for where, _, _ in nodes:
-                if where in visited:
-                    raise ValueError("the index refers to itself")
-                visited.add(where)
-            files = {_extent(where).file for where, _, _ in nodes}
+        below_level: list[_Below] = []
+        for batch in _batches(level):
+            nodes = [below.node for below in batch]
+            files = {node.file for node in nodes}
             check(files - found.files)
             found.files |= files
-            dumped = [ts.ocdbt.dump(base, where) for where, _, _ in nodes]
-            for (_, prefix, stop), node in zip(nodes, dumped, strict=True):
-                content: Any = node.result()
-                if content["height"] == 0:
-                    found.add(prefix, content["entries"])
+            for below, data in zip(batch, _read_nodes(base, nodes), strict=True):
+                content = decode_node(data, below.node.base)
+                if isinstance(content, Leaf):
+                    found.update(_under(below.prefix, content))
                     if len(found) > _FEW_KEYS and len(found) > most_keys():
                         raise ValueError(f"more than the {most_keys()} keys that there can be")
                 else:
-                    below += _children(content["entries"], prefix, stop, ranges)
-        level = below
+                    below_level += _children(content, below, ranges)
+        level = below_level
+        before = len(visited)
+        visited.update(below.node for below in level)
+        if len(visited) < before + len(level):
+            raise ValueError("the index refers to a node twice")
 
 
-def _children(
-    entries: list[dict[str, Any]], prefix: bytes, stop: bytes | None, ranges: list[KeyRange]
-) -> Iterator[Place]:
+def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Extent]]:
+    """The entries of a leaf, whose keys all begin with ``prefix``."""
+    keys = [(prefix + key).decode(errors="surrogateescape") for key in leaf.keys]
+    return zip(keys, leaf.extents, strict=True)
+
+
+def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
+    """The stored bytes of nodes, read in parallel."""
+    reading = [
+        base.read(node.file, byte_range=slice(node.offset, node.offset + node.size_bytes))
+        for node in nodes
+    ]
+    for node, future in zip(nodes, reading, strict=True):
+        yield _value(future.result(), node.file)
+
+
+def _value(found: Any, file: str) -> bytes:
+    if found.state != "value":
+        raise ValueError(f"{file} is missing")
+    return found.value
+
+
+def _children(node: Inner, below: _Below, ranges: list[KeyRange]) -> Iterator[_Below]:
     """The children of an inner node that may have keys in ``ranges``."""
-    starts = [prefix + entry["key"] for entry in entries]
-    for entry, start, end in zip(entries, starts, [*starts[1:], stop], strict=True):
-        if _overlaps_any(ranges, start, end):
-            yield entry["location"], prefix + entry["subtree_common_prefix"], end
-
-
-def _extent(reference: str) -> Extent:
-    """The place in a reference ``kind:base:file:offset:length``, as ``ts.ocdbt.dump`` prints it."""
-    file, offset, length = reference.rsplit(":", 2)
-    return Extent(_file_of(file), int(offset), int(length))
-
-
-@functools.lru_cache(1024)
-def _file_of(reference: str) -> str:
-    """The file in ``kind:base:file``, relative to the item."""
-    _, base, file = reference.split(":")
-    name = base + file if "%" not in reference else urllib.parse.unquote(base + file)
-    if name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"the index refers to {name!r}, outside the item")
-    return name
+    starts = [below.prefix + key for key in node.keys]
+    stops = [*starts[1:], below.stop]
+    for child, length, start, stop in zip(
+        node.children, node.prefix_lengths, starts, stops, strict=True
+    ):
+        if _overlaps_any(ranges, start, stop):
+            yield _Below(child, start[: len(below.prefix) + length], stop)

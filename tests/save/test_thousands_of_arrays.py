@@ -164,9 +164,9 @@ def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monke
     from ckpt_core._storage import index
 
     nodes, counted = [], []
-    add, chunk_count = index.Index.add, checkpoint.chunk_count
+    decode_node, chunk_count = index.decode_node, checkpoint.chunk_count
     monkeypatch.setattr(index, "_FEW_KEYS", 0)
-    monkeypatch.setattr(index.Index, "add", lambda *a: (nodes.append(1), add(*a))[1])
+    monkeypatch.setattr(index, "decode_node", lambda *a: (nodes.append(1), decode_node(*a))[1])
     monkeypatch.setattr(
         checkpoint, "chunk_count", lambda *a: (counted.append(1), chunk_count(*a))[1]
     )
