@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core._directory.run_metadata import write_run_metadata
+from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
 from ckpt_core._directory.step_names import StepNames, check_step
-from ckpt_core._errors import CheckpointError, GraceExceeded
+from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID
+from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._options import Options, checked_options
-from ckpt_core._run.branch import Branch
-from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.directory import RunDirectory, open_run_directory
-from ckpt_core._run.fence import Fence
-from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
+from ckpt_core._results import CheckpointInfo, Restored
+from ckpt_core._run.directory import open_run_directory
+from ckpt_core._run.in_flight import raise_failures, settle_all
+from ckpt_core._run.parts import make_parts
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
-from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.reading import Parts, Reading
-from ckpt_core._run.retention import Retention
-from ckpt_core._run.saving import Saving
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, find_run, local_root
-from ckpt_core._run.turns import in_turn
-from ckpt_core._run.unread import UnreadValues
+from ckpt_core._run.reading import Reading
+from ckpt_core._run.tiers import local_root
+from ckpt_core._run.turns import Turns, in_turn
+from ckpt_core._run.writing import Writing
 from ckpt_core._save import NOTHING, RecordFields, collect_items
+from ckpt_core._verify import describe_opened
 
 
-class Checkpointer(Reading):
+class Checkpointer:
     """A directory of checkpoints, one per step, for one training run.
 
     Step ``n`` is the state after the 0-based step ``n`` was completed: save after the update, and
@@ -102,47 +99,25 @@ class Checkpointer(Reading):
         local_directory: str | os.PathLike[str] | None = None,
         options: Options | None = None,
     ) -> None:
-        names = StepNames(step_prefix, step_format_fixed_length)
-        run = open_run_directory(directory, names, checked_options(options), read_only)
-        root = None if local_directory is None else local_root(local_directory)
-        policy = choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode)
-        saves: list[InFlight] = []
-        self._fence = Fence(run.path, run.backend)
-        retention = Retention(run, policy)
-        branch = Branch(run, self._fence, retention)
-        saving = Saving(run, saves, branch, asynchronous)
-        when_to = choose_save_policy(save_policy, save_interval_steps)
-        persist = run.options.persist_policy
-        listening = when_to if persist is None else when.any_of(when_to, persist)
-        self._preemption = Preemption(run.processes, listening, run.options)
-        self._closed = False
-        self._local: LocalTier | None = None
-        if root is not None:
-            lineage = find_run(run.backend, run.path, run.processes, run.options, not read_only)
-            self._local = LocalTier(root, lineage, names, run.processes, run.options, read_only)
-            branch.set_local(self._local)
-            saving.set_local(self._local)
-        tiers = Tiers(run.steps, self._local)
-        # Pass functions, not bound methods: a reference cycle would delay garbage collection.
-        decision = _deciding(when_to, run, self._preemption, tiers.latest)
-        self._persist = (
-            None if persist is None else _deciding(persist, run, self._preemption, run.steps.latest)
+        run = open_run_directory(
+            directory,
+            StepNames(step_prefix, step_format_fixed_length),
+            checked_options(options),
+            read_only,
         )
-        super().__init__(
-            Parts(
-                run,
-                tiers,
-                retention,
-                branch,
-                saving,
-                decision,
-                saves,
-                UnreadValues(),
-                (best_metric, best_mode),
-            )
+        self._parts = parts = make_parts(
+            run,
+            choose_save_policy(save_policy, save_interval_steps),
+            choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
+            local_root=None if local_directory is None else local_root(local_directory),
+            asynchronous=asynchronous,
         )
+        self._reading = Reading(parts)
+        self._writing = Writing(parts)
+        self._turns = Turns(run.path, parts.saves)
+        self._best = best_metric, best_mode
         if not read_only and run.processes.index == 0:
-            retention.clean()
+            parts.retention.clean()
 
     @in_turn
     def save(
@@ -184,53 +159,164 @@ class Checkpointer(Reading):
                 not restored, and something is being saved under its name.
             Exception: the error of the previous asynchronous save, with its own type.
         """
-        self._refuse_if_read_only("save")
-        raise_failures(self._parts.saves)
-        self._preemption.note_step(step := check_step(step))
+        step = self._writing.step_to_save(step)
         chosen = collect_items(state, items, named)
-        numbers = check_metrics(metrics)
-        overwrite = (
-            overwrite or step in self._parts.saving.maybe_not_durable
-        )  # a failed save of this step may have left it on disk
-        begun = {running.step for running in self._parts.saves}
-        if not overwrite and (step in self._parts.run.mine or step in begun):
-            self._parts.branch.log_repeat(step)
-            return False
-        self._parts.unread.check(chosen)
-        if not force and not self._wants(step):
-            return False
-        persists = self._local is None or force or self._persists(step)
-        self._parts.saving.make_way(persists)
-        self._parts.branch.make_room(step, overwrite, persists)
-        fields = RecordFields(state is not NOTHING, metadata, numbers)
-        what = StepToSave(step, chosen, fields)
-        self._parts.saving.start(what, overwrite, persists, lambda: self._began(step, persists))
-        return True
-
-    def _began(self, step: int, persists: bool) -> None:
-        self._parts.decision.save_began(step)
-        if persists and self._persist is not None:
-            self._persist.save_began(step)
-
-    def _persists(self, step: int) -> bool:
-        """Whether this save also goes to the persistent directory; all processes must call it."""
-        # After a stop signal the host and its local disk may be gone before the next run starts.
-        last = self._preemption.wants(step) or self._preemption.will_stop
-        return (
-            self._persist is None
-            or self._persist.wants(step, self._parts.saving.in_flight.running)
-            or last
-        )
+        fields = RecordFields(state is not NOTHING, metadata, check_metrics(metrics))
+        return self._writing.save(step, chosen, fields, force=force, overwrite=overwrite)
 
     @in_turn
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        return self._wants(check_step(step))
+        return self._writing.wants(check_step(step))
 
-    def _wants(self, step: int) -> bool:
-        return not self._parts.run.read_only and self._parts.decision.wants(
-            step, self._parts.saves[0].running
-        )
+    @in_turn
+    def restore_latest(
+        self,
+        state: Any = NO_STATE,
+        /,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        strict_latest: bool = False,
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored | None:
+        """Restores the newest intact step; returns None if the directory has no step.
+
+        Waits for running saves and blocks until all is read. All processes must call it.
+
+        Claims the directory, unless ``read_only``: the next commit of an older run there fails. The
+        next save then moves steps newer than the restored one to ``retired`` (in an object store it
+        deletes them).
+
+        A damaged step is skipped with a warning that names the damage, and is never deleted: the
+        next save moves it to the directory ``damaged`` (in an object store it stays). If the
+        targets do not match the checkpoint, no older step is tried, because the code is wrong and
+        not the disk.
+
+        Args:
+            state: the target for steps written by ``save(step, state)``; in the result it is
+                ``state``.
+            strict_latest: raise if the newest step is damaged, instead of trying older ones.
+            (others: see ``ckpt_core.restore``)
+
+        Raises:
+            CheckpointCorrupt: there are steps, and none can be loaded.
+            StructureMismatch: the targets do not match the checkpoint.
+
+        Example:
+            >>> import ckpt_core as ckpt, jax.numpy as jnp, tempfile
+            >>> with ckpt.Checkpointer(tempfile.mkdtemp()) as checkpointer:
+            ...     _ = checkpointer.save(7, {"w": jnp.arange(3)})
+            ...     restored = checkpointer.restore_latest({"w": jnp.zeros(3, jnp.int32)})
+            >>> restored.step, restored.state["w"].tolist()
+            (7, [0, 1, 2])
+        """
+        settle_all(self._parts.saves)
+        options = options or self._parts.run.options
+        request = make_request(only, rename, cast, missing, unexpected, options)
+        targets = collect_targets(state, items, targets)
+        return self._reading.restore_newest(targets, request, strict_latest)
+
+    @in_turn
+    def restore(
+        self,
+        step: int,
+        state: Any = NO_STATE,
+        /,
+        *,
+        items: Mapping[str, Any] | None = None,
+        only: Any = None,
+        rename: Any = None,
+        cast: bool = False,
+        missing: str = "error",
+        unexpected: str = "error",
+        options: Options | None = None,
+        **targets: Any,
+    ) -> Restored:
+        """Restores one step into live objects, or into ``state`` as ``save(step, state)`` took it.
+
+        See ``ckpt_core.restore``. All processes must call it.
+
+        Claims the directory, and the next save moves newer steps away, as with ``restore_latest``.
+        Restoring an older step only to compare is safe: a save continues from the newest earlier
+        step that this Checkpointer restored or saved.
+        """
+        settle_all(self._parts.saves)
+        options = options or self._parts.run.options
+        request = make_request(only, rename, cast, missing, unexpected, options)
+        targets = collect_targets(state, items, targets)
+        return self._reading.restore(step, targets, request)
+
+    @in_turn
+    def load(
+        self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
+    ) -> Any:
+        """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
+        settle_all(self._parts.saves)
+        return self._reading.load(step, like, item, arguments)
+
+    @property
+    def directory(self) -> str:
+        """Absolute path, or URL, of the directory."""
+        return self._parts.run.path
+
+    def explain(self) -> dict[int, str]:
+        """For every step on disk, whether retention keeps or deletes it, and why."""
+        known = self._parts.retention.explain()
+        local = "kept: one of the newest in local directories"
+        return {step: known.get(step, local) for step in self.all_steps()}
+
+    def all_steps(self) -> list[int]:
+        """Every committed step, ascending; reads the directory.
+
+        With ``local_directory``, also the local steps that all processes hold, as of their last
+        agreement: at construction, at each save and at each restore.
+        """
+        return self._parts.tiers.all()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step, or None."""
+        return self._parts.tiers.latest()
+
+    def best_step(self) -> int | None:
+        """The step with the best metric, or None; needs ``best_metric``."""
+        metric, mode = self._best
+        if metric is None or mode is None:
+            raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
+        return next(iter(keep.best(metric, mode=mode)(self._parts.run.steps.all_facts())), None)
+
+    def metadata(self, step: int) -> Any:
+        """What was saved as ``metadata=`` with a step."""
+        return self._parts.tiers.open(step).metadata
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that were saved with a step."""
+        return dict(self._parts.tiers.open(step).metrics)
+
+    @property
+    def run_metadata(self) -> Any:
+        """JSON of the run that ``write_run_metadata`` wrote; None if there is none."""
+        return read_run_metadata(self._parts.run.backend, self._parts.run.path)
+
+    def inspect(self, step: int) -> CheckpointInfo:
+        """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
+        return describe_opened(self._parts.tiers.open(step))
+
+    def wait_for_new_step(
+        self, after: int | None = None, timeout_secs: float | None = None
+    ) -> int | None:
+        """Blocks until the newest step is newer than ``after``; returns it, or None at the timeout.
+
+        For an evaluator that follows a trainer. Lists the directory about once a second. With
+        several processes, all must call it, and all get the answer of process 0.
+        """
+        seen = self._parts.run.steps.wait_for_newer(after, timeout_secs)
+        return self._parts.decision.step_on_first(seen)
 
     @property
     def should_stop(self) -> bool:
@@ -240,11 +326,11 @@ class Checkpointer(Reading):
         only recorded and the second one ends the process. With several processes, jax's preemption
         service handles the signal instead, so that all stop at the same step; all must ask.
         """
-        return self._preemption.should_stop
+        return self._parts.preemption.should_stop
 
     def reached_preemption(self, step: int) -> bool:
         """Whether to save this step and stop; the same on all processes, which all must call it."""
-        return self._preemption.reached(step)
+        return self._parts.preemption.reached(step)
 
     @in_turn
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -252,7 +338,7 @@ class Checkpointer(Reading):
 
         All processes may call it; process 0 writes.
         """
-        self._refuse_if_read_only("write_run_metadata")
+        self._writing.refuse_unless_open("write_run_metadata")
         if self._parts.run.processes.index == 0:
             write_run_metadata(self._parts.run.backend, self.directory, metadata)
 
@@ -264,21 +350,7 @@ class Checkpointer(Reading):
             CheckpointNotFound: there is no such step.
             CheckpointError: the step is being read, or another writer has taken the directory over.
         """
-        self._refuse_if_read_only("delete")
-        step = check_step(step)
-        settle_all(self._parts.saves)
-        self._parts.decision.agree_on_call(f"delete step {step}")
-        in_local = self._local is not None and step in self._local.complete
-        self._parts.branch.before_delete(step, self._parts.tiers.latest)
-
-        def delete() -> None:
-            if not in_local or step in self._parts.run.steps.all():
-                self._parts.retention.delete(step)
-
-        with self._forgetting([step]):
-            self._parts.decision.run_on_first(delete)
-            if self._local is not None:
-                self._local.delete_where(lambda other: other == step)
+        self._writing.delete(step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -286,33 +358,7 @@ class Checkpointer(Reading):
 
         Waits for running saves. All processes must call it.
         """
-        self._refuse_if_read_only("rollback_to")
-        step = check_step(step)
-        settle_all(self._parts.saves)
-        self._parts.decision.agree_on_call(f"roll back to step {step}")
-        steps = self._parts.decision.steps_on_first(self.all_steps)
-        self._parts.branch.before_delete_newer(step)
-        newer = [other for other in steps if other > step]
-        with self._forgetting(newer):
-            self._parts.decision.run_on_first(lambda: self._parts.retention.delete_newer(step))
-            if self._local is not None:
-                self._local.delete_where(lambda other: other > step)
-        return newer
-
-    @contextlib.contextmanager
-    def _forgetting(self, deleted: list[int]) -> Generator[None]:
-        """Forgets those of the steps that are gone, also when the deletion fails or is interrupted."""
-        mine = self._parts.run.mine
-        own = mine & {*deleted}
-        # Already before the deletion, as an interrupt may come during the `finally` below. A step that
-        # is forgotten though it exists makes way for the next save of its number; one that is deleted
-        # and not forgotten would never be saved again.
-        mine -= own
-        try:
-            yield
-        finally:
-            mine |= own - set(self._parts.branch.forget(deleted))
-            self._parts.decision.forget()
+        return self._writing.rollback_to(step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; every save started before is then durable in its tiers.
@@ -321,23 +367,12 @@ class Checkpointer(Reading):
             GraceExceeded: the run was told to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
-        settle_all(self._parts.saves, self._preemption.secs_left)
+        settle_all(self._parts.saves, self._parts.preemption.secs_left)
 
     @in_turn
     def close(self) -> None:
         """Waits for running saves and releases the directory; raises the error of a failed save."""
-        raise_failures(self._parts.saves, self._end())
-
-    def _end(self) -> GraceExceeded | None:
-        """Waits for running saves and releases the claims; an error if the grace period ran out."""
-        self._closed = True
-        late = wait_for_all(self._parts.saves, self._preemption.secs_left)
-        self._preemption.close()
-        if not any(running.running for running in self._parts.saves):
-            self._fence.close()
-            if self._local is not None:
-                self._local.close()
-        return late
+        raise_failures(self._parts.saves, self._writing.end())
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -348,7 +383,7 @@ class Checkpointer(Reading):
 
     @in_turn
     def _leave(self, error: BaseException | None) -> None:
-        late = self._end()
+        late = self._writing.end()
         try:
             raise_failures(self._parts.saves, late)
         except BaseException as failure:
@@ -360,33 +395,4 @@ class Checkpointer(Reading):
             )
 
     def __repr__(self) -> str:
-        return f"<Checkpointer {self.directory}: {self._state()}>"
-
-    def _state(self) -> str:
-        if self._closed:
-            return "closed"
-        saving = [str(save.step) for save in self._parts.saves if save.running]
-        return (
-            f"saving step {saving[0]}"
-            if saving
-            else "read only"
-            if self._parts.run.read_only
-            else "open"
-        )
-
-    def _refuse_if_read_only(self, what: str) -> None:
-        if self._closed:
-            raise CheckpointError(f"{self.directory}: this Checkpointer was closed")
-        if self._parts.run.read_only:
-            raise CheckpointError(
-                f"{self.directory}: {what}() on a Checkpointer with read_only=True"
-            )
-
-
-def _deciding(
-    policy: when.Decision,
-    run: RunDirectory,
-    preemption: Preemption,
-    newest: Callable[[], int | None],
-) -> SaveDecision:
-    return SaveDecision(policy, run.processes, preemption, newest, run.options.timeout_secs)
+        return f"<Checkpointer {self.directory}: {self._writing.state()}>"

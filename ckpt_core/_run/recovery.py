@@ -65,7 +65,7 @@ def restore_newest(
 def _warn(message: str) -> None:
     logger.warning(message)
     warnings.warn(
-        message, RuntimeWarning, stacklevel=5
+        message, RuntimeWarning, stacklevel=6
     )  # the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper
 
 

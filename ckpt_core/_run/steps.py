@@ -44,12 +44,17 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
 
 
 class Steps:
-    """The committed steps below a directory; every call lists the directory again."""
+    """The committed steps below a directory; every call lists the directory again.
+
+    Attributes:
+        directory: path or URL of the directory.
+        names: names of the steps in it.
+    """
 
     def __init__(self, directory: str, backend: Backend, names: StepNames) -> None:
         self.directory = directory
         self._backend = backend
-        self._names = names
+        self.names = names
 
     def all(self) -> list[int]:
         """Every committed step, ascending."""
@@ -65,17 +70,17 @@ class Steps:
 
     def new_path(self, step: int) -> str:
         """The path to which a new step of this number is written."""
-        return f"{self.directory}/{self._names.name(step)}"
+        return f"{self.directory}/{self.names.name(step)}"
 
     def _names_of_steps(self) -> dict[int, list[str]]:
         """Step -> names of directories that parse to it; the name that we would write is first."""
         found: dict[int, list[str]] = {}
         for name in self._backend.children(self.directory):
-            step = self._names.parse(name)
+            step = self.names.parse(name)
             if step is None:
                 continue
             names = found.setdefault(step, [])
-            names.insert(0 if name == self._names.name(step) else len(names), name)
+            names.insert(0 if name == self.names.name(step) else len(names), name)
         return found
 
     def numbers(self) -> list[int]:
@@ -103,7 +108,7 @@ class Steps:
 
     def path(self, step: int) -> str:
         """Path of an existing step, whatever its directory name; else where a new one would be."""
-        name = self._names.name(step)
+        name = self.names.name(step)
         if not self._backend.exists(f"{self.directory}/{name}"):
             name = self._committed().get(step, name)
         return f"{self.directory}/{name}"

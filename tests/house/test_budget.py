@@ -17,9 +17,9 @@ BUDGETS = {
     "save": (24, 114, 84),
     "load": (47, 178, 157),
     "load with a target": (51, 203, 187),
-    "restore_latest of an NNX model": (65, 262, 212),
-    "Checkpointer.save": (45, 205, 190),
-    "Checkpointer.save with two tiers": (50, 245, 364),
+    "restore_latest of an NNX model": (66, 264, 213),
+    "Checkpointer.save": (46, 205, 189),
+    "Checkpointer.save with two tiers": (51, 244, 363),
 }
 # leaf of so many bytes -> Python calls for each further one, of a save and of a load
 CALLS_PER_LEAF = {16: (14, 30), 1024: (14, 34), 4 * 2**20: (32, 104)}

@@ -274,7 +274,7 @@ def test_the_grace_period_begins_while_it_waits(tmp_path: Path) -> None:
     finally:
         otherwise.cancel()
         slow.go.set()
-    checkpointer._preemption._signal.noticed_at = None
+    checkpointer._parts.preemption._signal.noticed_at = None
     checkpointer.close()
     assert checkpointer.all_steps() == [1]
 

@@ -57,7 +57,7 @@ class Stall:
         monkeypatch.setattr(Fence, "check", check)
 
     def hold(self, checkpointer: ckpt.Checkpointer) -> None:
-        self._fence = checkpointer._fence  # pyright: ignore[reportPrivateUsage]
+        self._fence = checkpointer._parts.fence  # pyright: ignore[reportPrivateUsage]
 
     def _hold(self) -> None:
         self._fence = None  # once
@@ -235,7 +235,7 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
 
         def check(
             fence: Fence,
-            mine: Fence = new._fence,  # pyright: ignore[reportPrivateUsage]
+            mine: Fence = new._parts.fence,  # pyright: ignore[reportPrivateUsage]
             stall: Stall = stall,
             old: ckpt.Checkpointer = old,
             real: Any = real,
