@@ -275,9 +275,9 @@ class _Fields:
 
 def _decoded(data: bytes, magic: int) -> _Fields:
     """The content of a manifest or node, whose checksum is right."""
-    if len(data) < _FRAME_BYTES or int.from_bytes(data[:4], "big") != magic:
-        raise ValueError("it does not begin as it must")
-    if int.from_bytes(data[4:12], "little") != len(data):
+    if int.from_bytes(data[:4], "big") != magic:
+        raise ValueError(f"it begins with {data[:4].hex() or 'no bytes'}, not with {magic:08x}")
+    if len(data) < _FRAME_BYTES or int.from_bytes(data[4:12], "little") != len(data):
         raise ValueError("its length is not the one that it gives")
     if int.from_bytes(data[-4:], "little") != crc32c.crc32c(data[:-4]):
         raise ValueError("its checksum is wrong")
