@@ -204,7 +204,7 @@ def test_what_cannot_be_tracked_is_named(tmp_path):
 # ---------------------------------------------------------------------------------------- best
 
 
-def test_16_best_is_kept_besides_the_latest(tmp_path):
+def test_best_is_kept_besides_the_latest(tmp_path):
     values = [3.0, 1.0, 2.0, 4.0, 5.0]
     _, callback = trained(tmp_path, Report(*values), epochs=5, max_to_keep=2)
     assert steps(tmp_path) == [1, 3, 4]
@@ -216,7 +216,7 @@ def test_16_best_is_kept_besides_the_latest(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "values"), [("min", [3.0, 1.0, 2.0, 0.5]), ("max", [1.0, 3.0, 2.0, 4.0])]
 )
-def test_16_save_best_only_survives_a_restart(tmp_path, mode, values):
+def test_save_best_only_survives_a_restart(tmp_path, mode, values):
     arguments = {"save_best_only": True, "mode": mode, "max_to_keep": 1}
     trained(tmp_path, Report(*values), epochs=2, **arguments)
     assert steps(tmp_path) == [1]
@@ -227,7 +227,7 @@ def test_16_save_best_only_survives_a_restart(tmp_path, mode, values):
     assert steps(tmp_path) == [3]
 
 
-def test_16_initial_value_threshold(tmp_path):
+def test_what_is_no_better_than_initial_value_threshold_is_not_saved(tmp_path):
     trained(
         tmp_path, Report(3.0, 1.0, 2.0), epochs=3, save_best_only=True, initial_value_threshold=2.5
     )

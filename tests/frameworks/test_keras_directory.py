@@ -33,7 +33,7 @@ def run(directory, *, seed=0, epochs=3, **arguments):
 # ---------------------------------------------------------------------------------- load_model
 
 
-def test_24_any_step_is_a_model_again(tmp_path):
+def test_any_step_is_a_model_again(tmp_path):
     seen = {}
 
     class Look(keras.callbacks.Callback):
@@ -55,7 +55,7 @@ def test_24_any_step_is_a_model_again(tmp_path):
     km.assert_same(km.values(weights), seen[2][: len(model.variables)])
 
 
-def test_24_what_is_missing_is_said(tmp_path):
+def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(ckpt.CheckpointNotFound, match="nothing"):
         load_model(tmp_path / "nothing")
     run(tmp_path / "run", epochs=2)
@@ -68,7 +68,7 @@ def test_24_what_is_missing_is_said(tmp_path):
         ckpt_keras.restore(tmp_path / "nothing", km.small())
 
 
-def test_24_a_model_without_configuration_says_why(tmp_path):
+def test_a_model_without_configuration_says_why(tmp_path):
     class Net(keras.Model):
         def __init__(self, width):
             super().__init__()
@@ -132,7 +132,7 @@ def test_a_damaged_byte_does_not_load(tmp_path):
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning"
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_30_directories_of_keras_own_callback(tmp_path, functional):
+def test_checkpoints_of_keras_own_callback_are_resumed(tmp_path, functional):
     pytest.importorskip("orbax.checkpoint")
 
     def make(seed):
@@ -240,7 +240,7 @@ PAIRS = [
 @pytest.mark.parametrize(("saved", "wanted"), PAIRS)
 @pytest.mark.filterwarnings("ignore:jax.sharding:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:nothing is trained:UserWarning")
-def test_10_saved_on_one_layout_restored_on_another(tmp_path, on_layout, saved, wanted):
+def test_saved_on_one_layout_restored_on_another(tmp_path, on_layout, saved, wanted):
     on_layout(saved)
     model = wide(0)
     km.fit(model, [OrbaxCheckpointCallback(tmp_path)])
@@ -305,7 +305,7 @@ print(json.dumps([said, history.epoch, same]))
 """
 
 
-def test_25_another_backend_is_answered_in_one_sentence(tmp_path):
+def test_another_backend_is_answered_in_one_sentence(tmp_path):
     pytest.importorskip("torch")
     done = python(TORCH.replace("DIRECTORY", repr(str(tmp_path))), KERAS_BACKEND="torch")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -315,7 +315,7 @@ def test_25_another_backend_is_answered_in_one_sentence(tmp_path):
     assert epochs == [] and same
 
 
-def test_26_import_without_a_backend():
+def test_ckpt_keras_imports_keras_late_and_names_the_backend_to_set():
     code = "import ckpt_core, ckpt_keras, sys; assert 'keras' not in sys.modules\n"
     code += "try:\n    import tensorflow\n    print('there')\nexcept ImportError:\n    pass\n"
     code += "try:\n    ckpt_keras.OrbaxCheckpointCallback\nexcept ModuleNotFoundError as e:\n    print(e)"

@@ -64,7 +64,7 @@ def resume(directory, epochs, model=None, **arguments):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_01_four_epochs_are_two_and_two(tmp_path, shuffle):
+def test_four_epochs_are_two_and_two(tmp_path, shuffle):
     straight = km.small()
     km.fit(straight, epochs=4, shuffle=shuffle)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, shuffle=shuffle)
@@ -76,7 +76,7 @@ def test_01_four_epochs_are_two_and_two(tmp_path, shuffle):
 
 
 @pytest.mark.parametrize("batch", [9, 7])
-def test_01_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
+def test_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
     """Batches are shuffled and the epoch's means are running: both go on where they were."""
     straight = km.small()
     logs = km.fit(straight, epochs=3).history
@@ -93,7 +93,7 @@ def test_01_stopped_in_the_middle_of_an_epoch(tmp_path, batch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_01_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
+def test_who_waits_is_told_of_the_last_save_while_another_thread_ends_the_fit(
     tmp_path, monkeypatch, fails
 ):
     """The end of a fit may be noticed by the garbage collection of any thread, and takes time there.
@@ -189,7 +189,9 @@ print(json.dumps([history.epoch, callback.best, stop.wait, stop.best, plateau.wa
 
 
 @pytest.mark.usefixtures("compiled_for_children")
-def test_01_the_journey_in_new_processes(tmp_path, run_python, monkeypatch, capsys):
+def test_killed_and_started_again_it_ends_as_never_stopped(
+    tmp_path, run_python, monkeypatch, capsys
+):
     """Trained three epochs and started again with seven, once after kill -9: as never stopped."""
 
     def arguments(directory, epochs, kill, seed, out):
@@ -213,7 +215,7 @@ def test_01_the_journey_in_new_processes(tmp_path, run_python, monkeypatch, caps
     km.assert_same([one[k] for k in one], [other[k] for k in other])
 
 
-def test_08_an_unbuilt_subclass_is_restored_when_fit_has_built_it(tmp_path):
+def test_an_unbuilt_subclass_is_restored_when_fit_has_built_it(tmp_path):
     class Net(keras.Model):
         def __init__(self):
             super().__init__()
@@ -241,7 +243,7 @@ def test_08_an_unbuilt_subclass_is_restored_when_fit_has_built_it(tmp_path):
     km.assert_same(km.values(straight), km.values(second))
 
 
-def test_12_steps_per_execution_and_batches_between_saves(tmp_path):
+def test_steps_per_execution_and_batches_between_saves(tmp_path):
     model = km.small(steps_per_execution=3)
     x, y = km.data(64)
     callback = OrbaxCheckpointCallback(tmp_path, save_freq=4, max_to_keep=None)
@@ -259,7 +261,7 @@ def test_12_steps_per_execution_and_batches_between_saves(tmp_path):
 # ------------------------------------------------------------------------------- interruptions
 
 
-def test_13_interrupted_right_after_an_asynchronous_save(tmp_path):
+def test_interrupted_right_after_an_asynchronous_save(tmp_path):
     callback = OrbaxCheckpointCallback(tmp_path, save_freq=5)
     with pytest.raises(KeyboardInterrupt):
         km.fit(km.small(), [callback, StopAt(5)], epochs=2)
@@ -270,7 +272,7 @@ def test_13_interrupted_right_after_an_asynchronous_save(tmp_path):
     assert not [name for name in os.listdir(tmp_path) if "tmp" in name]
 
 
-def test_13_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_path):
+def test_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp_path):
     straight = km.small()
     km.fit(straight, epochs=2)
     model, callback = km.small(), OrbaxCheckpointCallback(tmp_path)
@@ -282,7 +284,7 @@ def test_13_after_an_interrupt_the_same_callback_goes_on_from_the_checkpoint(tmp
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_14_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
+def test_a_failed_background_save_raises_out_of_fit(tmp_path, monkeypatch, epochs):
     from ckpt_core._directory.posix import LocalAttempt
 
     def no_space(*arguments):
@@ -316,7 +318,7 @@ def test_a_signal_to_stop_saves_the_middle_of_the_epoch_and_ends_fit(tmp_path):
 # ------------------------------------------------------------------------------------ again
 
 
-def test_15_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
+def test_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
     model, callback = km.small(), OrbaxCheckpointCallback(tmp_path, max_to_keep=None)
     km.fit(model, [callback], epochs=2)
     assert km.fit(model, [callback], epochs=3).epoch == [0, 1, 2]
@@ -324,14 +326,14 @@ def test_15_a_second_fit_with_the_callback_is_not_shortened(tmp_path):
     assert km.fit(model, epochs=2).epoch == [0, 1]
 
 
-def test_15_a_fit_after_a_resumed_one_starts_at_epoch_0(tmp_path):
+def test_a_fit_after_a_resumed_one_starts_at_epoch_0(tmp_path):
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2)
     model, history = resume(tmp_path, 3)
     assert history.epoch == [2]
     assert km.fit(model, epochs=2).epoch == [0, 1]
 
 
-def test_15_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
+def test_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
     def script(model, *, stop=None):
         callback = OrbaxCheckpointCallback(tmp_path, max_to_keep=None)
         epochs = [km.fit(model, [callback], epochs=2).epoch]
@@ -352,7 +354,7 @@ def test_15_a_script_with_two_fits_goes_on_in_the_second(tmp_path):
     km.assert_same(km.values(straight), km.values(model))
 
 
-def test_27_fewer_epochs_than_done_do_nothing(tmp_path):
+def test_fewer_epochs_than_done_do_nothing(tmp_path):
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=3)
     before = {name: os.stat(tmp_path / name).st_mtime_ns for name in ("0", "1", "2")}
     with pytest.warns(
@@ -398,7 +400,7 @@ def test_a_damaged_step_is_skipped_and_written_again(tmp_path):
 # ------------------------------------------------------------------------- inside of the epoch
 
 
-def test_17_a_learning_rate_that_a_later_callback_changes_is_on_disk(tmp_path):
+def test_a_learning_rate_that_a_later_callback_changes_is_on_disk(tmp_path):
     class Halve(Callback):
         def on_epoch_end(self, epoch, logs=None):
             self.model.optimizer.learning_rate = 0.5
@@ -409,7 +411,7 @@ def test_17_a_learning_rate_that_a_later_callback_changes_is_on_disk(tmp_path):
     assert float(saved["learning_rate"]) == 0.5
 
 
-def test_17_a_scheduler_that_multiplies_is_applied_once(tmp_path):
+def test_a_scheduler_that_multiplies_is_applied_once(tmp_path):
     def scheduler():
         return keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5)
 
@@ -426,7 +428,7 @@ def test_17_a_scheduler_that_multiplies_is_applied_once(tmp_path):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_18_early_stopping_and_plateau_are_resumed(tmp_path, first):
+def test_early_stopping_and_plateau_are_resumed(tmp_path, first):
     def others():
         return [
             keras.callbacks.EarlyStopping("loss", patience=3, min_delta=10.0),
@@ -456,7 +458,7 @@ def test_18_early_stopping_and_plateau_are_resumed(tmp_path, first):
     km.assert_same(km.values(straight), km.values(again))
 
 
-def test_18_arguments_of_tracked_callbacks_are_those_of_the_code(tmp_path):
+def test_arguments_of_tracked_callbacks_are_those_of_the_code(tmp_path):
     stop = keras.callbacks.EarlyStopping("loss", patience=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, track=[stop]), stop], epochs=2)
     stop = keras.callbacks.EarlyStopping("loss", patience=7)
@@ -464,7 +466,7 @@ def test_18_arguments_of_tracked_callbacks_are_those_of_the_code(tmp_path):
     assert stop.patience == 7 and stop.best is not None
 
 
-def test_19_what_is_saved_is_the_state_of_that_moment(tmp_path):
+def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
     """Keras donates its arrays to the next step; the save is still of the step before."""
     seen = {}
 
@@ -487,7 +489,7 @@ def ordered(tree):
 
 
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
-def test_20_keras_goes_on_dispatching_asynchronously(tmp_path, save_freq):
+def test_keras_goes_on_dispatching_asynchronously(tmp_path, save_freq):
     found = []
 
     class Look(Callback):
@@ -498,7 +500,7 @@ def test_20_keras_goes_on_dispatching_asynchronously(tmp_path, save_freq):
     assert found == [True]
 
 
-def test_20_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
+def test_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
     synced = []
     model = km.small()
     sync = model.jax_state_sync
@@ -510,7 +512,7 @@ def test_20_the_model_is_touched_only_by_steps_that_save(tmp_path, monkeypatch):
     assert synced.count(False) == 4
 
 
-def test_28_validation_metrics_stay_where_they_belong(tmp_path):
+def test_validation_metrics_stay_where_they_belong(tmp_path):
     straight = km.small()
     logs = km.fit(straight, epochs=3, validation_split=0.25).history
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path)], epochs=2, validation_split=0.25)

@@ -83,7 +83,7 @@ def start(
 
 
 @pytest.mark.slow
-def test_10_two_processes_save_and_go_on(tmp_path: Path):
+def test_two_processes_save_and_go_on(tmp_path: Path):
     straight = start(tmp_path / "straight", 3, 0, 2)
     assert straight[0] == straight[1]
     assert [report[0] for report in start(tmp_path / "run", 2, 0, 2)] == [[0, 1]] * 2

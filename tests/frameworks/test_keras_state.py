@@ -45,7 +45,7 @@ def test_a_sound_model_is_saved_as_keras_own_state_tree(tmp_path):
     assert {s.variable.path for s in slots_of_model(other)} >= {v.path for v in other.variables}
 
 
-def test_02_second_model_of_one_process_with_other_automatic_names(tmp_path):
+def test_second_model_of_one_process_with_other_automatic_names(tmp_path):
     model, other = km.mlp(0), km.mlp(1)
     km.scramble(model)
     assert [v.path for v in model.variables] != [v.path for v in other.variables]
@@ -56,7 +56,7 @@ def test_02_second_model_of_one_process_with_other_automatic_names(tmp_path):
     assert not report.missing and not report.unexpected
 
 
-def test_02_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
+def test_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
     """dense_1 of one is dense of the other: half of the names are there, for other layers."""
 
     def chain(shift):
@@ -74,7 +74,7 @@ def test_02_shifted_names_that_overlap_do_not_land_in_the_wrong_layer(tmp_path):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_03_adam_is_adam_7_but_never_sgd(tmp_path):
+def test_adam_is_adam_7_but_never_sgd(tmp_path):
     model = km.mlp(0, keras.optimizers.Adam(name="adam"))
     km.scramble(model)
     other = km.mlp(1, keras.optimizers.Adam(name="adam_7"))
@@ -114,7 +114,7 @@ QUICK = ("adafactor", "accumulation")
     "name",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS],
 )
-def test_04_every_optimizer_goes_on_bitwise(tmp_path, name):
+def test_every_optimizer_goes_on_bitwise(tmp_path, name):
     """Saved after an epoch, restored into a model of other names, and trained on: the same bits."""
     model = km.small(0, OPTIMIZERS[name]())
     km.fit(model, shuffle=False)
@@ -132,7 +132,7 @@ def test_04_every_optimizer_goes_on_bitwise(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_04_every_slot_of_every_optimizer_is_saved(tmp_path, name):
+def test_every_slot_of_every_optimizer_is_saved(tmp_path, name):
     model, other = km.small(0, OPTIMIZERS[name]()), km.small(1, OPTIMIZERS[name]())
     km.scramble(model)
     report = round_trip(tmp_path, model, other)
@@ -140,7 +140,7 @@ def test_04_every_slot_of_every_optimizer_is_saved(tmp_path, name):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_05_duplicate_layer_names_and_a_variable_named_like_a_layer(tmp_path):
+def test_equal_names_of_layers_and_variables_are_told_apart(tmp_path):
     @keras.saving.register_keras_serializable("ckpt_tests")
     class Twins(layers.Layer):
         def __init__(self, **kwargs):
@@ -176,7 +176,7 @@ def test_05_duplicate_layer_names_and_a_variable_named_like_a_layer(tmp_path):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_06_outputs_with_the_same_metric(tmp_path):
+def test_the_same_metric_of_two_outputs_comes_back_for_each(tmp_path):
     def make(seed):
         keras.utils.set_random_seed(seed)
         inputs = keras.Input((4,))
@@ -215,7 +215,7 @@ def frozen(seed, *, trainable):
 
 
 @pytest.mark.parametrize("saved_trainable", [True, False])
-def test_07_freezing_moves_no_weight_out_of_sight(tmp_path, saved_trainable):
+def test_freezing_moves_no_weight_out_of_sight(tmp_path, saved_trainable):
     model = frozen(0, trainable=saved_trainable)
     other = frozen(1, trainable=not saved_trainable)
     ckpt.save(tmp_path / "step", model=model)
@@ -230,7 +230,7 @@ def test_07_freezing_moves_no_weight_out_of_sight(tmp_path, saved_trainable):
     )
 
 
-def test_07_lora_after_the_save(tmp_path):
+def test_a_model_with_lora_since_the_save_is_refused_and_takes_what_it_had(tmp_path):
     model = frozen(0, trainable=True)
     other = frozen(1, trainable=True)
     ckpt.save(tmp_path / "step", model=model)
@@ -247,7 +247,7 @@ def test_07_lora_after_the_save(tmp_path):
     )
 
 
-def test_09_uncompiled_model_has_weights_only(tmp_path):
+def test_uncompiled_model_has_weights_only(tmp_path):
     model, other = km.mlp(0, None), km.mlp(1, None)
     with pytest.raises(AttributeError):
         model.get_state_tree()
@@ -269,7 +269,7 @@ def test_an_unbuilt_model_is_refused_by_name():
 @pytest.mark.parametrize(
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow), "bfloat16"]
 )
-def test_11_precision_policies(tmp_path, policy):
+def test_precision_policies_come_back_bitwise(tmp_path, policy):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -283,7 +283,7 @@ def test_11_precision_policies(tmp_path, policy):
     km.assert_same(km.values(model), km.values(other))
 
 
-def test_11_int8(tmp_path):
+def test_int8_layers_come_back_bitwise_and_never_as_floats(tmp_path):
     model, other = km.mlp(0, None), km.mlp(1, None)
     float_model = km.mlp(2, None)
     for each in (model, other):
@@ -297,7 +297,7 @@ def test_11_int8(tmp_path):
         ckpt.restore(tmp_path / "step", model=float_model)
 
 
-def test_21_a_second_optimizer_is_found(tmp_path):
+def test_a_second_optimizer_is_found(tmp_path):
     @keras.saving.register_keras_serializable("ckpt_tests")
     class Gan(keras.Model):
         def __init__(self):
@@ -332,7 +332,7 @@ def test_21_a_second_optimizer_is_found(tmp_path):
     assert int(other.d_optimizer.iterations) == 1
 
 
-def test_22_shared_layers_and_nested_models(tmp_path):
+def test_shared_layers_and_nested_models_come_back(tmp_path):
     def make(seed):
         keras.utils.set_random_seed(seed)
         shared = layers.Dense(4)
@@ -350,7 +350,7 @@ def test_22_shared_layers_and_nested_models(tmp_path):
     assert len(kernels) == 3  # the shared one once
 
 
-def test_23_another_architecture_is_named_and_changes_nothing(tmp_path):
+def test_another_architecture_is_named_and_changes_nothing(tmp_path):
     def make(width, name):
         model = keras.Sequential([keras.Input((4,)), layers.Dense(width, name=name)], name="net")
         model.compile(keras.optimizers.Adam(name="adam"), "mse")
@@ -369,7 +369,7 @@ def test_23_another_architecture_is_named_and_changes_nothing(tmp_path):
     assert "wide/kernel" in str(caught.value) and "narrow/kernel" in str(caught.value)
 
 
-def test_29_adapted_normalization_and_a_stateful_recurrent_layer(tmp_path):
+def test_adapted_normalization_and_recurrent_states_come_back(tmp_path):
     x = np.random.default_rng(1).random((8, 3, 4)).astype("f4")
 
     def make(seed, adapt):

@@ -119,7 +119,7 @@ print(json.dumps([imported, loaded, reason, remedy]))
 """
 
 
-def test_21_a_broken_torchax_disturbs_nobody(saved: Any, run_python: Any, tmp_path: Path):
+def test_a_broken_torchax_disturbs_nobody(saved: Any, run_python: Any, tmp_path: Path):
     path, model = saved
     imported, loaded, reason, remedy = run_python(BROKEN, str(path), str(tmp_path / "b"))
     assert imported == []
@@ -142,7 +142,7 @@ print(json.dumps([ckpt.load(sys.argv[1])["model"]["embed.weight"].tolist(), told
 """
 
 
-def test_21_without_torch_a_checkpoint_is_arrays(saved: Any, run_python: Any):
+def test_without_torch_a_checkpoint_is_arrays(saved: Any, run_python: Any):
     path, model = saved
     loaded, told = run_python(TORCH_ABSENT, str(path))
     assert loaded == model.embed.weight.jax().tolist()
@@ -157,7 +157,7 @@ def on_meta(tied: bool = True) -> Any:
         return Net(tied)
 
 
-def test_16_a_meta_module_goes_straight_to_its_devices(saved: Any, mesh: Any):
+def test_a_meta_module_goes_straight_to_its_devices(saved: Any, mesh: Any):
     path, model = saved
     module = on_meta()
     with pytest.raises(ckpt.StructureMismatch, match=r"table: wanted a non-persistent buffer"):
@@ -180,7 +180,7 @@ def test_16_a_meta_module_goes_straight_to_its_devices(saved: Any, mesh: Any):
         )
 
 
-def test_16_what_was_made_beside_the_meta_device_follows(saved: Any):
+def test_what_was_made_beside_the_meta_device_follows(saved: Any):
     path, _ = saved
     module = on_meta()
     module.table = torch.arange(3.0) + 1
@@ -188,7 +188,7 @@ def test_16_what_was_made_beside_the_meta_device_follows(saved: Any):
     assert module.table.jax().tolist() == [1, 2, 3]
 
 
-def test_16_nothing_changes_unless_everything_fits(saved: Any):
+def test_nothing_changes_unless_everything_fits(saved: Any):
     path, _ = saved
     module = on_meta()
     module.head = nn.Linear(8, 12, bias=False, device="meta")
@@ -202,7 +202,7 @@ def test_16_nothing_changes_unless_everything_fits(saved: Any):
         load_into(path, on_meta(), buffers={"table": torch.arange(4.0)})
 
 
-def test_16_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
+def test_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
     with nets.torchax_enabled(), ckpt.Checkpointer(tmp_path) as checkpointer:
         model = nn.Linear(3, 2).to("jax")
         checkpointer.save(0, model=model)
@@ -215,7 +215,7 @@ def test_16_a_checkpointer_restores_into_a_meta_module(tmp_path: Path):
         assert same(values(module), values(model))
 
 
-def test_16_counters_of_plain_torch_fit_or_are_refused(tmp_path: Path):
+def test_counters_of_plain_torch_fit_or_are_refused(tmp_path: Path):
     model = Net()
     model.norm.num_batches_tracked.fill_(9)
     ckpt.save(tmp_path / "a", model=model)

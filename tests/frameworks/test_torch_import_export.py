@@ -34,7 +34,7 @@ def zoo() -> dict[str, Any]:
 ON_JAX = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "int8", "bool"]
 
 
-def test_17_our_safetensors_and_theirs_are_the_same(tmp_path: Path):
+def test_our_safetensors_and_theirs_are_the_same(tmp_path: Path):
     ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
     written = {n: v for n, v in zoo().items() if "fnuz" not in n}  # their writer lacks these
     safetensors_torch.save_file(written, theirs, metadata={"format": "pt"})
@@ -52,8 +52,10 @@ def test_17_our_safetensors_and_theirs_are_the_same(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["pt", "safetensors", "index"])
 @pytest.mark.parametrize("enabled", [False, True])
-def test_17_files_into_torchax(tmp_path: Path, kind: str, enabled: bool):
-    """18 as well: torchax, on globally, breaks the readers of safetensors' own library."""
+def test_weights_files_load_into_torchax_on_globally_or_not(
+    tmp_path: Path, kind: str, enabled: bool
+):
+    """Torchax, on globally, breaks the readers of safetensors' own library."""
     state = {f"a_{name}": value for name, value in zoo().items() if name in ON_JAX}
     file = tmp_path / f"w.{kind}"
     if kind == "pt":
@@ -113,9 +115,7 @@ print(json.dumps(out))
 """
 
 
-def test_17_exported_files_load_in_a_process_without_jax(
-    saved: Any, run_python: Any, tmp_path: Path
-):
+def test_exported_files_load_in_a_process_without_jax(saved: Any, run_python: Any, tmp_path: Path):
     path, model = saved
     export_file(path, tmp_path / "a.pt")
     export_file(path, tmp_path / "a.safetensors")
@@ -129,7 +129,7 @@ def test_17_exported_files_load_in_a_process_without_jax(
     ]
 
 
-def test_17_tied_weights_of_a_file_are_stored_once(saved: Any, tmp_path: Path):
+def test_tied_weights_of_a_file_are_stored_once(saved: Any, tmp_path: Path):
     path, _ = saved
     export_file(path, tmp_path / "a.pt")
     import_file(tmp_path / "a.pt", tmp_path / "b")
@@ -140,7 +140,7 @@ def test_17_tied_weights_of_a_file_are_stored_once(saved: Any, tmp_path: Path):
     assert torch.equal(target.head.weight, to_torch(path)["head.weight"])
 
 
-def test_17_files_are_compared_before_anything_is_set(tmp_path: Path):
+def test_files_are_compared_before_anything_is_set(tmp_path: Path):
     file = tmp_path / "w.safetensors"
     safetensors_torch.save_file(
         {"weight": torch.ones(3, 2), "bias": torch.ones(2).double(), "other": torch.ones(1)}, file
@@ -169,7 +169,7 @@ def test_17_files_are_compared_before_anything_is_set(tmp_path: Path):
         lambda data: data.replace(b'"F32"', b'"F99"'),
     ],
 )
-def test_17_damaged_files(tmp_path: Path, damage: Any):
+def test_damaged_safetensors_are_refused_by_name(tmp_path: Path, damage: Any):
     file = tmp_path / "w.safetensors"
     safetensors_torch.save_file({"weight": torch.ones(3, 2)}, file)
     file.write_bytes(damage(file.read_bytes()))
@@ -177,7 +177,7 @@ def test_17_damaged_files(tmp_path: Path, damage: Any):
         import_file(file, tmp_path / "a")
 
 
-def test_17_an_index_cannot_point_elsewhere(tmp_path: Path):
+def test_an_index_cannot_point_elsewhere(tmp_path: Path):
     file = tmp_path / "model.safetensors.index.json"
     file.write_text(json.dumps({"weight_map": {"w": "../w.safetensors"}}))
     with pytest.raises(ckpt.CheckpointCorrupt, match="other directories"):
@@ -189,14 +189,14 @@ class Hostile:
         return (print, ("code of the file runs",))
 
 
-def test_17_pt_files_run_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_pt_files_run_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     torch.save({"w": Hostile()}, tmp_path / "w.pt")
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
         import_file(tmp_path / "w.pt", tmp_path / "a")
     assert "runs" not in capsys.readouterr().out
 
 
-def test_17_other_suffixes_and_values(tmp_path: Path):
+def test_suffixes_and_values_that_no_file_holds_are_refused(tmp_path: Path):
     ckpt.save(tmp_path / "a", model={"w": torch.ones(2), "step": 3})
     with pytest.raises(ValueError, match=r"\.safetensors, \.pt"):
         export_file(tmp_path / "a", tmp_path / "w.npz")

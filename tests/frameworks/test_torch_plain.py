@@ -89,14 +89,14 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of prototypes and of what is deprecated
 @pytest.mark.parametrize("word", REFUSED)
-def test_20_what_cannot_be_saved_is_named(tmp_path: Path, word: str):
+def test_what_cannot_be_saved_is_named(tmp_path: Path, word: str):
     with pytest.raises(ckpt.UnsupportedLeaf, match=word) as caught:
         ckpt.save(tmp_path / "a", model=nn.Sequential(Holder(REFUSED[word]())))
     assert caught.value.leaf == "0.x"
     assert not (tmp_path / "a").exists()
 
 
-def test_20_meta_tensors_have_nothing_to_save(tmp_path: Path):
+def test_meta_tensors_have_nothing_to_save(tmp_path: Path):
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"weight.*no values"):
@@ -151,7 +151,7 @@ def test_objects_of_torch_without_state_are_refused_by_type(tmp_path: Path):
         lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
     ],
 )
-def test_13_optimizers_of_plain_torch(tmp_path: Path, make: Any):
+def test_optimizers_of_plain_torch_go_on_exactly(tmp_path: Path, make: Any):
     def start() -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
@@ -180,7 +180,7 @@ def test_13_optimizers_of_plain_torch(tmp_path: Path, make: Any):
     )
 
 
-def test_13_lbfgs_with_its_lists(tmp_path: Path):
+def test_lbfgs_goes_on_with_its_lists(tmp_path: Path):
     def start() -> tuple[Any, Any]:
         torch.manual_seed(0)
         model = nn.Linear(3, 1)

@@ -53,8 +53,8 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return done.stdout, directory
 
 
-@pytest.mark.slow  # a minute; without a process of its own it is test_01_all_of_a_training_state_goes_on_exactly
-def test_01_killed_and_resumed_the_next_50_losses_are_equal(demonstrated: Any):
+@pytest.mark.slow  # a minute; without a process of its own it is test_all_of_a_training_state_goes_on_exactly
+def test_killed_and_resumed_the_next_50_losses_are_equal(demonstrated: Any):
     printed, _ = demonstrated
     assert "50 of the next 50 losses are equal" in printed
 
@@ -160,14 +160,14 @@ def measured(tmp_path: Path, count: int) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_16_a_model_is_in_memory_once(tmp_path: Path):
+def test_a_model_is_in_memory_once(tmp_path: Path):
     size, peak = measured(tmp_path, 20)
     assert peak <= 1.2 * size, f"{peak / size:.2f} times"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_16_a_gigabyte_is_in_memory_once(tmp_path: Path):
+def test_a_gigabyte_is_in_memory_once(tmp_path: Path):
     size, peak = measured(tmp_path, 64)
     assert peak <= 1.1 * size, f"{peak / size:.2f} times"
 
@@ -211,7 +211,7 @@ os._exit(0)  # the first process holds the coordinator, so both go at once
 """
 
 
-def test_15_two_processes_save_and_restore_their_shards(tmp_path: Path):
+def test_two_processes_save_and_restore_their_shards(tmp_path: Path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -35,7 +35,7 @@ from tests.support.torchax_nets import Net, batch, jax_jit, net, same, torch_vie
 # ------------------------------------------------------------------------------- modules
 
 
-def test_02_buffers_come_back_and_non_persistent_ones_stay(tmp_path: Path):
+def test_buffers_come_back_and_non_persistent_ones_stay(tmp_path: Path):
     model = net(0)
     model.norm.running_mean.add_(3)
     model.norm.num_batches_tracked.add_(7)
@@ -49,7 +49,7 @@ def test_02_buffers_come_back_and_non_persistent_ones_stay(tmp_path: Path):
     assert other.table.jax().tolist() == [5, 6, 7]
 
 
-def test_02_counters_are_int64_where_jax_has_them(tmp_path: Path):
+def test_counters_are_int64_where_jax_has_them(tmp_path: Path):
     with jax.enable_x64(True):
         model = net(0)
         model.norm.num_batches_tracked._elem = jnp.asarray(2**40)
@@ -60,7 +60,7 @@ def test_02_counters_are_int64_where_jax_has_them(tmp_path: Path):
         assert int(other.norm.num_batches_tracked.jax()) == 2**40
 
 
-def test_03_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path):
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path):
     model = net(0, tied=True)
     ckpt.save(tmp_path / "a", model=model)
     leaves = {leaf.path: leaf for leaf in ckpt.inspect(tmp_path / "a").items["model"].leaves}
@@ -73,7 +73,7 @@ def test_03_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path):
     assert same(values(model), values(other))
 
 
-def test_03_one_array_under_two_parameters_is_stored_once(tmp_path: Path):
+def test_one_array_under_two_parameters_is_stored_once(tmp_path: Path):
     model = net(0)
     model.head.weight._elem = model.embed.weight.jax()
     ckpt.save(tmp_path / "a", model=model)
@@ -81,7 +81,7 @@ def test_03_one_array_under_two_parameters_is_stored_once(tmp_path: Path):
     assert "head.weight" not in paths
 
 
-def test_03_a_tied_checkpoint_fills_an_untied_model_and_says_so(tmp_path: Path):
+def test_a_tied_checkpoint_fills_an_untied_model_and_says_so(tmp_path: Path):
     model = net(0, tied=True)
     ckpt.save(tmp_path / "a", model=model)
     other = net(1)
@@ -91,7 +91,7 @@ def test_03_a_tied_checkpoint_fills_an_untied_model_and_says_so(tmp_path: Path):
     assert other.head.weight is not other.embed.weight
 
 
-def test_03_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
+def test_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
     model = net(0)
     ckpt.save(tmp_path / "a", model=model)
     other = net(1, tied=True)
@@ -106,7 +106,7 @@ def test_03_an_untied_checkpoint_fills_a_tied_model_and_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_03_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
+def test_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
     """What `only=` leaves out stays, also where it was tied to what it takes, or not."""
 
     def make(seed: int, tied: bool = False) -> Any:
@@ -123,7 +123,7 @@ def test_03_a_part_of_a_tied_checkpoint(tmp_path: Path, plain: bool):
     assert same(values(other), values(model))
 
 
-def test_04_objects_that_were_made_before_see_the_new_values(tmp_path: Path):
+def test_objects_that_were_made_before_see_the_new_values(tmp_path: Path):
     model = net(0).eval()
     tokens, _ = batch(0)
     ckpt.save(tmp_path / "a", model=model)
@@ -152,7 +152,7 @@ def mismatch(target: nn.Module, path: Path) -> list[tuple[str, str]]:
     return [(entry.path, entry.kind) for entry in caught.value.mismatches]
 
 
-def test_05_everything_is_compared_before_anything_is_set(tmp_path: Path):
+def test_everything_is_compared_before_anything_is_set(tmp_path: Path):
     ckpt.save(tmp_path / "a", model=net(0))
 
     wrong_shape = net(1)
@@ -183,7 +183,7 @@ JAX_DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", JAX_DTYPES)
-def test_06_dtypes(tmp_path: Path, dtype: str):
+def test_every_dtype_of_jax_comes_back_bitwise(tmp_path: Path, dtype: str):
     array = jnp.asarray([[0, 1, 2], [3, -2 if "u" not in dtype else 2, 1]]).astype(
         getattr(jnp, dtype)
     )
@@ -196,7 +196,7 @@ def test_06_dtypes(tmp_path: Path, dtype: str):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
-def test_06_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
+def test_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
     with jax.enable_x64(True):
         array = jnp.asarray([2**40], dtype)
         holder = Holder(tensor(array), buffer=True)
@@ -213,7 +213,7 @@ def test_06_64_bits_are_never_narrowed_in_silence(tmp_path: Path, dtype: str):
         ckpt.load(tmp_path / "a")
 
 
-def test_07_a_view_is_set_through_its_parent(tmp_path: Path):
+def test_a_view_is_set_through_its_parent(tmp_path: Path):
     parent = tensor(jnp.arange(6.0).reshape(2, 3))
     holder = Holder(parent[0], buffer=True)
     assert type(holder.x).__name__ == "View"
@@ -225,7 +225,7 @@ def test_07_a_view_is_set_through_its_parent(tmp_path: Path):
     assert other_parent.jax().tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
-def test_08_donation_right_after_a_save(tmp_path: Path):
+def test_weights_may_be_donated_right_after_a_save(tmp_path: Path):
     model = net(0)
     before = values(model)
     weights = dict(model.named_parameters())
@@ -249,9 +249,7 @@ def test_08_donation_right_after_a_save(tmp_path: Path):
     assert same(values(model), before)
 
 
-def test_09_memory_that_the_user_writes_to_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_memory_that_the_user_writes_to_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     holder = Holder(tensor(np.full(1000, 7, np.float32)))
     plain = Holder(torch.full((1000,), 7.0))
     changed, run_save = threading.Event(), Pending._run
@@ -278,7 +276,7 @@ def test_09_memory_that_the_user_writes_to_is_copied(
 # ------------------------------------------------------------------------ names and kinds
 
 
-def test_18_torchax_on_for_a_while_or_not_at_all(env: Any, tmp_path: Path):
+def test_it_works_with_torchax_on_for_a_while_or_not_at_all(env: Any, tmp_path: Path):
     model = net(0)
     ckpt.save(tmp_path / "on", model=model)
     torchax.disable_globally()
@@ -295,7 +293,7 @@ def test_18_torchax_on_for_a_while_or_not_at_all(env: Any, tmp_path: Path):
         torchax.enable_globally()
 
 
-def test_19_wrapped_modules_have_the_names_of_the_bare_one(tmp_path: Path):
+def test_wrapped_modules_have_the_names_of_the_bare_one(tmp_path: Path):
     model = net(0)
     ckpt.save(tmp_path / "bare", model=model)
     names = [leaf.path for leaf in ckpt.inspect(tmp_path / "bare").items["model"].leaves]
@@ -313,7 +311,7 @@ def test_19_wrapped_modules_have_the_names_of_the_bare_one(tmp_path: Path):
         assert same(values(model), values(other))
 
 
-def test_19_scanned_modules(tmp_path: Path):
+def test_scanned_modules_come_back(tmp_path: Path):
     def make(seed: int) -> Any:
         torch.manual_seed(seed)
         layers = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to("jax") for _ in range(3)]
@@ -327,7 +325,7 @@ def test_19_scanned_modules(tmp_path: Path):
     assert "params.0___weight" in paths
 
 
-def test_19_a_state_dict_comes_back_with_its_versions(tmp_path: Path):
+def test_a_state_dict_comes_back_with_its_versions(tmp_path: Path):
     state, target = net(0).state_dict(), net(1).state_dict()
     ckpt.save(tmp_path / "a", state)
     restored = ckpt.restore(tmp_path / "a", state=target)["state"]
@@ -351,7 +349,7 @@ class WithExtra(nn.Module):
         self.extra = state
 
 
-def test_20_extra_state_and_none(tmp_path: Path):
+def test_extra_state_and_none_come_back(tmp_path: Path):
     extra = {"seen": 3, "text": "ü", "none": None, "t": torch.arange(3), "pair": (1.5, [True])}
     model = nn.Sequential(WithExtra(extra)).to("jax")
     ckpt.save(tmp_path / "a", model=model)
@@ -365,7 +363,7 @@ def test_20_extra_state_and_none(tmp_path: Path):
     assert other[0].nothing is None
 
 
-def test_22_many_parameters_and_strange_names(tmp_path: Path):
+def test_many_parameters_are_quick_and_strange_names_come_back(tmp_path: Path):
     shapes = [(), (0, 3)]
     arrays = jax.device_put([np.zeros(shapes[index % 2]) for index in range(20_000)])
     model = nn.Module()
@@ -392,7 +390,7 @@ def timed(action: Any) -> float:
     return time.thread_time() - started
 
 
-def test_23_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
+def test_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
     """Why the README says to restore before compiling: torchax's way, not ours to change."""
     model, other = net(0).eval(), net(1).eval()
     ckpt.save(tmp_path / "a", model=model)

@@ -37,7 +37,7 @@ F = nn.functional
 # -------------------------------------------------------------------------------- random
 
 
-def test_10_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
+def test_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
     torchax.disable_globally()
     caught: list[BaseException] = []
 
@@ -71,7 +71,7 @@ def test_10_a_key_that_no_training_used_is_refused(env: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("typed", [True, False])
-def test_11_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
+def test_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
     env.param.prng = jax.random.key(3) if typed else jax.random.PRNGKey(3)
     ones = tensor(jnp.ones(1000))
     F.dropout(ones)
@@ -83,7 +83,7 @@ def test_11_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
     assert [F.dropout(ones).jax().tolist() for _ in range(3)] == expected
 
 
-def test_11_a_leaked_tracer_is_reported(env: Any, tmp_path: Path):
+def test_a_leaked_tracer_is_reported(env: Any, tmp_path: Path):
     ckpt.save(tmp_path / "good", env=env)
     jax_jit(lambda x: F.dropout(x))(tensor(jnp.ones(4)))
     assert isinstance(env.param.prng, jax.core.Tracer), "torchax is mended: test that it saves"
@@ -106,7 +106,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_12_optax_states_with_torchax_leaves(tmp_path: Path, name: str):
+def test_optax_states_with_torchax_leaves_are_set_in_place(tmp_path: Path, name: str):
     model = net(0)
     weights = {"embed.weight": model.embed.weight, "head.weight": model.head.weight}
     init = OPTIMIZERS[name]().init
@@ -152,7 +152,7 @@ def run(model: Any, optimizer: Any, schedulers: list[Any], steps: range) -> None
 
 
 @pytest.mark.parametrize("on_jax", [True, False])
-def test_13_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
+def test_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
     def start(seed: int) -> tuple[Any, Any, list[Any]]:
         if on_jax:
             model = net(seed)
@@ -187,7 +187,7 @@ def test_13_torch_optimizers_keep_their_int_keys(tmp_path: Path, on_jax: bool):
     assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-def test_13_an_optimizer_of_other_parameters_is_refused(tmp_path: Path):
+def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path):
     model = net(0)
     optimizer, _ = torch_optimizer(model)
     run(model, optimizer, [], range(1))
@@ -220,7 +220,7 @@ def wide(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_14_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: int):
+def test_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: int):
     model = shard(wide(0), 4)
     ckpt.save(tmp_path / "a", model=model)
     other = shard(wide(1), count)
@@ -231,7 +231,7 @@ def test_14_each_tensor_keeps_the_sharding_of_the_target(tmp_path: Path, count: 
     assert same(values(model), values(other))
 
 
-def test_14_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
+def test_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
     def start(count: int) -> tuple[Any, Any]:
         model = shard(nn.Linear(8, 16, bias=False).to("jax"), count)
         return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
@@ -249,7 +249,7 @@ def test_14_optimizer_state_lies_where_its_parameter_does(tmp_path: Path):
         np.testing.assert_array_equal(restored, moments)
 
 
-def test_13_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
+def test_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
     on_cpu = nn.Linear(4, 3, bias=False)
     optimizer = torch.optim.AdamW(on_cpu.parameters())
     on_cpu.weight.grad = torch.ones(3, 4)
@@ -273,7 +273,7 @@ def test_13_an_optimizer_of_plain_torch_goes_on_with_torchax(tmp_path: Path):
 # ------------------------------------------------------------------------------ the article
 
 
-def test_01_what_the_article_does_restores_nothing_and_we_restore_all(env: Any, tmp_path: Path):
+def test_what_the_article_does_restores_nothing_and_we_restore_all(env: Any, tmp_path: Path):
     """`param._jax_array = ...` makes an attribute that nobody reads."""
     model, other = net(0), net(1)
     saved, before = values(model), values(other)
@@ -286,7 +286,7 @@ def test_01_what_the_article_does_restores_nothing_and_we_restore_all(env: Any, 
     assert same(values(other), saved)
 
 
-def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
+def test_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
     """Parameters, buffers, optimizer state and key: leave any out, and the losses differ."""
     optimizer = optax.adamw(1e-2)
 
@@ -319,7 +319,7 @@ def test_01_all_of_a_training_state_goes_on_exactly(env: Any, tmp_path: Path):
         assert (losses == expected) == (left_out is None), left_out
 
 
-def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
+def test_a_checkpoint_of_the_article_loads(tmp_path: Path):
     """Orbax's own, as the article's script writes it: weights by name, and two numbers."""
     ocp = pytest.importorskip("orbax.checkpoint")
     model, other = net(0), net(1)
@@ -339,7 +339,7 @@ def test_01_a_checkpoint_of_the_article_loads(tmp_path: Path):
     assert same({name: np.asarray(value) for name, value in theirs.items()}, values(model))
 
 
-def test_13_text_keys_of_other_tools_become_ints(tmp_path: Path):
+def test_text_keys_of_other_tools_become_ints(tmp_path: Path):
     """With the keys "0", "1" torch itself takes the state, and begins with zero moments."""
     ocp = pytest.importorskip("orbax.checkpoint")
 
