@@ -50,8 +50,7 @@ def profile(frame, event, argument):
         moves[0] += 1
     last[thread] = name
 
-threading.setprofile(profile)
-sys.setprofile(profile)
+threading.setprofile(profile)  # threads may start at any time; this one is watched in `count`
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 import ckpt_core as ckpt
@@ -64,7 +63,9 @@ def count(work):
     calls.clear(), functions.clear(), last.clear()
     moves[0] = 0
     counting = True
+    sys.setprofile(profile)
     work()
+    sys.setprofile(None)
     counting = False
     return {"calls": dict(calls), "functions": len(functions), "moves": moves[0]}
 

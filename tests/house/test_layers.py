@@ -103,14 +103,12 @@ def nodes_run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
             yield from nodes_run_at_import(child)
 
 
-def check_layers(tree: ast.AST, file: Path, package: Path) -> Iterator[str]:
+def check_layers(tree: ast.AST, file: Path, package: Path, inside: set[str]) -> Iterator[str]:
+    """What a file imports from its own row or above; `inside` is what the package holds."""
     module = module_of(file, package)
     if module not in RANK:
         yield f"{module} has no layer"
         return
-    inside = {
-        other.relative_to(package).with_suffix("").parts[0] for other in package.rglob("*.py")
-    }
     for node, name in imports(tree, file, package):
         parts = name.split(".")
         if parts[0] != package.name:
@@ -158,9 +156,11 @@ def _check_attribute(node: ast.Attribute, called: bool, module: str) -> Iterator
 def problems_of(package: Path) -> list[str]:
     """Every violation in a package, in words."""
     found: list[str] = []
-    for file in sorted(package.rglob("*.py")):
+    files = sorted(package.rglob("*.py"))
+    inside = {file.relative_to(package).with_suffix("").parts[0] for file in files}
+    for file in files:
         tree = ast.parse(file.read_text())
-        found += check_layers(tree, file, package)
+        found += check_layers(tree, file, package, inside)
         found += check_effects(tree, file, package)
     return found
 
@@ -208,14 +208,27 @@ def test_every_layer_has_a_module():
     ],
 )
 def test_the_checker_can_fail(tmp_path: Path, file: str, source: str, complaint: str):
+    """One bad file among empty ones: every other file of the real package passes, see above."""
+    package = tmp_path / PACKAGE.name
+    package.mkdir()
+    for module in {module.partition(".")[0] for module in RANK}:
+        (package / f"{module}.py").touch()
+    planted = package / file
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.write_text(source)
+    found = problems_of(package)
+    assert len(found) == 1, found
+    assert found[0].startswith(module_of(planted, package))
+    assert complaint in found[0]
+
+
+def test_the_checker_finds_a_bad_file_in_the_whole_package(tmp_path: Path):
     package = tmp_path / PACKAGE.name
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    planted = package / file
-    planted.parent.mkdir(exist_ok=True)
-    planted.write_text(source)
-    mine = [text for text in problems_of(package) if text.startswith(module_of(planted, package))]
-    assert len(mine) == 1, mine
-    assert complaint in mine[0]
+    (package / "_load" / "readers" / "planted.py").write_text("import os\nos.replace('a', 'b')")
+    assert problems_of(package) == [
+        "_load.readers:2 uses .replace; only _directory renames and deletes"
+    ]
 
 
 @pytest.mark.parametrize(
