@@ -17,7 +17,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._format import limits, record
 from ckpt_core._format.limits import most_bytes
-from tests.faults.crafted import GIB
+from tests.faults.crafted.case import GIB
 from tests.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.faults.harness import Pool
 

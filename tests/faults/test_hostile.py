@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 
-from tests.faults import crafted
 from tests.faults.crafted import (
     CASES,
     DATABASE_CASES,
     FILE_CASES,
-    GIB,
     ORBAX_CASES,
     RECORD_CASES,
-    SECRET,
-    Case,
 )
+from tests.faults.crafted.by_hand import as_json, grid, zarr3_json
+from tests.faults.crafted.case import GIB, SECRET, Case
+from tests.faults.crafted.signed import read_record, write_record
 from tests.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.faults.harness import Pool
 
@@ -68,9 +67,9 @@ def test_hostile_step(plain_pool: Pool, good: Path, tmp_path: Path) -> None:
     """A trainer that finds only a hostile step does not start from scratch, nor die."""
     directory = tmp_path / "steps"
     shutil.copytree(f"{good}-steps", directory)
-    record = crafted.read_record(directory / "0")
+    record = read_record(directory / "0")
     record["items"]["state"]["leaves"][0][2:4] = [[2**40, 2**19], [2**40, 2**19]]
-    crafted.write_record(directory / "0", record)
+    write_record(directory / "0", record)
     outcome = plain_pool.run(
         "hostile:open_steps", [str(directory)], limits={"RLIMIT_AS": ADDRESS_SPACE_BYTES}
     )
@@ -87,7 +86,7 @@ def make_outside(tmp_path: Path) -> Path:
     (outside / "canary").write_bytes(SECRET)
     (outside / "array").mkdir()
     (outside / "array" / "zarr.json").write_bytes(
-        crafted.as_json(crafted.zarr3_json(shape=[250], chunk_grid=crafted.grid(250)))
+        as_json(zarr3_json(shape=[250], chunk_grid=grid(250)))
     )
     (outside / "array" / "c").mkdir()
     (outside / "array" / "c" / "0").write_bytes(SECRET)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.crafted import CASES, Case
+from tests.faults.crafted import CASES
+from tests.faults.crafted.case import Case
 from tests.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.faults.harness import Nursery, Pool
 from tests.faults.test_hostile import (
