@@ -15,7 +15,8 @@ import ckpt_core as ckpt
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import this_owner
 from ckpt_core._format.strict_json import strict_json
-from tests.support.command_line import make_call, start  # noqa: F401 (fixture)
+from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
+from tests.support.damage import turn_a_bit
 
 pytest.importorskip("typer")
 
@@ -24,26 +25,6 @@ def save_run(directory: Path, steps: tuple[int, ...] = (1, 2), **arguments: Any)
     with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
         for step in steps:
             checkpointer.save(step, {"w": np.arange(1000.0) + step}, **arguments)
-
-
-def damage(step: Path) -> None:
-    """One bit of the largest data file is turned."""
-    data = max(step.rglob("d/*"), key=lambda file: file.stat().st_size)
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
-
-
-LOADED = """
-import json, sys
-from ckpt_core.cli import main
-sys.argv = ["ckpt", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as ended:
-    code = ended.code
-print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
-"""
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("ls", "--json"), ("show",), ("verify",)])
@@ -138,7 +119,7 @@ def test_verify_of_a_run_checks_every_step(call, tmp_path: Path):
     save_run(tmp_path / "run", (1, 2, 3))
     code, out, _ = call("verify", tmp_path / "run")
     assert code == 0 and out.count("ok: ") == 4 and "ok: 3 of 3 steps" in out
-    damage(tmp_path / "run/2")
+    turn_a_bit(tmp_path / "run/2")
     code, out, _ = call("verify", tmp_path / "run")
     assert code == 1 and "not ok: 2 of 3 steps" in out and f"not ok: {tmp_path}/run/2\n" in out
     code, out, _ = call("verify", tmp_path / "run", "--json")
@@ -185,6 +166,9 @@ def test_damage_has_a_line_of_its_own(call, tmp_path: Path):
     )
     assert code == 1 and row.index("damaged") > row.index("iB")  # not in the column of dates
     assert f"damaged: step 2: {tmp_path}/run/2" in out
+    code, out, _ = call("ls", tmp_path / "run", "--json")
+    problems = [row["problem"] for row in strict(out)["steps"]]
+    assert code == 1 and problems[0] is None and problems[1]
 
 
 def test_ls_names_where_the_steps_are(call, tmp_path: Path):

@@ -24,6 +24,7 @@ from ckpt_core._run.tiers import agreement
 from ckpt_core._save import write
 from ckpt_core._save.agreement import Start, judge_start
 from ckpt_core._save.plan_digest import Layout
+from tests.support.damage import turn_a_bit
 
 NEVER = ckpt.Options(persist_policy=ckpt.when.at_steps([]))
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3))
@@ -79,14 +80,6 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
-
-
-def damage(step: Path) -> None:
-    """Flips one byte in the middle of the largest data file: of the largest array."""
-    file = max(step.rglob("d/*"), key=lambda path: path.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -216,7 +209,7 @@ def test_of_two_runs_at_once_the_later_one_saves(run: Run):
 
 def test_damage_in_the_local_copy(run: Run):
     run.train(range(4))
-    damage(run.local_steps()[3])
+    turn_a_bit(run.local_steps()[3])
     restored = run.restored()
     assert restored is not None and restored.step == 3  # the other copy of the same step
     assert Path(restored.path) == run.persistent / "3"
@@ -224,7 +217,7 @@ def test_damage_in_the_local_copy(run: Run):
 
 def test_damage_in_a_step_that_is_local_only(run: Run):
     run.train(range(5))
-    damage(run.local_steps()[4])
+    turn_a_bit(run.local_steps()[4])
     with run.start() as checkpointer, pytest.raises(CheckpointCorrupt):
         checkpointer.restore_latest(state=state(9), strict_latest=True)
     with run.start() as checkpointer:
@@ -240,7 +233,7 @@ def test_damage_in_a_step_that_is_local_only(run: Run):
 
 def test_never_from_scratch_when_the_only_copy_is_damaged(run: Run):
     run.train(range(3), options=NEVER)
-    damage(run.local_steps()[2])
+    turn_a_bit(run.local_steps()[2])
     with (
         run.start(NEVER) as checkpointer,
         pytest.warns(RuntimeWarning, match="damaged"),

@@ -9,6 +9,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp_v1
 
 import ckpt_core as ckpt
+from tests.support.damage import turn_a_bit
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
@@ -74,10 +75,7 @@ def test_we_read_the_one_state_by_every_name(run):
 
 
 def test_damage_is_found_whatever_is_a_link(run):
-    data = max((run / "3" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
-    data.write_bytes(content)
+    turn_a_bit(run / "3" / "state")
     assert not ckpt.verify(run / "3").ok
 
 

@@ -13,6 +13,18 @@ from tests.support import children
 
 Call = Callable[..., tuple[int, str, str]]
 
+# Runs `ckpt` with its arguments in a fresh interpreter: prints the exit code and what was imported.
+LOADED = """
+import json, sys
+from ckpt_core.cli import main
+sys.argv = ["ckpt", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
 
 @pytest.fixture(name="call")
 def make_call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
