@@ -1,5 +1,6 @@
 """The end of the interpreter with something pending: what was begun is saved, or said, with exit code 1."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,14 +18,24 @@ LONG_SECS = 120
 # `slow` makes each commit wait until the file `go` is there, or for a while.
 PRELUDE = """
 import atexit, os, signal, sys, threading, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells take away from what runs in their background
 early = []
 atexit.register(lambda: [call() for call in early])  # before ckpt is imported: runs after its own handler
 import numpy as np
 import ckpt_core as ckpt
+from ckpt_core._background.threads import Flag
 from ckpt_core._directory.posix import PosixBackend
 path = sys.argv[1]
 
+def interrupted(*arguments):
+    open(path + "-told", "w").close()
+    signal.default_int_handler(*arguments)
+signal.signal(signal.SIGINT, interrupted)
+wait = Flag.wait
+def wait_and_say(flag, *arguments):
+    if threading.current_thread() is threading.main_thread():
+        open(path + "-waiting", "w").close()
+    return wait(flag, *arguments)
+Flag.wait = wait_and_say
 begin = PosixBackend.begin
 def slowly(form, *arguments, **named):
     attempt = begin(form, *arguments, **named)
@@ -103,7 +114,6 @@ signal.signal(signal.SIGTERM, handler)
 PosixBackend.begin = slowly
 c = ckpt.Checkpointer(path)
 c.save(0, state(0))
-open(path + "-waiting", "w").close()
 c.save(1, state(1))
 """,
         path,
@@ -127,9 +137,9 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
     }
     child = Child(f"PosixBackend.begin = slowly\n{calls[where]}", path)
     child.wait_for("writing")
-    time.sleep(0.2)  # main waits by now, or will: either way the step must be there
+    child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    child.wait_for("told")
     child.say("go")
     code, _, error = child.end()
     assert code == -signal.SIGINT, error
@@ -140,9 +150,9 @@ def test_ctrl_c_in_a_wait(path: Path, where: str) -> None:
 def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
     child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
-    time.sleep(0.3)
+    child.wait_for("waiting")
     child.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    child.wait_for("told")
     child.say("go")
     code, _, error = child.end()
     assert code in (0, -signal.SIGINT) and "was not saved" not in error, error
@@ -152,10 +162,12 @@ def test_one_ctrl_c_at_exit_is_not_enough(path: Path) -> None:
 def test_who_insists_ends_without_it_and_is_told(path: Path) -> None:
     child = Child("PosixBackend.begin = slowly\nckpt.Checkpointer(path).save(0, state(0))", path)
     child.wait_for("writing")
-    until = time.monotonic() + LONG_SECS
-    while child.process.poll() is None and time.monotonic() < until:
-        time.sleep(0.2)
+    child.wait_for("waiting")
+    for _ in range(LONG_SECS):
         child.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(0.2)
+            break
     code, _, error = child.end()
     assert code == 1 and "was not saved: interrupted at exit" in error, error
     _steps_are_right(path, [])
@@ -212,7 +224,7 @@ c = ckpt.Checkpointer(path)
 open(path + "-go", "w").close()
 c.save(0, big); c.wait_until_finished()
 os.remove(path + "-go"); os.remove(path + "-writing")
-threading.Thread(target=lambda: (time.sleep(0.5), open(path + "-go", "w").close())).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), open(path + "-go", "w").close())).start()
 c.save(1, big)
 """,
         path,
