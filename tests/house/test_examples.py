@@ -6,16 +6,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.children import compiling_once
 from tests.support.paths import EXAMPLES, ROOT
 
 
-def run_example(name: str, *arguments: str) -> str:
-    """What the example prints; it must succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+@pytest.fixture(name="run_example", scope="module")
+def make_run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs an example; what it prints. It must succeed. What one compiles, the next one finds."""
+    return partial(_run_example, compiling_once(tmp_path_factory.mktemp("jax-cache")))
+
+
+def _run_example(compiled: dict[str, str], name: str, *arguments: str) -> str:
+    environment = {**os.environ, **compiled, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         env=environment,
@@ -29,7 +37,9 @@ def run_example(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_train_nnx_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_train_nnx_goes_on_where_it_stopped(
+    run_example: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("flax")
     pytest.importorskip("grain")
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -45,7 +55,7 @@ def test_train_nnx_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_nnx_resumes_exactly() -> None:
+def test_train_nnx_resumes_exactly(run_example: Callable[..., str]) -> None:
     pytest.importorskip("flax")
     pytest.importorskip("grain")
     printed = run_example("train_nnx.py", "--check", "--steps", "12")
@@ -53,7 +63,7 @@ def test_train_nnx_resumes_exactly() -> None:
 
 
 @pytest.mark.slow
-def test_equinox_train_resumes_exactly() -> None:
+def test_equinox_train_resumes_exactly(run_example: Callable[..., str]) -> None:
     for needed in ("equinox", "grain", "optax"):
         pytest.importorskip(needed)
     printed = run_example("equinox_train.py", "--check", "--steps", "12")
@@ -61,7 +71,9 @@ def test_equinox_train_resumes_exactly() -> None:
 
 
 @pytest.mark.slow
-def test_multihost_goes_on_with_fewer_processes(tmp_path: Path) -> None:
+def test_multihost_goes_on_with_fewer_processes(
+    run_example: Callable[..., str], tmp_path: Path
+) -> None:
     pytest.importorskip("optax")
     printed = run_example("multihost.py", "--demo", "--directory", str(tmp_path), "--steps", "20")
     assert "four processes, one killed after step 12: [" in printed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import environment
+from tests.support.children import compiling_once, environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
 READMES = [ROOT / "README.md", *sorted(INTEGRATIONS.glob("*/README.md"))]
@@ -65,7 +65,10 @@ def blocks_of(text: str) -> list[tuple[int, str]]:
 def run_blocks(
     readme: Path, directory: Path, which: str = "first"
 ) -> subprocess.CompletedProcess[str]:
-    """The README's blocks, one after the other in one namespace of a fresh interpreter."""
+    """The README's blocks, one after the other in one namespace of a fresh interpreter.
+
+    What is compiled is kept beside `directory`, for the next interpreter.
+    """
     blocks = blocks_of(readme.read_text())
     assert blocks, "no Python block: has the fence changed?"
     # Empty lines in front make line numbers of tracebacks those of the README.
@@ -74,7 +77,7 @@ def run_blocks(
         [sys.executable, "-c", RUN, str(readme), which],
         input=json.dumps(codes),
         cwd=directory,
-        env=environment(),
+        env=environment(**compiling_once(directory.parent / "jax-cache")),
         capture_output=True,
         text=True,
         timeout=300,
