@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._run.fence import Fence
+from tests.support import forked
 from tests.support.children import environment
 from tests.support.takeovers import (
     LIMIT_SECS,
@@ -304,29 +303,31 @@ class Zombie:
     """A run in a process of its own, stopped by SIGSTOP in the middle of a save."""
 
     def __init__(self, directory: Path, when: str, step: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", ZOMBIE, str(directory), when, str(step)],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self._output = directory.parent / "zombie.out"
+        self._errors = directory.parent / "zombie.err"
+        self._process = forked.start(
+            ZOMBIE,
+            *(str(directory), when, str(step)),
+            output=self._output,
+            errors=self._errors,
+            environment=environment(),
         )
-        self._timer = threading.Timer(LIMIT_SECS, self._process.kill)
-        self._timer.start()
-        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), "it ended before it came to its commit"
+        try:
+            self._process.wait_until_stopped(LIMIT_SECS)
+        except TimeoutError as error:
+            self.close()
+            raise AssertionError(self._errors.read_text()) from error
 
     def wake(self) -> str:
         """Lets it go on to its end; gives what it said."""
         self._process.send_signal(signal.SIGCONT)
-        out, error = self._process.communicate(timeout=LIMIT_SECS)
-        assert out, error
-        return out
+        code = self._process.wait(LIMIT_SECS)
+        said = self._output.read_text()
+        assert code == 0 and said, self._errors.read_text()
+        return said
 
     def close(self) -> None:
-        self._timer.cancel()
-        self._process.kill()
-        self._process.communicate()
+        self._process.end()
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.children import with_devices
 
 LIMIT_SECS = 90.0
@@ -90,51 +89,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_commands(
-    commands: Sequence[Sequence[str]], logs: Path, *, devices: int, limit_secs: float = LIMIT_SECS
-) -> list[Ended]:
-    """Runs the commands side by side; whatever is left at the limit is killed, and the test fails.
-
-    Args:
-        commands: one for each process.
-        logs: a folder for what they print.
-        devices: of each process.
-        limit_secs: for all of them together.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    files = [logs / f"{index}.log" for index in range(len(commands))]
-    children: list[subprocess.Popen[bytes]] = []
-    late = False
-    try:
-        for command, file in zip(commands, files, strict=True):
-            with file.open("wb") as output:
-                children.append(
-                    subprocess.Popen(
-                        command,
-                        env=with_devices(devices),
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        deadline = time.monotonic() + limit_secs
-        for child in children:
-            child.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        late = True
-    finally:
-        for child in children:
-            child.kill()  # by its id; nothing where it has ended
-            child.wait()
-    texts = [file.read_text(errors="replace") for file in files]
-    if late:
-        pytest.fail(f"not done after {limit_secs:g} s:\n" + _tails(texts))
-    return [
-        Ended(child.returncode, _told(text), text)
-        for child, text in zip(children, texts, strict=True)
-    ]
-
-
 def launch(
     code: str,
     directory: Path,
@@ -143,14 +97,41 @@ def launch(
     devices: int = 2,
     limit_secs: float = LIMIT_SECS,
 ) -> list[Ended]:
-    """Runs code, after the prelude, in processes that know each other."""
+    """Runs code, after the prelude, in processes that know each other.
+
+    Whatever is left at the limit is killed, and the test fails.
+
+    Args:
+        code: the same for all.
+        directory: for what they save; what they print goes beside it.
+        processes: how many.
+        devices: of each process.
+        limit_secs: for all of them together.
+    """
     port = str(free_port())
-    commands = [
-        [sys.executable, "-c", PRELUDE + code, str(index), str(processes), port, str(directory)]
-        for index in range(processes)
-    ]
     logs = directory.parent / f"logs.{port}"
-    return run_commands(commands, logs, devices=devices, limit_secs=limit_secs)
+    logs.mkdir(parents=True, exist_ok=True)
+    files = [logs / f"{index}.log" for index in range(processes)]
+    children: list[forked.Forked] = []
+    late = False
+    try:
+        for index, file in enumerate(files):
+            arguments = (str(index), str(processes), port, str(directory))
+            environment = with_devices(devices)
+            children.append(
+                forked.start(PRELUDE + code, *arguments, output=file, environment=environment)
+            )
+        deadline = time.monotonic() + limit_secs
+        for child in children:
+            child.wait(max(0.1, deadline - time.monotonic()))
+    except TimeoutError:
+        late = True
+    finally:
+        statuses = [child.end() for child in children]
+    texts = [file.read_text(errors="replace") for file in files]
+    if late:
+        pytest.fail(f"not done after {limit_secs:g} s:\n" + _tails(texts))
+    return [Ended(status, _told(text), text) for status, text in zip(statuses, texts, strict=True)]
 
 
 def reports(ended: Sequence[Ended]) -> list[dict[str, Any]]:

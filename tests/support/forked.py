@@ -1,0 +1,196 @@
+"""Processes that have imported jax already: children of one interpreter that has, and does nothing else.
+
+A new interpreter imports jax for a second or more; a fork takes milliseconds. The interpreter that
+forks never uses what it has imported: no thread, no backend, no TensorStore, which a fork would not
+survive. It does not import ckpt_core either: each child does that, runs its code as `python -c` would,
+and ends as an interpreter ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+IMPORTED = ("numpy", "ml_dtypes", "jax", "jax.numpy", "tensorstore", "crc32c")
+READ_AT_IMPORT = ("JAX_", "PYTHON")
+
+
+class Forked:
+    """One such process; what it prints goes into a file."""
+
+    def __init__(self, parent: _Parent, pid: int) -> None:
+        self.pid = pid
+        self._parent = parent
+        self._watch = os.pidfd_open(pid)  # nobody else gets its number before `wait` has asked
+        self._code: int | None = None
+
+    def wait(self, timeout_secs: float) -> int:
+        """Its exit code; negative the signal that ended it.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        if self._code is None:
+            if not select.select([self._watch], [], [], timeout_secs)[0]:
+                raise TimeoutError(f"process {self.pid} still runs after {timeout_secs:g} s")
+            self._code = int(self._parent.ask({"reap": self.pid}))
+            os.close(self._watch)
+        return self._code
+
+    def wait_until_stopped(self, timeout_secs: float) -> None:
+        """Until all its threads stand still, after SIGSTOP.
+
+        Raises:
+            TimeoutError: it runs, or has ended.
+        """
+        until = time.monotonic() + timeout_secs
+        while (states := self._states()) != {"T"}:
+            if "Z" in states or time.monotonic() > until:
+                raise TimeoutError(f"process {self.pid} is not stopped: {states}")
+            time.sleep(0.002)
+
+    def _states(self) -> set[str]:
+        found = set[str]()
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                stat = Path(f"/proc/{self.pid}/task/{thread}/stat").read_text()
+                found.add(stat.rpartition(")")[2].split()[0])
+        return found
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    def end(self) -> int:
+        """Kills it, where it still runs; its exit code."""
+        self.send_signal(signal.SIGKILL)
+        return self.wait(60)
+
+
+def start(
+    code: str,
+    *arguments: str,
+    output: Path,
+    environment: Mapping[str, str],
+    errors: Path | None = None,
+) -> Forked:
+    """Runs code as `python -c` does, in a process of its own.
+
+    Args:
+        code: finds its arguments in `sys.argv`.
+        arguments: of the process.
+        output: the file for what it prints.
+        environment: all of it.
+        errors: the file for its stderr, where that is not `output` too.
+    """
+    at_import = {
+        name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)
+    }
+    for file in (output, errors or output):
+        file.write_bytes(b"")
+    parent = _parent_of(tuple(sorted(at_import.items())))
+    request = {
+        "code": code,
+        "arguments": arguments,
+        "output": str(output),
+        "errors": str(errors or output),
+        "environment": dict(environment),
+        "directory": os.getcwd(),
+    }
+    return Forked(parent, int(parent.ask(request)))
+
+
+class _Parent:
+    """The interpreter that forks, and the two pipes to it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.support import forked; forked.main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        atexit.register(self.close)
+        self._answer()
+
+    def ask(self, request: Any) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the interpreter that forks ended: {self._process.wait(10)}")
+        return line
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@functools.cache
+def _parent_of(at_import: tuple[tuple[str, str], ...]) -> _Parent:
+    others = {
+        name: value for name, value in os.environ.items() if not name.startswith(READ_AT_IMPORT)
+    }
+    return _Parent(others | dict(at_import) | {"OPENBLAS_NUM_THREADS": "1"})  # or numpy starts some
+
+
+# ---- the other side ----------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serves requests until its input ends; each child returns from here and runs its code."""
+    for name in IMPORTED:
+        __import__(name)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads: a fork would not survive that"
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "reap" in request:
+            _, status = os.waitpid(request["reap"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            _become(request)
+            return
+        print(pid, flush=True)
+    os._exit(0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for name, flags, descriptor in (
+        (os.devnull, os.O_RDONLY, 0),
+        (request["output"], mode, 1),
+        (request["errors"], mode, 2),
+    ):
+        file = os.open(name, flags, 0o666)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    sys.argv = ["-c", *request["arguments"]]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    exec(compile(request["code"], "<string>", "exec"), module.__dict__)
