@@ -8,6 +8,8 @@ DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 # Tests run in so many processes; 0 for one, where a debugger is wanted.
 WORKERS ?= 2
+# Exhaustive tests take longer than the time after which pytest dumps all stacks, which may end the process.
+LONG := -o faulthandler_timeout=3600
 
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.up-to-date
@@ -35,14 +37,14 @@ test: lint types  ## style, types and the quick tests
 	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS)
 
 test-all: lint types  ## the same with the long matrices
-	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not soak" $(PYTEST_ARGS)
+	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not soak" $(LONG) $(PYTEST_ARGS)
 
 faults: $(STAMP)  ## only the tests that kill, cut and break
-	@"$(PYTHON)" -m pytest -m "faults" $(PYTEST_ARGS)
+	@"$(PYTHON)" -m pytest -m "faults" $(LONG) $(PYTEST_ARGS)
 
 # Exit code 5 of pytest: nothing carries the marker.
 soak: $(STAMP)  ## random work for a long time
-	@"$(PYTHON)" -m pytest -m "soak" $(PYTEST_ARGS) || test $$? -eq 5
+	@"$(PYTHON)" -m pytest -m "soak" $(LONG) $(PYTEST_ARGS) || test $$? -eq 5
 
 bench: $(STAMP)  ## ckpt beside Orbax in half a minute; benchmarks/ has more
 	@"$(PYTHON)" -m ckpt_core.cli bench run benchmarks/quick.yaml -o benchmarks/out/quick

@@ -14,7 +14,17 @@ class Attempt(Protocol):
 
     @property
     def path(self) -> str:
-        """Directory or URL to which the files of this attempt are written."""
+        """Directory or URL to which the small files of this attempt are written."""
+        ...
+
+    @property
+    def data_path(self) -> str:
+        """Directory or URL to which its data files are written."""
+        ...
+
+    @property
+    def data_prefix(self) -> str:
+        """Beginning of the name of each data file, by which it is known as one of this attempt."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -87,6 +97,17 @@ class Backend(Protocol):
 
         Raises:
             CheckpointCorrupt: the file is larger, is not a regular file, or is a dangling link.
+        """
+        ...
+
+    def read_staged(self, path: str, token: str, name: str, limit_bytes: int) -> bytes | None:
+        """As ``read``, of a checkpoint that is committed, while its files are still copied.
+
+        None if they are not there (any more), and always in a file system.
+
+        Args:
+            path, name, limit_bytes: as for ``read``.
+            token: token of the checkpoint.
         """
         ...
 

@@ -78,7 +78,8 @@ class LocalAttempt:
         self, target: str, temporary: str, *, overwrite: bool, durable: bool, created: list[str]
     ) -> None:
         self._target = target
-        self._temporary = temporary
+        self.path = self.data_path = temporary
+        self.data_prefix = ""
         self._overwrite = overwrite
         self._durable = durable
         self._created = created
@@ -87,12 +88,8 @@ class LocalAttempt:
         self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
-    @property
-    def path(self) -> str:
-        return self._temporary
-
     def write(self, name: str, data: bytes) -> None:
-        full = os.path.join(self._temporary, name)
+        full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)
         with open(full, "xb", buffering=0) as file:
@@ -103,27 +100,27 @@ class LocalAttempt:
                 os.fsync(file.fileno())
 
     def read(self, name: str) -> bytes:
-        with open(os.path.join(self._temporary, name), "rb") as file:
+        with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
 
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
         return {
-            os.path.relpath(file, self._temporary): os.stat(file).st_size
-            for file in walk_files(os.path.join(self._temporary, below))
+            os.path.relpath(file, self.path): os.stat(file).st_size
+            for file in walk_files(os.path.join(self.path, below))
         }
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         if self._durable:
-            for directory, _, _ in os.walk(self._temporary, topdown=False, onerror=unless_absent):
-                if directory != self._temporary:
+            for directory, _, _ in os.walk(self.path, topdown=False, onerror=unless_absent):
+                if directory != self.path:
                     sync_directory(directory)
         # The record comes last: a directory without it is not a checkpoint.
         self.write(record_name, record)
         if self._durable:
-            sync_directory(self._temporary)
+            sync_directory(self.path)
 
     def commit(self) -> None:
-        status = os.lstat(self._temporary)
+        status = os.lstat(self.path)
         self._identity = status.st_dev, status.st_ino
         try:
             self._put_in_place()
@@ -148,8 +145,8 @@ class LocalAttempt:
         if not self._overwrite or not _holds_something(self._target):
             self._rename_to_target()
             return
-        self._replaced = self._temporary
-        if exchange(self._temporary, self._target):
+        self._replaced = self.path
+        if exchange(self.path, self._target):
             return
         parent, name = os.path.split(self._target)
         if self.superseded:  # between the two renames, only one old checkpoint may be found
@@ -167,7 +164,7 @@ class LocalAttempt:
 
     def _rename_to_target(self) -> None:
         try:
-            os.rename(self._temporary, self._target)
+            os.rename(self.path, self._target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise _exists(self._target) from error
@@ -191,13 +188,13 @@ class LocalAttempt:
         return (status.st_dev, status.st_ino) == self._identity
 
     def abort(self) -> None:
-        if self._identity is not None and not self._stands_at(self._temporary, unknown=False):
+        if self._identity is not None and not self._stands_at(self.path, unknown=False):
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
             time.sleep(_ABORT_PAUSE_SECS)
-            if not os.path.lexists(self._temporary):
+            if not os.path.lexists(self.path):
                 break
         _remove_empty(self._created)
 

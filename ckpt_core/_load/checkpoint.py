@@ -176,14 +176,22 @@ class NativeCheckpoint(Checkpoint):
             raise CheckpointCorrupt(
                 f"{self.path}: file {name} was never saved", file=name, leaf=leaf
             )
-        data = self._read(name, leaf, min(most_bytes(name), expected.size_bytes))
-        if expected.size_bytes != len(data) or expected.crc32 != zlib.crc32(data):
-            raise CheckpointCorrupt(
+        limit_bytes = min(most_bytes(name), expected.size_bytes)
+        try:
+            data = self._read(name, leaf, limit_bytes)
+            if expected.size_bytes == len(data) and expected.crc32 == zlib.crc32(data):
+                return data
+            problem = CheckpointCorrupt(
                 f"{self.path}: file {name} is damaged: its checksum differs from that of the save",
                 file=name,
                 leaf=leaf,
             )
-        return data
+        except CheckpointCorrupt as error:
+            problem = error
+        staged = self.backend.read_staged(self.path, self.record.token, name, limit_bytes)
+        if staged is None or expected.crc32 != zlib.crc32(staged):
+            raise problem
+        return staged
 
     def sizes_in(self, item: SavedItem) -> dict[str, int]:
         """Size in bytes of each file of the item, from the record, by path relative to the item."""

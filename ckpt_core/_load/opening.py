@@ -69,6 +69,8 @@ def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
     record = backend.read(text, RECORD_FILE)
     if record is not None:
         return _open_ours(text, local, backend, record)
+    if not local and not backend.is_checkpoint(text):  # it may be half deleted
+        raise not_found(text, backend)
     described = backend.read(text, orbax_write.STEP_METADATA)
     step = _parse_step(described) if described else {}
     if MARKER in step.get("custom_metadata", {}):

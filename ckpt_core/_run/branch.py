@@ -199,7 +199,7 @@ class Branch:
     def _left_behind(self, step: int, base: int | None) -> set[int]:
         """Steps of a branch that training left when this writer restored an older step."""
         at_claim = self._steps_at_claim or set[int]()
-        found = self._damaged & {step}
+        found = self._damaged & {step} if self._run.local else set[int]()
         if base is not None and any(restored < step for restored in self._restored):
             # Damaged steps are moved too, where a move is possible; an object store could only
             # delete them, and they may become readable again.

@@ -193,10 +193,10 @@ class Checkpointer:
         next save then moves steps newer than the restored one to ``retired`` (in an object store it
         deletes them).
 
-        A damaged step is skipped with a warning that names the damage, and is never deleted: the
-        next save moves it to the directory ``damaged`` (in an object store it stays). If the
-        targets do not match the checkpoint, no older step is tried, because the code is wrong and
-        not the disk.
+        A damaged step is skipped with a warning that names the damage. The next save moves it to
+        the directory ``damaged`` (in an object store, a save of the same number replaces it). If
+        the targets do not match the checkpoint, no older step is tried, because the code is wrong
+        and not the disk.
 
         Args:
             state: the target for steps written by ``save(step, state)``; in the result it is

@@ -51,8 +51,9 @@ class Writing:
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
         parts = self._parts
-        # A failed save of this step may have left it on disk.
-        overwrite = overwrite or step in parts.saving.maybe_not_durable
+        # A failed save of this step may have left it there. A damaged step cannot be moved in a store.
+        damaged = not parts.run.local and step in parts.run.damaged
+        overwrite = overwrite or damaged or step in parts.saving.maybe_not_durable
         begun = {running.step for running in parts.saves}
         if not overwrite and (step in parts.run.mine or step in begun):
             parts.branch.log_repeat(step)

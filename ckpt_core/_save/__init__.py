@@ -67,7 +67,7 @@ def save(
         path: directory of the checkpoint. It must not exist; missing parents are created.
         state: one pytree or object, saved as the only item, ``state``.
         overwrite: if a checkpoint exists at ``path``, replace it: after a crash, ``load`` finds
-            either the old or the new one, complete. Not possible in an object store.
+            either the old or the new one, complete.
         metadata: any JSON value, stored with the checkpoint.
         options: see ``Options``.
         items: more named items, for names that are no identifiers or are argument names.

@@ -25,7 +25,7 @@ from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem
-from ckpt_core._storage import ArrayWriter, Location, merge, new_context
+from ckpt_core._storage import ArrayWriter, Location, NewDatabase, merge, new_context
 
 CALL = "save"
 """The call that this process tells the others, so that a process in another call is detected."""
@@ -173,9 +173,11 @@ class Write:
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
-            if self._job.writers.index == 0 and self._job.local:
+            if self._job.writers.index == 0:
                 self._describe(attempt)  # meanwhile TensorStore writes the arrays
-            watch = self._progress(attempt, written) if self._job.options.on_event else None
+            # in a store, every look would be a listing
+            watches = self._job.local and self._job.options.on_event
+            watch = self._progress(attempt, written) if watches else None
             for writer in writers:
                 writer.finish(watch)
         except BaseException:
@@ -226,11 +228,10 @@ class Write:
         # all pytrees are written at the same time, so they share max_host_bytes
         trees = sum(one.record.form == "tree" for one in self._items)
         writer = ArrayWriter(
-            Location(f"{attempt.path}/{item.folder}", self._job.local),
+            self._database(attempt, item),
             self._job.writers.index,
             self._job.writers.count,
             self._context,
-            target_data_file_bytes=options.target_data_file_bytes,
             max_host_bytes=options.max_host_bytes // trees,
         )
         writers.append(writer)
@@ -245,6 +246,15 @@ class Write:
         attempt.write(name, dump_checksums(checksums))
         return sum(array.size_bytes for array in arrays)
 
+    def _database(self, attempt: Attempt, item: PreparedItem) -> NewDatabase:
+        local, size_bytes = self._job.local, self._job.options.target_data_file_bytes
+        return NewDatabase(
+            Location(attempt.data_path, local) / item.folder,
+            Location(attempt.path, local) / item.folder,
+            attempt.data_prefix,
+            size_bytes,
+        )
+
     def make_durable(self, attempt: Attempt) -> None:
         """On process 0: merges all processes' databases, writes the record, fsyncs everything.
 
@@ -253,16 +263,7 @@ class Write:
         job = self._job
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
-                merge(
-                    Location(f"{attempt.path}/{item.folder}", job.local),
-                    job.writers.count,
-                    self._context,
-                    target_data_file_bytes=job.options.target_data_file_bytes,
-                )
-        if not job.local:
-            # an object store has no rename: the files by which Orbax recognizes a checkpoint are
-            # written after all data
-            self._describe(attempt)
+                merge(self._database(attempt, item), job.writers.count, self._context)
         record = self._record(attempt)
         if self._links is not None:
             self._links.prepare(
@@ -333,7 +334,10 @@ class Write:
             yield "metrics/metrics", dump_json(dict(self._fields.metrics))
         yield orbax_write.STEP_METADATA, orbax_write.step_metadata(handlers, self._fields.metadata)
         text = f"Checkpoint commit was successful to {self._job.target}"
-        yield orbax_write.COMMIT_FILE, text.encode(errors="surrogateescape")
+        said = text.encode(errors="surrogateescape")
+        if not self._job.local:  # there Orbax asks for one in each item that it opens by itself
+            yield from ((f"{item.folder}/{orbax_write.COMMIT_FILE}", said) for item in self._items)
+        yield orbax_write.COMMIT_FILE, said
 
 
 def _handler(item: PreparedItem) -> str:

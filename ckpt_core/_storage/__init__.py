@@ -1,7 +1,7 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
 ``location`` says where a database lies and how it is opened; ``writer`` fills it; ``zarr`` has the
-metadata and keys of one array; ``index`` finds file and offset of each value; ``arrays`` reads
+metadata and keys of one array; ``index`` finds file and offset of each value in the B+tree that ``btree`` decodes; ``arrays`` reads
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a
 file its digest covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the
 databases of several processes; ``keys`` reads and writes objects of a store; ``failures`` translates
@@ -11,8 +11,8 @@ TensorStore's errors.
 from ckpt_core._storage.arrays import DataFiles as DataFiles
 from ckpt_core._storage.arrays import ForeignArray as ForeignArray
 from ckpt_core._storage.arrays import open_array as open_array
+from ckpt_core._storage.arrays import read_range as read_range
 from ckpt_core._storage.arrays import read_region as read_region
-from ckpt_core._storage.arrays import read_value as read_value
 from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES as BLOSC_HEADER_BYTES
 from ckpt_core._storage.bounds import Values as Values
 from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
@@ -26,6 +26,7 @@ from ckpt_core._storage.index import read_index as read_index
 from ckpt_core._storage.keys import KeyValues as KeyValues
 from ckpt_core._storage.keys import backend_of as backend_of
 from ckpt_core._storage.location import Location as Location
+from ckpt_core._storage.location import NewDatabase as NewDatabase
 from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.merge import merge as merge

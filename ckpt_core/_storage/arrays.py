@@ -29,13 +29,13 @@ from ckpt_core._storage.location import Location, database_spec
 _MAX_FOREIGN_BYTES = 2**46
 
 
-def read_value(item: Location, key: str, offset: int, size_bytes: int, context: Any) -> bytes:
-    """A byte range of a key's value, for stores whose files cannot be opened directly."""
+def read_range(item: Location, file: str, offset: int, size_bytes: int, context: Any) -> bytes:
+    """A byte range of a data file, for stores whose files cannot be opened; empty if there is no such file."""
     try:
-        store: Any = ts.KvStore.open(database_spec(item), context=context).result()
-        found: Any = store.read(key, byte_range=slice(offset, offset + size_bytes)).result()
+        store: Any = ts.KvStore.open(item.spec(), context=context).result()
+        found: Any = store.read(file, byte_range=slice(offset, offset + size_bytes)).result()
     except ValueError as error:
-        raise unreadable(error, f"{item.path}: {key}", leaf=key) from error
+        raise unreadable(error, f"{item.path}/{file}", file=file) from error
     return bytes(found.value) if found.state == "value" else b""
 
 

@@ -50,6 +50,7 @@ def read_index(
     names: Iterable[str] | None = None,
     check: Callable[[Iterable[str]], None] = lambda _: None,
     most_keys: Callable[[], int] = lambda: sys.maxsize,
+    manifest: bytes | None = None,
 ) -> Index:
     """Reads the index of the database at ``item``; blocks.
 
@@ -59,14 +60,18 @@ def read_index(
         names: names of the wanted arrays: subtrees without them are not read. None for all.
         check: called with the index files before they are read; raises to reject one.
         most_keys: returns the maximum number of keys that the database can have.
+        manifest: the content of the database's manifest, if the caller has read it.
 
     Raises:
         CheckpointCorrupt: the index is missing or damaged.
     """
-    refuse_file(item, _MANIFEST, most_bytes(_MANIFEST))
+    if manifest is None:
+        refuse_file(item, _MANIFEST, most_bytes(_MANIFEST))
     try:
         base: Any = ts.KvStore.open(item.spec(), context=context).result()
-        root = decode_manifest(_value(base.read(_MANIFEST).result(), _MANIFEST))
+        if manifest is None:
+            manifest = _value(base.read(_MANIFEST).result(), _MANIFEST)
+        root = decode_manifest(manifest)
         found = Index()
         if root is not None:
             # asked for at every node, and looks at every leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
@@ -35,14 +36,20 @@ class KeyValues:
         """Writes the value."""
         self._done(f"write {key}", self._store.write(key, value))
 
-    def put_if_absent(self, key: str, value: bytes) -> bool:
-        """Writes the value if the key does not exist; whether it was written."""
-        absent = self._done(f"read {key}", self._store.read(key))
-        if absent.state == "value":
-            return False
-        # `if_equal` with the generation of a missing key: the write fails if the key exists by
-        # then.
-        writing = self._store.write(key, value, if_equal=absent.stamp.generation)
+    def get_version(self, key: str) -> tuple[bytes | None, Any]:
+        """As ``get``, with the version, which a missing key has too."""
+        found = self._done(f"read {key}", self._store.read(key))
+        return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
+
+    def put_all(self, values: Mapping[str, bytes]) -> None:
+        """Writes all values, in parallel."""
+        writing = [(key, self._store.write(key, value)) for key, value in values.items()]
+        for key, future in writing:
+            self._done(f"write {key}", future)
+
+    def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool:
+        """Writes the value if the key has this version still; whether it was written."""
+        writing = self._store.write(key, value, if_equal=version)
         return bool(self._done(f"write {key}", writing).generation)
 
     def list(self, prefix: str = "") -> list[str]:
@@ -77,10 +84,10 @@ class KeyValues:
                 return found
             found += more
 
-    def delete_all(self, prefix: str = "") -> None:
-        """Deletes every key that begins with ``prefix``."""
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes the keys, in parallel; those that do not exist are none of its business."""
         # not delete_range, which lists, and tells of a refusal no more than a listing does
-        deleting = [(key, self._store.write(key, None)) for key in self.list(prefix)]
+        deleting = [(key, self._store.write(key, None)) for key in keys]
         for key, future in deleting:
             self._done(f"delete {key}", future)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
@@ -15,6 +15,8 @@ from ckpt_core._storage._tensorstore import ts
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
 """Maximum B+tree node (about 600 keys): small, so that partial loads read few nodes."""
+_RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
+"""About a minute in all; by default it would be a quarter of an hour."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores write no faster, and would slow the training step down."""
 
@@ -47,7 +49,27 @@ class Location:
                     "no other paths: give the directory another name"
                 )
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
-        return dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
+        spec = dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
+        return spec | _s3_server() if spec["driver"] == "s3" else spec
+
+
+def _s3_server() -> dict[str, Any]:
+    """Endpoint and region from the variables that the AWS tools read, which TensorStore does not.
+
+    Also names the environment as the source of credentials, if they are there: TensorStore would look
+    elsewhere first, and say at length that there is nothing.
+    """
+    read = {
+        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    }
+    found = {
+        member: next(filter(None, map(os.environ.get, names)), "") for member, names in read.items()
+    }
+    server: dict[str, Any] = {key: value.rstrip("/") for key, value in found.items() if value}
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        server["aws_credentials"] = {"type": "environment"}
+    return server
 
 
 @functools.cache
@@ -75,24 +97,51 @@ def new_context(*, durable: bool = True) -> Any:
             "cache_pool": {"total_bytes_limit": _CACHE_BYTES},
             "file_io_concurrency": {"limit": _IO_THREADS},
             "file_io_sync": durable,
+            "s3_request_retries": _RETRIES,
+            "gcs_request_retries": _RETRIES,
         },
         _process_wide(),
     )
 
 
-def database_spec(
-    location: Location, *, target_data_file_bytes: int | None = None
-) -> dict[str, Any]:
-    """Spec of the OCDBT database at a location; it stores values of up to 100 bytes in the index.
+def database_spec(location: Location) -> dict[str, Any]:
+    """Spec of the OCDBT database at a location, for reading."""
+    return {"driver": "ocdbt", "base": location.spec()}
 
-    Args:
-        location: location of the database.
-        target_data_file_bytes: for writing: size at which TensorStore begins another data file.
+
+@dataclass(frozen=True, slots=True)
+class NewDatabase:
+    """An OCDBT database that is being written; values of up to 100 bytes stand in its index.
+
+    Attributes:
+        location: where its data files and the nodes of its index are written.
+        manifest: where its manifest is written: another place than ``location`` in an object store, where
+            the manifest is copied after the commit.
+        prefix: beginning of the name of each data file and node.
+        target_data_file_bytes: size at which TensorStore begins another data file.
     """
-    spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
-    if target_data_file_bytes is not None:
-        spec |= {
-            "target_data_file_size": target_data_file_bytes,
+
+    location: Location
+    manifest: Location
+    prefix: str
+    target_data_file_bytes: int
+
+    def __truediv__(self, folder: str) -> NewDatabase:
+        return replace(self, location=self.location / folder, manifest=self.manifest / folder)
+
+    def spec(self, values_in: str = "") -> dict[str, Any]:
+        """TensorStore's spec, for writing.
+
+        Args:
+            values_in: folder of the data files, relative to the database; ends with ``/``.
+        """
+        return {
+            **database_spec(self.location),
+            "manifest": self.manifest.spec(),
+            "value_data_prefix": f"{values_in}d/{self.prefix}",
+            "btree_node_data_prefix": f"d/{self.prefix}",
+            "version_tree_node_data_prefix": f"d/{self.prefix}",
+            "target_data_file_size": self.target_data_file_bytes,
             "config": {
                 "max_inline_value_bytes": INLINE_BYTES,
                 "max_decoded_node_bytes": _NODE_BYTES,
@@ -100,7 +149,6 @@ def database_spec(
             },
             "assume_config": True,
         }
-    return spec
 
 
 def counters() -> dict[str, float]:

@@ -6,30 +6,26 @@ from typing import Any
 
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
-from ckpt_core._storage.location import Location, database_spec
+from ckpt_core._storage.location import NewDatabase
 
 
-def merge(item: Location, process_count: int, context: Any, *, target_data_file_bytes: int) -> None:
+def merge(item: NewDatabase, process_count: int, context: Any) -> None:
     """Creates the item's database from those of all processes, without copying data.
 
     Called on process 0, after all processes have written.
 
     Args:
-        item: location of the item.
+        item: the item's database.
         process_count: number of processes, each with a database ``ocdbt.process_<i>``.
         context: the context with which this process wrote: TensorStore copies index entries only
             between databases of one context.
-        target_data_file_bytes: as for ``database_spec``.
     """
     doing = "merging the processes' databases"
-    parent_spec = database_spec(item, target_data_file_bytes=target_data_file_bytes)
-    parent = settled(ts.KvStore.open(parent_spec, context=context), doing)
+    parent = settled(ts.KvStore.open(item.spec(), context=context), doing)
     transaction: Any = ts.Transaction(atomic=True)
     target = parent.with_transaction(transaction)
     for process in range(process_count):
-        spec = database_spec(
-            item / f"ocdbt.process_{process}", target_data_file_bytes=target_data_file_bytes
-        )
+        spec = (item / f"ocdbt.process_{process}").spec()
         child = settled(ts.KvStore.open(spec, context=context), doing)
         settled(child.experimental_copy_range_to(target), doing)
     settled(transaction.commit_async(), doing)

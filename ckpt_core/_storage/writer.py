@@ -13,7 +13,7 @@ from ckpt_core._layout.chunks import chunk_parts
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
-from ckpt_core._storage.location import Location, database_spec
+from ckpt_core._storage.location import NewDatabase, database_spec
 from ckpt_core._storage.zarr import layout_of, zarr_metadata
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -62,34 +62,28 @@ class ArrayWriter:
     """Writes this process's arrays of one item; nothing is durable before ``finish``.
 
     Args:
-        item: location of the item.
+        item: the item's database.
         process: index of this process.
         process_count: number of processes. A single process writes the item's database directly,
             with data files in the folder of process 0, so that no merge is needed.
         context: TensorStore context of the save.
-        target_data_file_bytes: size at which TensorStore begins another data file, in parallel.
         max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
             committed; a larger save is split into several.
     """
 
     def __init__(
         self,
-        item: Location,
+        item: NewDatabase,
         process: int,
         process_count: int,
         context: Any,
         *,
-        target_data_file_bytes: int,
         max_host_bytes: int,
     ) -> None:
         folder = f"ocdbt.process_{process}"
         alone = process_count == 1
-        self._spec = database_spec(
-            item if alone else item / folder, target_data_file_bytes=target_data_file_bytes
-        )
-        if alone:
-            self._spec["value_data_prefix"] = f"{folder}/d/"
-        self._location = item
+        self._spec = item.spec(f"{folder}/") if alone else (item / folder).spec()
+        self._location = item.location
         self._context = context
         self._limit_bytes = max_host_bytes
         self._first = process == 0

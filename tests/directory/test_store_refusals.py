@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,12 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._storage import location
 from ckpt_core._storage.failures import failure, refusal
-from tests.support import gcs_server
 from tests.support.gcs_server import Request, Server
+from tests.support.stores import make_server as make_server
 
 ZSTD = ckpt.Options(compression="zstd")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with gcs_server.running() as state:
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", state.url)
-        # nobody asks the metadata server of a machine that is not in Google's cloud
-        monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
-        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-        yield state
 
 
 def tree(step: int) -> dict[str, Any]:
@@ -107,6 +98,23 @@ def test_a_refusal_while_saving_is_told_and_nothing_is_acknowledged(server: Serv
             ckpt.save(url, tree(number))  # the way is free for another try
             assert same(ckpt.load(url), tree(number))
     assert refused > 10 and saved + refused == count
+
+
+def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "2ms"}
+    monkeypatch.setattr(location, "_RETRIES", tries)
+    server.fault = lambda _: 503
+    with pytest.raises(ConnectionError, match=f"{server.root}/a.*try again"):
+        ckpt.load(f"{server.root}/a")
+    assert 1 < len(server.requests) <= 5
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # nobody listens there
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(ConnectionError, match=r"s3://bucket/a.*try again"):
+        ckpt.save("s3://bucket/a", tree(0))
 
 
 def test_a_bucket_that_is_not_there(server: Server) -> None:

@@ -106,7 +106,8 @@ def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch
 
     class Keys:
         def __init__(self) -> None:
-            self.values = {"s/d/x": b"123", "s/d/y": b"1", "t": b"12"}
+            small = {".attempt.one/t": b"12", ".attempt.one/owner": b"", ".attempt.two/t": b""}
+            self.values = {"s/d/one.x": b"123", "s/d/one.y": b"1", "s/d/two.z": b"", **small}
             self.fetched: list[str] = []
 
         def get(self, key: str) -> bytes | None:
@@ -117,10 +118,11 @@ def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch
             return [key for key in self.values if key.startswith(prefix)]
 
     keys = Keys()
-    attempt = StoreAttempt("memory://one", keys)  # pyright: ignore[reportArgumentType]
-    assert attempt.files("s/d", {"s/d/x": 3}) == {"s/d/x": 3, "s/d/y": 1}
-    assert attempt.files(told={"s/d/x": 3, "s/d/y": 1}) == {"s/d/x": 3, "s/d/y": 1, "t": 2}
-    assert keys.fetched == ["s/d/y", "t"]
+    attempt = StoreAttempt("memory://one", keys, "one")  # pyright: ignore[reportArgumentType]
+    x, y = "s/d/one.x", "s/d/one.y"
+    assert attempt.files("s/d", {x: 3}) == {x: 3, y: 1}
+    assert attempt.files(told={x: 3, y: 1}) == {x: 3, y: 1, "t": 2}
+    assert keys.fetched == [y, ".attempt.one/t"]
 
 
 def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:

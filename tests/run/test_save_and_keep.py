@@ -179,14 +179,6 @@ def test_overwrite(local, asynchronous):
     assert local.entries() == ["1"]
 
 
-def test_overwrite_in_a_store_is_refused_and_harmless():
-    place = Place(f"memory://test-overwrite-{os.getpid()}/run")
-    write(place, 1)
-    with open_at(place) as checkpointer, pytest.raises(ckpt.CheckpointError, match="delete it"):
-        checkpointer.save(1, state(2), overwrite=True)
-    assert same(open_at(place).load(1), 1)
-
-
 def test_a_step_older_than_the_newest(place):
     write(place, 3, 7)
     with open_at(place) as checkpointer:

@@ -396,37 +396,6 @@ def store_form() -> ObjectStoreBackend:
     return ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
 
 
-def test_of_two_tries_on_a_store_the_later_one_commits(store: str) -> None:
-    """The second one has removed what the first one wrote."""
-    form = store_form()
-    first = form.begin(f"{store}/1", overwrite=False, durable=True, token="one")
-    first.write("data", b"of the first")
-    second = form.begin(f"{store}/1", overwrite=False, durable=True, token="two")
-    second.write("data", b"of the second")
-    first.make_durable("ckpt.json", b"first")
-    with pytest.raises(
-        ckpt.CheckpointError, match=rf"process {os.getpid()} on .*token two"
-    ) as caught:
-        first.commit()
-    assert "nothing was committed" in str(caught.value)
-    assert form.read(f"{store}/1", "ckpt.json") is None
-    first.abort()
-    assert second.read("data") == b"of the second"
-    second.make_durable("ckpt.json", b"second")
-    second.commit()
-    second.abort()
-    assert form.read(f"{store}/1", "ckpt.json") == b"second"
-
-
-def test_a_try_on_a_store_that_was_removed_is_not_committed(store: str) -> None:
-    form = store_form()
-    attempt = form.begin(f"{store}/1", overwrite=False, durable=True, token="one")
-    KeyValues(Location(f"{store}/1", False)).delete_all()
-    attempt.make_durable("ckpt.json", b"record")
-    with pytest.raises(ckpt.CheckpointError, match="token none"):
-        attempt.commit()
-
-
 def test_on_a_store_a_fenced_run_removes_nothing(store: str) -> None:
     """Its save would begin by removing what the newcomer is writing at the same path."""
     old = ckpt.Checkpointer(store, asynchronous=False)

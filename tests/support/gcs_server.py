@@ -40,6 +40,8 @@ class Server:
     requests: list[Request] = field(default_factory=list)
     fault: Callable[[Request], int | None] = lambda _: None
     """Gives an HTTP status to answer with, or None."""
+    lost: Callable[[Request], int | None] = lambda _: None
+    """As ``fault``, of a put or a deletion that was carried out: its answer is lost."""
     generation: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -88,7 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         bucket, _, query = self._parsed("/upload/storage/v1/b/")
         name = query["name"]
-        if self._stopped(Request("put", bucket, name)):
+        request = Request("put", bucket, name)
+        if self._stopped(request):
             return None
         with self.state.lock:
             generation = self.state.objects.get(name, (0, b""))[0]
@@ -97,13 +100,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self.state.generation += 1
                 generation = self.state.generation
                 self.state.objects[name] = generation, data
+        if (status := self.state.lost(request)) is not None:
+            return self._send(status)
         answer = {"name": name, "generation": str(generation), "size": str(len(data))}
         return self._send(200, json.dumps(answer).encode()) if met else self._send(412)
 
     def do_DELETE(self) -> None:
         bucket, name, query = self._parsed("/storage/v1/b/")
         assert name is not None
-        if self._stopped(Request("delete", bucket, name)):
+        request = Request("delete", bucket, name)
+        if self._stopped(request):
             return None
         with self.state.lock:
             found = self.state.objects.get(name)
@@ -112,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not self._met(query, found[0]):
                 return self._send(412)
             del self.state.objects[name]
-        return self._send(204)
+        return self._send(self.state.lost(request) or 204)
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         if self._stopped(Request("list", bucket, query.get("prefix", ""))):

@@ -56,7 +56,7 @@ class Place:
         if self.local:
             os.remove(f"{self.url}/{name}")
         else:
-            self._keys().delete_all(name)
+            self._keys().delete([name])
 
     def damage(self, step: int) -> None:
         """Flips one bit of the values of the array `w` that `state` made."""

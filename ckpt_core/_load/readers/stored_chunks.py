@@ -15,7 +15,7 @@ from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem
 from ckpt_core._load.readers.checksums import ItemChecksums
 from ckpt_core._load.readers.wants import Array, Want
 from ckpt_core._options import KIB, MIB, Options
-from ckpt_core._storage import DataFiles, Extent, most_stored_bytes, read_index, read_value
+from ckpt_core._storage import DataFiles, Extent, most_stored_bytes, read_index, read_range
 from ckpt_core._tree import format_path
 
 INDEX_FILE = "manifest.ocdbt"
@@ -58,12 +58,12 @@ class StoredChunks:
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
         self.files = DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
-        checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
+        manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
         few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [item.name_of(want.leaf) for want in wants] if few else None
         try:  # self.files opens files while the index is read: close them on failure
             check, most = self.files.check, item.most_keys
-            self.index = read_index(self._location, context, wanted, check, most)
+            self.index = read_index(self._location, context, wanted, check, most, manifest)
         except BaseException:
             self.files.close()
             raise
@@ -171,7 +171,9 @@ class StoredChunks:
             self._read(leaf, extent.file, extent.offset + offset, target, crc)
             return
         else:
-            data = read_value(self._location, key, offset, target.size, self._context)
+            data = read_range(
+                self._location, extent.file, extent.offset + offset, target.size, self._context
+            )
             if len(data) != target.size:
                 raise self.corrupt(leaf, f"chunk {key} is truncated", file)
             target[:] = np.frombuffer(data, np.uint8)

@@ -1,0 +1,369 @@
+"""In a store, one conditional put decides: whatever is acknowledged is there, and whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import ObjectStoreBackend, object_store
+from ckpt_core._errors import is_visible
+from ckpt_core._format.record import load_record
+from ckpt_core._storage import KeyValues, Location
+from tests.support.gcs_server import Request, Server
+from tests.support.stores import make_s3_url as make_s3_url
+from tests.support.stores import make_server as make_server
+from tests.support.stores import make_store as make_store
+
+RECORD, COMMIT = "ckpt.json", "commit_success.txt"
+
+
+def tree(n: int) -> dict[str, Any]:
+    return {"w": np.full((64, 64), n), "small": np.full(2, n), "n": n}
+
+
+def keys_at(url: str) -> KeyValues:
+    return KeyValues(Location(url, False))
+
+
+def backend() -> ObjectStoreBackend:
+    return ObjectStoreBackend(keys_at)
+
+
+def value_at(url: str) -> int | None:
+    """The number of the tree at a URL, which must be whole; None if there is none."""
+    try:
+        found = ckpt.load(url)
+    except ckpt.CheckpointNotFound:
+        return None
+    assert (found["w"] == found["n"]).all() and (found["small"] == found["n"]).all()
+    return found["n"]
+
+
+def saved(url: str, n: int, **arguments: Any) -> bool:
+    try:
+        ckpt.save(url, tree(n), **arguments)
+    except ckpt.CheckpointExists:
+        return False
+    return True
+
+
+def left_by_attempts(url: str) -> list[str]:
+    return [key for key in keys_at(url).list() if ".attempt." in key]
+
+
+# ---- several writers -----------------------------------------------------------------------------
+
+
+def test_of_two_writers_at_once_one_is_acknowledged_and_its_values_are_there(store: str) -> None:
+    for turn in range(10):
+        url, told = f"{store}/{turn}", {}
+
+        def save(n: int, url: str = url, told: dict[int, bool] = told) -> None:
+            told[n] = saved(url, n)
+
+        threads = [threading.Thread(target=save, args=(n,)) for n in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [n for n in told if told[n]] == [value_at(url)]
+        assert left_by_attempts(url) == []
+
+
+def test_a_stalled_writer_that_wakes_up_harms_nothing(store: str, monkeypatch: Any) -> None:
+    """As a job that hung, whose successor saved the same step meanwhile."""
+    url = f"{store}/1"
+    stalled, go_on = threading.Event(), threading.Event()
+    commit = object_store.StoreAttempt.commit
+    told: dict[str, bool] = {}
+
+    def commit_later(attempt: object_store.StoreAttempt) -> None:
+        if threading.current_thread().name == "old":
+            stalled.set()
+            assert go_on.wait(60)
+        commit(attempt)
+
+    monkeypatch.setattr(object_store.StoreAttempt, "commit", commit_later)
+    old = threading.Thread(name="old", target=lambda: told.update(old=saved(url, 1)))
+    old.start()
+    assert stalled.wait(60)
+    assert saved(url, 2)
+    before = sorted(keys_at(url).list())
+    go_on.set()
+    old.join()
+    assert told == {"old": False}
+    assert value_at(url) == 2
+    (token,) = {key.split(".attempt.")[1].split("/")[0] for key in before if ".attempt." in key}
+    assert sorted(keys_at(url).list()) == [key for key in before if token not in key]
+    assert ckpt.verify(url).ok
+
+
+def test_an_attempt_that_another_writer_removed_is_not_committed(store: str) -> None:
+    attempt = backend().begin(store, overwrite=False, durable=True, token="abc")
+    attempt.write("state/_METADATA", b"{}")
+    keys_at(store).delete(keys_at(store).list())
+    attempt.make_durable(RECORD, b'{"token":"abc"}')
+    with pytest.raises(ckpt.CheckpointError, match="nothing was committed"):
+        attempt.commit()
+    assert value_at(store) is None
+
+
+# ---- overwriting, deleting, damage -----------------------------------------------------------------
+
+
+def test_overwriting_leaves_the_new_one_alone(store: str) -> None:
+    ckpt.save(store, tree(1))
+    assert not saved(store, 2)
+    ckpt.save(store, tree(2), overwrite=True)
+    assert value_at(store) == 2
+    assert ckpt.verify(store).ok
+    ckpt.save(f"{store}-fresh", tree(2))
+    assert len(keys_at(store).list()) == len(keys_at(f"{store}-fresh").list())
+
+
+def test_of_two_that_overwrite_at_once_the_winner_is_acknowledged(store: str) -> None:
+    ckpt.save(store, tree(0))
+    told: dict[int, bool] = {}
+    threads = [
+        threading.Thread(target=lambda n=n: told.update({n: saved(store, n, overwrite=True)}))
+        for n in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert value_at(store) in [n for n in told if told[n]]
+    assert ckpt.verify(store).ok
+
+
+@pytest.mark.parametrize("what", ["values", RECORD, "manifest.ocdbt"])
+def test_after_going_back_past_damage_training_goes_on(store: str, what: str) -> None:
+    with ckpt.Checkpointer(store) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, tree(step))
+    damage(f"{store}/2", what)
+    with ckpt.Checkpointer(store) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="step 2 is damaged"):
+            assert checkpointer.restore_latest(tree(9)).state["n"] == 1
+        for step in (2, 3):
+            assert checkpointer.save(step, tree(step))
+    assert [value_at(f"{store}/{step}") for step in range(4)] == [0, 1, 2, 3]
+
+
+def damage(url: str, what: str) -> None:
+    keys = keys_at(url)
+    values = tree(2)["w"].tobytes()
+    for key in keys.list():
+        data = keys.get(key) or b""
+        if key.endswith(what) or (what == "values" and values in data):
+            place = data.find(values) if what == "values" else len(data) // 2
+            keys.put(key, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            return
+    raise AssertionError(what)
+
+
+def test_an_interrupted_deletion_makes_room_for_another_save(store: str) -> None:
+    ckpt.save(store, tree(1))
+    keys = keys_at(store)
+    keys.delete([COMMIT])
+    keys.put(".deleted", b"")
+    keys.delete([RECORD])
+    assert value_at(store) is None and not backend().is_checkpoint(store)
+    ckpt.save(store, tree(2))
+    assert value_at(store) == 2 and ckpt.verify(store).ok
+    assert ".deleted" not in keys.list()
+
+
+def test_something_else_is_never_written_into(store: str) -> None:
+    keys_at(store).put("notes.txt", b"mine")
+    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
+        ckpt.save(store, tree(1))
+    with pytest.raises(ckpt.CheckpointExists, match=r"something else \(notes\.txt\)"):
+        ckpt.save(store, tree(1), overwrite=True)
+    assert keys_at(store).list() == ["notes.txt"]
+
+
+def test_a_refused_deletion_after_the_commit_fails_no_save(server: Server, caplog: Any) -> None:
+    server.fault = lambda request: 403 if request.kind == "delete" else None
+    url = f"{server.root}/1"
+    ckpt.save(url, tree(1))
+    ckpt.save(url, tree(2), overwrite=True)
+    server.fault = lambda _: None
+    assert value_at(url) == 2
+    assert "cannot be deleted" in caplog.text
+
+
+# ---- what Orbax sees -------------------------------------------------------------------------------
+
+
+def test_orbax_sees_the_commit_last_and_its_end_first(server: Server) -> None:
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        checkpointer.save(1, items={"model": tree(1), "other": tree(1)})
+        checkpointer.wait_until_finished()
+        puts = [request.name for request in server.requests if request.kind == "put"]
+        assert puts[-1] == f"run/1/{COMMIT}"
+        assert puts.index(f"run/1/{RECORD}") < min(
+            puts.index(f"run/1/{name}/{COMMIT}") for name in ("model", "other")
+        )
+        server.requests.clear()
+        checkpointer.delete(1)
+    deleted = [request.name for request in server.requests if request.kind == "delete"]
+    assert deleted[:2] == [f"run/1/{COMMIT}", f"run/1/{RECORD}"]
+    assert [name for name in server.names() if name.startswith("run/1/")] == []
+
+
+@pytest.mark.parametrize("commit_time", [None, 1234])
+def test_a_step_of_orbax_is_there_when_orbax_has_finished_it(store: str, commit_time: Any) -> None:
+    """Of one that is being written there is no commit_success.txt; nor is there of one copied from a disk."""
+    keys = keys_at(f"{store}/5")
+    description = {"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": commit_time}
+    keys.put("_CHECKPOINT_METADATA", json.dumps(description).encode())
+    keys.put("state/_METADATA", b"{}")
+    steps = [5] if commit_time else []
+    assert ckpt.Checkpointer(store, read_only=True).all_steps() == steps
+    keys.put(COMMIT, b"")
+    assert ckpt.Checkpointer(store, read_only=True).all_steps() == [5]
+
+
+# ---- dead at every request ---------------------------------------------------------------------
+
+
+class Dead:
+    """From its ``number``-th request on, a server that answers a process no more.
+
+    Args:
+        server: the server.
+        number: counted from 1.
+        applied: whether that request is still carried out, if it changes something.
+    """
+
+    def __init__(self, server: Server, number: int, applied: bool) -> None:
+        self.seen = 0
+        self._number = number
+        self._applied = applied
+        self._server = server
+        server.fault, server.lost = self.fault, self.lost
+
+    def fault(self, request: Request) -> int | None:
+        self.seen += 1
+        last = self._applied and request.kind in ("put", "delete")
+        return 403 if self.seen > self._number or (self.seen == self._number and not last) else None
+
+    def lost(self, request: Request) -> int | None:
+        return 403 if self.seen >= self._number else None
+
+    def revive(self) -> None:
+        self._server.fault = self._server.lost = lambda _: None
+
+
+def run_dying(server: Server, work: Callable[[], None], number: int, applied: bool) -> str:
+    """How work ended whose process cannot reach the store any more: ``done``, ``visible`` or ``failed``."""
+    dead = Dead(server, number, applied)
+    try:
+        work()
+    except (ckpt.CheckpointError, OSError) as error:
+        return "visible" if is_visible(error) else "failed"
+    finally:
+        dead.revive()
+    return "done"
+
+
+def check_what_orbax_sees(server: Server, name: str) -> None:
+    """Whenever Orbax takes a step for finished, all files of the record are there."""
+    objects = {
+        key.removeprefix(f"{name}/"): data
+        for key, (_, data) in server.objects.items()
+        if key.startswith(f"{name}/")
+    }
+    # Between the commit of an overwriting save and its copies, Orbax sees what is overwritten.
+    if COMMIT in objects and not any(".attempt." in key for key in objects):
+        for file, saved_file in load_record(objects[RECORD]).files.items():
+            assert file in objects and len(objects[file]) == saved_file.size_bytes, file
+            assert saved_file.data or zlib.crc32(objects[file]) == saved_file.crc32, file
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "what",
+    ["save", "overwrite", "delete", pytest.param("next step", marks=pytest.mark.slow)],
+)
+def test_dead_at_every_request_every_acknowledged_step_loads(
+    server: Server, what: str, applied: bool
+) -> None:
+    works: dict[str, Callable[[str], None]] = {
+        "save": lambda url: ckpt.save(url, tree(2)),
+        "overwrite": lambda url: ckpt.save(url, tree(2), overwrite=True),
+        "delete": lambda url: backend().delete(url),
+        "next step": lambda url: _save_next(url),
+    }
+    number, ended = 0, 0
+    while ended < 3:
+        number += 1
+        name = f"{what.replace(' ', '-')}-{number}"
+        url = f"{server.root}/{name}"
+        where = f"{name}/2" if what == "next step" else name
+        if what in ("overwrite", "delete"):
+            ckpt.save(url, tree(1))
+        if what == "next step":
+            _save_next(url, 1)
+        how = run_dying(server, lambda url=url: works[what](url), number, applied)
+        check_what_orbax_sees(server, where)
+        before = None if what in ("save", "next step") else 1
+        after = None if what == "delete" else 2
+        found = value_at(f"{server.root}/{where}")
+        assert found in ((after,) if how in ("done", "visible") else (before, after)), (number, how)
+        if what == "next step":
+            assert value_at(f"{url}/1") == 1
+            with ckpt.Checkpointer(url) as checkpointer:  # finishes the copies
+                assert checkpointer.latest_step() == (1 if found is None else 2)
+                check_what_orbax_sees(server, where)
+                assert found is None or f"{where}/{COMMIT}" in server.objects
+                restored = checkpointer.restore_latest(tree(0))
+                assert restored.state["n"] == restored.step
+                assert checkpointer.save(restored.step + 1, tree(restored.step + 1))
+            assert value_at(f"{url}/{restored.step + 1}") == restored.step + 1
+        else:
+            assert saved(url, 3, overwrite=found is not None)
+            assert value_at(url) == 3
+            check_what_orbax_sees(server, name)
+        ended += how == "done"
+    assert number > (3 if what == "delete" else 15)
+
+
+def _save_next(url: str, step: int = 2) -> None:
+    with ckpt.Checkpointer(url, asynchronous=False, max_to_keep=5) as checkpointer:
+        if step > 1:
+            assert checkpointer.restore_latest(tree(0)).state["n"] == 1
+        checkpointer.save(step, tree(step))
+
+
+def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(store: str) -> None:
+    ckpt.save(f"{store}/1", tree(1))
+    form = backend()
+    for token, owner in [("dead", "0"), ("old", "1"), ("new", "2")]:
+        attempt = form.begin(f"{store}/{token}", overwrite=False, durable=True, token=token)
+        attempt.write("state/_METADATA", b"{}")
+        keys_at(f"{store}/{token}").put(f"state/d/{token}.0123", b"data")
+        if owner == "0":  # this host, and no such process
+            process = object_store.this_owner().rsplit("-", 2)[0] + "-4194304-1"
+        else:
+            process = "00000000-17-5"
+        day = 24 * 3600 + 10 if owner == "1" else 10
+        said = f"{process} {int(time.time()) - day} somebody"
+        keys_at(f"{store}/{token}").put(f".attempt.{token}/owner", said.encode())
+    mine = form.begin(f"{store}/mine", overwrite=False, durable=True, token="mine")
+    mine.write("x", b"")
+    removed = form.clean(store)
+    left = {key.split("/")[0] for key in keys_at(store).list()}
+    assert left == {"1", "new", "mine"} and os.getpid()
+    assert {key.split("/")[0] for key in removed} == {"dead", "old"}
+    assert value_at(f"{store}/1") == 1
