@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -148,6 +148,13 @@ class Backend(Protocol):
 
     def children(self, path: str) -> list[str]:
         """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
+        ...
+
+    def look(self, path: str) -> tuple[list[str], Callable[[str], bool]]:
+        """``children``, and a function that says of each of them whether it ``is_checkpoint``.
+
+        In an object store one listing answers both.
+        """
         ...
 
     def exists(self, path: str) -> bool:

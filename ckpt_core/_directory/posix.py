@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
+from collections.abc import Callable
 
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
@@ -92,6 +93,9 @@ class PosixBackend(Writing):
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
+
+    def look(self, path: str) -> tuple[list[str], Callable[[str], bool]]:
+        return self.children(path), lambda name: self.is_checkpoint(f"{path}/{name}")
 
     def is_checkpoint(self, path: str) -> bool:
         if os.path.exists(os.path.join(path, _SIGNS[0])):

@@ -62,9 +62,9 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest committed step, or None."""
-        names = self._names_of_steps()
+        names, is_checkpoint = self._look()
         for step in sorted(names, reverse=True):  # usually the first one is committed
-            if self._first_committed(names[step]) is not None:
+            if any(map(is_checkpoint, names[step])):
                 return step
         return None
 
@@ -72,39 +72,41 @@ class Steps:
         """The path to which a new step of this number is written."""
         return f"{self.directory}/{self.names.name(step)}"
 
-    def _names_of_steps(self) -> dict[int, list[str]]:
-        """Step -> names of directories that parse to it; the name that we would write is first."""
+    def _look(self) -> tuple[dict[int, list[str]], Callable[[str], bool]]:
+        """What is in the directory.
+
+        Returns:
+            Step -> names of directories that parse to it, the name that we would write first; and a
+            function that tells of such a directory whether it is a checkpoint.
+        """
         found: dict[int, list[str]] = {}
-        for name in self._backend.children(self.directory):
+        children, is_checkpoint = self._backend.look(self.directory)
+        for name in children:
             step = self.names.parse(name)
             if step is None:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return found
+        return found, is_checkpoint
 
     def numbers(self) -> list[int]:
         """Every number that a directory is named after, committed or not; opens no directory."""
-        return sorted(self._names_of_steps())
+        return sorted(self._look()[0])
 
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
-        return self._first_committed(self._names_of_steps().get(step, [])) is not None
-
-    def _first_committed(self, names: list[str]) -> str | None:
-        for name in names:
-            if self._backend.is_checkpoint(f"{self.directory}/{name}"):
-                return name
-        return None
+        names, is_checkpoint = self._look()
+        return any(map(is_checkpoint, names.get(step, [])))
 
     def _committed(self, at_least: int = 0) -> dict[int, str]:
         """Committed step -> name of its directory, for steps from ``at_least``; opens each one."""
-        found: dict[int, str] = {}
-        for step, names in self._names_of_steps().items():
-            name = self._first_committed(names) if step >= at_least else None
-            if name is not None:
-                found[step] = name
-        return found
+        names, is_checkpoint = self._look()
+        found = {
+            step: next(filter(is_checkpoint, names[step]), None)
+            for step in names
+            if step >= at_least
+        }
+        return {step: name for step, name in found.items() if name is not None}
 
     def path(self, step: int) -> str:
         """Path of an existing step, whatever its directory name; else where a new one would be."""

@@ -10,8 +10,8 @@ TensorStore's errors.
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles
 from ckpt_core._storage.arrays import ForeignArray as ForeignArray
+from ckpt_core._storage.arrays import StoreFiles as StoreFiles
 from ckpt_core._storage.arrays import open_array as open_array
-from ckpt_core._storage.arrays import read_range as read_range
 from ckpt_core._storage.arrays import read_region as read_region
 from ckpt_core._storage.bounds import BLOSC_HEADER_BYTES as BLOSC_HEADER_BYTES
 from ckpt_core._storage.bounds import Values as Values

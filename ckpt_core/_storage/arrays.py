@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,22 +21,13 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import parse_json
 from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._options import KIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
-from ckpt_core._storage.failures import unreadable
+from ckpt_core._storage.failures import refusal, unreadable
 from ckpt_core._storage.location import Location, database_spec
 
 _MAX_FOREIGN_BYTES = 2**46
-
-
-def read_range(item: Location, file: str, offset: int, size_bytes: int, context: Any) -> bytes:
-    """A byte range of a data file, for stores whose files cannot be opened; empty if there is no such file."""
-    try:
-        store: Any = ts.KvStore.open(item.spec(), context=context).result()
-        found: Any = store.read(file, byte_range=slice(offset, offset + size_bytes)).result()
-    except ValueError as error:
-        raise unreadable(error, f"{item.path}/{file}", file=file) from error
-    return bytes(found.value) if found.state == "value" else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +141,75 @@ _alive: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 """The live mappings of this process, also those of arrays that earlier loads returned."""
 
 
+class Files(Protocol):
+    """The data files of an item.
+
+    Attributes:
+        piece_bytes: read so much at once of what is read for one purpose; None for all of it.
+    """
+
+    piece_bytes: int | None
+
+    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end."""
+        ...
+
+    def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
+        """All bytes of a file, memory-mapped; None if that is not possible."""
+        ...
+
+    def check(self, files: Iterable[str]) -> None:
+        """Raises CheckpointCorrupt if one of the files is missing or larger than recorded."""
+        ...
+
+    def close(self) -> None:
+        """Closes all files; mappings live on in the arrays."""
+        ...
+
+
+class StoreFiles:
+    """Data files in an object store, of which ranges are fetched; see ``Files``."""
+
+    piece_bytes = None
+
+    def __init__(self, location: Location, context: Any) -> None:
+        self._location = location
+        self._store: Any = ts.KvStore.open(location.spec(), context=context).result()
+
+    def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
+        future = self._store.read(file, byte_range=slice(offset, offset + target.size))
+        error = future.exception()
+        if isinstance(error, ValueError):  # the range is not in the file, or the store refused
+            refused = refusal(error, f"{self._location.path}/{file}: cannot be read")
+            if refused is not None:
+                raise refused from error
+            return 0
+        found = future.result()
+        data = np.frombuffer(found.value, np.uint8) if found.state == "value" else _NOTHING
+        target[: data.size] = data
+        return data.size
+
+    def mapped(self, file: str) -> None:
+        return None
+
+    def check(self, files: Iterable[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class DataFiles:
-    """The data files of an item; opens each once, and follows links.
+    """Data files in a file system; opens each once, and follows links. See ``Files``.
 
     Args:
         location: location of the item.
         sizes_bytes: file name -> maximum size, for files whose size the record has.
         may_map: whether the file at a path may be memory-mapped.
     """
+
+    piece_bytes = 256 * KIB
+    """Each piece is checksummed while it is still in the core's second-level cache."""
 
     def __init__(
         self,
@@ -173,7 +225,6 @@ class DataFiles:
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
-        """Reads from ``offset`` into ``target``; returns the number of bytes, fewer at file end."""
         descriptor = self._descriptor(file)
         view: Any = memoryview(target.data)
         done = 0
@@ -217,9 +268,8 @@ class DataFiles:
             return self._open[file]
 
     def check(self, files: Iterable[str]) -> None:
-        """Raises CheckpointCorrupt if one of the files is missing or larger than recorded."""
         for file in files:
-            if file in self._sizes and self._location.local:
+            if file in self._sizes:
                 self._descriptor(file)
 
     def _opened(self, file: str) -> int:
@@ -246,7 +296,6 @@ class DataFiles:
         return CheckpointCorrupt(f"file {file} {what}", file=f"{folder}/{file}")
 
     def close(self) -> None:
-        """Closes all files; mappings live on in the arrays."""
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()

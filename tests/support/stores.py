@@ -54,7 +54,8 @@ def make_s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [weed, "server", f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += ["-s3", f"-s3.port={s3}", f"-s3.config={home}/s3.json", f"-master.port={master}"]
     command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}"]
-    command += ["-master.volumeSizeLimitMB=64", "-volume.max=20"]
+    command += ["-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # fixed ports: two servers would collide
     url = f"http://127.0.0.1:{s3}"
     with (
         (home / "log").open("wb") as log,

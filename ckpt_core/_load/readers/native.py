@@ -41,8 +41,8 @@ _JOIN_LIMIT_BYTES = 8 * MIB
 class NativeReader:
     """Reads an item that ckpt wrote.
 
-    Uncompressed chunks in local files are read directly, at the offsets that the index tells;
-    compressed ones are decoded by TensorStore, and remote ones read through it.
+    Uncompressed chunks are read directly, at the offsets that the index tells; TensorStore reads and
+    decodes compressed ones.
 
     Args:
         checkpoint, item: what to read.
@@ -187,8 +187,8 @@ class NativeReader:
             raise self._chunks.corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
 
     def _direct(self, leaf: int) -> bool:
-        """Whether the leaf's chunks can be read from files without TensorStore."""
-        return self._location.local and self._item.codecs[leaf] is None
+        """Whether the leaf's chunks are stored as they are in memory."""
+        return self._item.codecs[leaf] is None
 
     def _joined(self, file: str, reads: list[_SmallRead]) -> Iterator[Callable[[], None]]:
         """Jobs that each read several small chunks of one file with one read of up to 8 MiB."""

@@ -14,15 +14,13 @@ from ckpt_core._layout.chunks import chunk_key, covered_blocks, rows_per_block
 from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem
 from ckpt_core._load.readers.checksums import ItemChecksums
 from ckpt_core._load.readers.wants import Array, Want
-from ckpt_core._options import KIB, MIB, Options
-from ckpt_core._storage import DataFiles, Extent, most_stored_bytes, read_index, read_range
+from ckpt_core._options import MIB, Options
+from ckpt_core._storage import DataFiles, Extent, StoreFiles, most_stored_bytes, read_index
 from ckpt_core._tree import format_path
 
 INDEX_FILE = "manifest.ocdbt"
 _FEW_OF = 8
 """If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
-_PIECE_BYTES = 256 * KIB
-"""Read this much, then checksum it while it is still in the core's second-level cache."""
 _UNVERIFIED_BLOCK_BYTES = 4 * MIB
 """Size of the blocks that are read with ``Options(checksums=False)``."""
 
@@ -54,10 +52,13 @@ class StoredChunks:
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
-        self._context = context
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
-        self.files = DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
+        self.files = (
+            DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
+            if self._location.local
+            else StoreFiles(self._location, context)
+        )
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
         few = len(wants) * _FEW_OF < len(item.paths)
         wanted = [item.name_of(want.leaf) for want in wants] if few else None
@@ -164,26 +165,18 @@ class StoredChunks:
         Raises:
             CheckpointCorrupt: the file or chunk is truncated, or the checksum differs.
         """
-        file = extent.file or INDEX_FILE
         if not extent.file:
             target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
-        elif self._location.local:
+        else:
             self._read(leaf, extent.file, extent.offset + offset, target, crc)
             return
-        else:
-            data = read_range(
-                self._location, extent.file, extent.offset + offset, target.size, self._context
-            )
-            if len(data) != target.size:
-                raise self.corrupt(leaf, f"chunk {key} is truncated", file)
-            target[:] = np.frombuffer(data, np.uint8)
         if crc is not None:
-            self.check(leaf, file, target, crc)
+            self.check(leaf, INDEX_FILE, target, crc)
 
     def _read(self, leaf: int, file: str, offset: int, target: Array, crc: int | None) -> None:
-        """Reads pieces of 256 KiB and checksums each while it is still in the core's cache."""
+        """Reads and checksums piece by piece."""
         found = 0
-        step = target.size if crc is None else _PIECE_BYTES
+        step = target.size if crc is None else self.files.piece_bytes or target.size
         for start in range(0, target.size, step or 1):
             piece = target[start : start + step]
             if self.files.read(file, offset + start, piece) != piece.size:

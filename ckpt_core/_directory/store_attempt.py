@@ -1,0 +1,193 @@
+"""One attempt to write a checkpoint into an object store; ``object_store`` has the protocol.
+
+It writes small files below ``.attempt.<token>/`` and data files with its token in their names, so that
+two attempts share no name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from ckpt_core._errors import VISIBLE, CheckpointError, CheckpointExists
+
+logger = logging.getLogger("ckpt_core")
+
+RECORD = "ckpt.json"
+COMMIT = "commit_success.txt"
+STAGING = ".attempt."
+OWNER = "owner"
+_TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
+_HEAD_BYTES = 300
+"""The token is among the first fields of a record."""
+
+
+class Keys(Protocol):
+    """The keys and values below one prefix of a store; every call blocks."""
+
+    def get(self, key: str) -> bytes | None: ...
+    def get_version(self, key: str) -> tuple[bytes | None, Any]: ...
+    def put(self, key: str, value: bytes) -> None: ...
+    def put_all(self, values: Mapping[str, bytes]) -> None: ...
+    def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool: ...
+    def list(self, prefix: str = "") -> list[str]: ...
+    def delete(self, keys: Iterable[str]) -> None: ...
+
+
+def attempts_in(present: Iterable[str]) -> dict[str, str]:
+    """Token -> path of the checkpoint, ending with ``/`` if any, for each attempt among the keys."""
+    found: dict[str, str] = {}
+    for key in present:
+        place, mark, rest = key.partition(STAGING)
+        if mark and rest.partition("/")[2] == OWNER:
+            found[rest.partition("/")[0]] = place
+    return found
+
+
+def split(present: list[str]) -> tuple[list[str], list[str]]:
+    """The keys that attempts wrote, and the others."""
+    attempts = attempts_in(present)
+    written = {
+        key
+        for key in present
+        if any(
+            key.startswith(place) and is_of(key[len(place) :], token)
+            for token, place in attempts.items()
+        )
+    }
+    return sorted(written), [key for key in present if key not in written]
+
+
+def is_of(key: str, token: str) -> bool:
+    """Whether an attempt wrote this key: a small file, or a data file."""
+    return key.startswith(f"{STAGING}{token}/") or f"/{token}." in key
+
+
+def token_of(record: bytes | None) -> str | None:
+    """The token in a record; None if there is no record, or it is damaged."""
+    found = _TOKEN.search((record or b"")[:_HEAD_BYTES])
+    return found[1].decode() if found else None
+
+
+def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = None) -> set[str]:
+    """Copies the small files of a committed attempt to where Orbax looks for them; returns their names.
+
+    Does nothing if that is done already: the originals are deleted last. It may run more than once, and
+    in several processes.
+
+    Args:
+        keys: the keys of the checkpoint.
+        token: token of the attempt, from the record.
+        known: content of some of the files, which is then not read.
+    """
+    staging = f"{STAGING}{token}/"
+    staged = keys.list(staging)
+    files = dict(known or {})
+    for name in (key.removeprefix(staging) for key in staged):
+        if name != OWNER and name not in files and (data := keys.get(staging + name)) is not None:
+            files[name] = data
+    last = {name: data for name, data in files.items() if name == COMMIT}
+    keys.put_all({name: data for name, data in files.items() if name != COMMIT})
+    keys.put_all(last)
+    _delete_if_allowed(keys, staged)
+    return {*files}
+
+
+def _delete_if_allowed(keys: Keys, names: Iterable[str]) -> None:
+    """Deletes what is no longer needed; a save that is committed does not fail if that is refused."""
+    try:
+        keys.delete(names)
+    except Exception as error:
+        logger.warning("what a save no longer needs cannot be deleted: %s", error)
+
+
+class StoreAttempt:
+    """One attempt; see ``Attempt``.
+
+    Args:
+        target: URL of the checkpoint.
+        keys: the objects below it.
+        token: token of the attempt.
+        version: version of ``ckpt.json`` when the attempt began; None in a process that joined it.
+        replaced: keys of the checkpoint that the attempt replaces.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        keys: Keys,
+        token: str,
+        version: Any = None,
+        replaced: Iterable[str] = (),
+    ) -> None:
+        self._target = self.data_path = target
+        self._keys = keys
+        self._token = token
+        self._version = version
+        self._replaced = {*replaced}
+        self._staging = f"{STAGING}{token}/"
+        self.path = f"{target}/{STAGING}{token}"
+        self.data_prefix = f"{token}."
+        self._record = RECORD, b""
+        self._written: dict[str, bytes] = {}
+        self._visible = False
+
+    def write(self, name: str, data: bytes) -> None:
+        self._keys.put(self._staging + name, data)
+        self._written[name] = data
+
+    def read(self, name: str) -> bytes:
+        if name in self._written:
+            return self._written[name]
+        found = self._keys.get(name if f"/{self._token}." in name else self._staging + name)
+        if found is None:
+            raise FileNotFoundError(f"{self._target}/{name}")
+        return found
+
+    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+        mine = [key for key in self._keys.list() if is_of(key, self._token)]
+        names = (key.removeprefix(self._staging) for key in mine)
+        folder = f"{below}/" if below else ""
+        found = [name for name in names if name != OWNER and name.startswith(folder)]
+        known = told or {}
+        return {name: known[name] if name in known else len(self.read(name)) for name in found}
+
+    def make_durable(self, record_name: str, record: bytes) -> None:
+        # Objects are durable when put returns; the record makes the checkpoint visible, in
+        # commit().
+        self._record = record_name, record
+
+    def commit(self) -> None:
+        record_name, record = self._record
+        if self._keys.get(self._staging + OWNER) is None:
+            raise CheckpointError(
+                f"{self._target}: another writer took this one for dead, and removed what it had written: "
+                "nothing was committed"
+            )
+        # If the answer to the put is lost, its repetition fails although the first one succeeded.
+        if not self._keys.put_if_unchanged(record_name, record, self._version) and (
+            self._keys.get(record_name) != record
+        ):
+            raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
+        self._visible = True
+        try:
+            if self._replaced:
+                # until all is copied, Orbax would see a mixture
+                _delete_if_allowed(self._keys, [COMMIT])
+            copied = roll_forward(self._keys, self._token, self._written)
+        except BaseException as error:
+            error.add_note(
+                f"the checkpoint is {VISIBLE}: ckpt reads it, Orbax does not before the next writer there, "
+                "such as a Checkpointer, has finished the copies of its small files"
+            )
+            raise
+        _delete_if_allowed(self._keys, self._replaced - copied - {record_name})
+
+    def abort(self) -> None:
+        if self._visible:
+            return
+        with contextlib.suppress(Exception):
+            self._keys.delete(key for key in self._keys.list() if is_of(key, self._token))
