@@ -32,6 +32,8 @@ _ZSTD_LEVEL_BYTES = 4
 _MOST_VARINT_BYTES = 10
 _MISSING = 2**64 - 1
 """Offset and length of the root of a database without keys."""
+_NUMBERED = 1
+"""Kind of a manifest; 0 for a single one, which holds the versions itself."""
 _ELSEWHERE = 1
 """Kind of a value that is in a data file; 0 for one that is inline."""
 _STATISTICS = 3
@@ -103,17 +105,24 @@ class Inner(NamedTuple):
     children: list[NodeRef]
 
 
+class Numbered(ValueError):
+    """A manifest that holds no versions: those are in files ``manifest.<16 hexadecimal digits>``."""
+
+
 def decode_manifest(data: bytes) -> NodeRef | None:
     """The root of the newest version in a manifest; None if that version has no keys.
 
     Raises:
-        ValueError: the manifest is damaged, or does not hold the versions itself.
+        Numbered: the versions are in the numbered manifests beside it.
+        ValueError: the manifest is damaged.
     """
     fields = _decoded(data, _MANIFEST_MAGIC)
     fields.take(_UUID_BYTES)
     kind, _, _ = fields.numbers(3)
+    if kind == _NUMBERED:
+        raise Numbered
     if kind != 0:
-        raise ValueError(f"the manifest is of kind {kind}; only single ones can be read")
+        raise ValueError(f"the manifest is of kind {kind}, which is not known")
     fields.take(1)
     if fields.numbers(1) != [0]:
         fields.take(_ZSTD_LEVEL_BYTES)

@@ -18,6 +18,7 @@ from ckpt_core._storage.btree import (
     Inner,
     Leaf,
     NodeRef,
+    Numbered,
     decode_manifest,
     decode_node,
 )
@@ -71,7 +72,10 @@ def read_index(
         base: Any = ts.KvStore.open(item.spec(), context=context).result()
         if manifest is None:
             manifest = _value(base.read(_MANIFEST).result(), _MANIFEST)
-        root = decode_manifest(manifest)
+        try:
+            root = decode_manifest(manifest)
+        except Numbered:
+            root = decode_manifest(_newest_manifest(item, base))
         found = Index()
         if root is not None:
             # asked for at every node, and looks at every leaf
@@ -82,6 +86,16 @@ def read_index(
         raise
     except _UNREADABLE as error:
         raise _unreadable(item, error) from error
+
+
+def _newest_manifest(item: Location, base: Any) -> bytes:
+    """The manifest with the highest number; none of Orbax' or ours has numbers."""
+    names = base.list(ts.KvStore.KeyRange("manifest.0", "manifest.g")).result()
+    if not names:
+        raise ValueError("there is no numbered manifest")
+    newest = max(names).decode(errors="surrogateescape")
+    refuse_file(item, newest, most_bytes(_MANIFEST))
+    return _value(base.read(newest).result(), newest)
 
 
 _UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)

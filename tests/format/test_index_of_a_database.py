@@ -222,9 +222,27 @@ def test_impossible_nodes_are_refused_with_the_reason(payload: bytes, message: s
         decode_node(signed(payload, _NODE), b"")
 
 
-def test_a_manifest_that_lists_its_versions_elsewhere_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="only single"):
-        decode_manifest(signed(bytes(16) + b"\1" + bytes(5), 0x0CDB3A2A))
+def test_a_manifest_of_an_unknown_kind_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="kind 2"):
+        decode_manifest(signed(bytes(16) + b"\2" + bytes(5), 0x0CDB3A2A))
+
+
+def test_of_numbered_manifests_the_newest_counts():
+    database = Database({**UNCOMPRESSED, "manifest_kind": "numbered"})
+    for keys in (["a"], ["b"], ["c"]):
+        database.write(keys)
+    assert database.values() == {key: value_of(key) for key in "abc"}
+    database.files.delete_range(ts.KvStore.KeyRange("manifest.0", "manifest.g")).result()
+    with pytest.raises(CheckpointCorrupt, match="no numbered manifest"):
+        database.index()
+
+
+def test_many_versions_are_no_obstacle():
+    """The manifest holds the last 16, and refers to nodes with the others."""
+    database = Database(UNCOMPRESSED)
+    for number in range(40):
+        database.write([f"key{number}"])
+    assert len(database.values()) == 40
 
 
 def test_an_index_that_is_gone_names_its_file(tmp_path: Path):

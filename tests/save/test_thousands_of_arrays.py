@@ -12,7 +12,14 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._layout.regions import whole
-from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, new_context, read_index
+from ckpt_core._storage import (
+    ArrayToWrite,
+    ArrayWriter,
+    Location,
+    NewDatabase,
+    new_context,
+    read_index,
+)
 from ckpt_core._tree.leaves import describe
 from tests.support.units import MIB
 
@@ -36,14 +43,9 @@ def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
 
 
 def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
-    return ArrayWriter(
-        Location(str(path), True),
-        0,
-        1,
-        new_context(),
-        target_data_file_bytes=2**30,
-        max_host_bytes=max_host_bytes,
-    )
+    place = Location(str(path), True)
+    database = NewDatabase(place, place, "", 2**30)
+    return ArrayWriter(database, 0, 1, new_context(), max_host_bytes=max_host_bytes)
 
 
 @pytest.fixture
