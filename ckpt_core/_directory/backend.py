@@ -100,15 +100,8 @@ class Backend(Protocol):
         """
         ...
 
-    def read_staged(self, path: str, token: str, name: str, limit_bytes: int) -> bytes | None:
-        """As ``read``, of a checkpoint that is committed, while its files are still copied.
-
-        None if they are not there (any more), and always in a file system.
-
-        Args:
-            path, name, limit_bytes: as for ``read``.
-            token: token of the checkpoint.
-        """
+    def small_files(self, path: str, token: str) -> str:
+        """Path below which the save with this token wrote the small files of a checkpoint."""
         ...
 
     def put(self, path: str, name: str, data: bytes) -> None:

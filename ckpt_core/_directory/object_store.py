@@ -1,11 +1,10 @@
 """Checkpoints in an object store, which cannot rename: one conditional put of ``ckpt.json`` decides.
 
-An attempt writes only under names of its own: small files below ``.attempt.<token>/``, data files with the
-token in their names. Then it puts ``ckpt.json``, on the condition that nobody has put or changed it since the
-attempt began. Before that put, readers see nothing of the attempt; after it, the checkpoint exists. The winner
-copies the small files to the names under which Orbax looks for them, ``commit_success.txt`` last, by which
-Orbax tells a finished checkpoint. If it dies in between, the next writer there finishes the copies
-(``roll_forward``), and readers take the small files from ``.attempt.<token>/`` meanwhile.
+An attempt writes only under names of its own (``store_attempt``). Then it puts ``ckpt.json``, on the condition
+that nobody has put or changed it since the attempt began. Before that put, readers see nothing of the attempt;
+after it, the checkpoint exists, and ckpt reads the attempt's own files. The winner copies the small ones to the
+names under which Orbax looks for them, ``commit_success.txt`` last, by which Orbax tells a finished checkpoint. If
+it dies in between, the next writer there finishes the copies (``roll_forward``).
 
 A deletion removes ``commit_success.txt`` first and ``ckpt.json`` next.
 """
@@ -14,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, lives, this_owner
@@ -28,6 +28,7 @@ from ckpt_core._directory.store_attempt import (
     StoreAttempt,
     attempts_in,
     is_of,
+    remove_attempt,
     roll_forward,
     split,
     token_of,
@@ -39,6 +40,9 @@ _DESCRIPTION = "_CHECKPOINT_METADATA"
 _TREE = "_METADATA"
 _DELETED = ".deleted"
 """Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
+_OF_ATTEMPT = re.compile(r"^\.attempt\.([^/]+)/|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
+"""Files of an attempt; without its owner, and without its record, they belong to nobody."""
+_MARK = b'"requires":"ckpt.json"'
 FOREIGN_ATTEMPT_SECS = 24 * 3600.0
 """Age after which an attempt of a process on another host counts as left over."""
 
@@ -54,6 +58,7 @@ class ObjectStoreBackend:
         self._open = open_keys
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> StoreAttempt:
+        self._refuse_inside(path)
         keys = self._open(path)
         record, version = keys.get_version(RECORD)
         if record is not None and not overwrite:
@@ -66,13 +71,25 @@ class ObjectStoreBackend:
             committed = token_of(record)
             if committed in attempts_in(present):
                 roll_forward(keys, committed or "")
-                present = keys.list()
-            _, replaced = split(present)
+            _remove_dead_attempts(keys, present)
+            _, replaced = split(keys.list())
         else:
             _make_room(path, keys, present)
         owner = f"{this_owner()} {int(time.time())} {introduction()}"
         keys.put(f"{STAGING}{token}/{OWNER}", owner.encode())
         return StoreAttempt(path, keys, token, version, replaced)
+
+    def _refuse_inside(self, path: str) -> None:
+        """Raises CheckpointExists if the path is inside of a checkpoint."""
+        root, mark, rest = path.partition("://")
+        names = rest.split("/")
+        for length in range(len(names) - 1, 1, -1):
+            around = root + mark + "/".join(names[:length])
+            if self._open(around).get(RECORD) is not None:
+                raise CheckpointExists(
+                    f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
+                    "choose another path"
+                )
 
     def join(self, path: str, attempt_path: str, *, durable: bool) -> StoreAttempt:
         return StoreAttempt(path, self._open(path), attempt_path.rpartition(STAGING)[2])
@@ -89,8 +106,8 @@ class ObjectStoreBackend:
             )
         return data
 
-    def read_staged(self, path: str, token: str, name: str, limit_bytes: int) -> bytes | None:
-        return self.read(path, f"{STAGING}{token}/{name}", limit_bytes)
+    def small_files(self, path: str, token: str) -> str:
+        return f"{path}/{STAGING}{token}"
 
     def put(self, path: str, name: str, data: bytes) -> None:
         self._open(path).put(name, data)
@@ -104,7 +121,18 @@ class ObjectStoreBackend:
 
     def files(self, path: str) -> dict[str, int]:
         keys = self._open(path)
-        return _sizes(keys, (key for key in keys.list() if not key.startswith(".")))
+        present = keys.list()
+        token = token_of(keys.get(RECORD))
+        staging = f"{STAGING}{token}/"
+        found: dict[str, int] = {}
+        for key in present:
+            writer = _OF_ATTEMPT.search(key)
+            name = key.removeprefix(staging)
+            if writer is not None and token not in writer.groups():
+                continue  # of a save that is under way, or of one that this one has replaced
+            if not name.startswith(".") and name not in found and name != OWNER:
+                found[name] = len(keys.get(key) or b"")
+        return found
 
     def size(self, path: str, name: str) -> int | None:
         data = self._open(path).get(name)
@@ -154,6 +182,7 @@ class ObjectStoreBackend:
             below = self._open(f"{path}/{place}".rstrip("/"))
             if token_of(below.get(RECORD)) == token:
                 roll_forward(below, token)
+                below.delete(_strays(below.list(), token))
         return removed
 
     def replaced(self, path: str) -> str | None:
@@ -166,15 +195,27 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
     Raises:
         CheckpointExists: there is something else.
     """
-    if _DELETED in present:  # the deletion of an earlier checkpoint was interrupted
+    # the deletion of an earlier checkpoint was interrupted, or a process that hung put copies of one
+    if _DELETED in present or _is_marked(keys, present):
         _delete_rest(keys, present)
         return
     _remove_dead_attempts(keys, present)
+    strays = _strays(present, "")
     _, others = split(present)
-    if others:
+    if others := [other for other in others if other not in strays]:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )
+    keys.delete(strays)
+
+
+def _strays(present: list[str], token: str) -> set[str]:
+    """Files of saves that neither are under way nor committed the checkpoint, which has this token."""
+    running = {*attempts_in(present), token}
+    found = {key: writer for key in present if (writer := _OF_ATTEMPT.search(key)) is not None}
+    return {
+        key for key, writer in found.items() if running.isdisjoint(filter(None, writer.groups()))
+    }
 
 
 def _delete_rest(keys: Keys, present: list[str]) -> None:
@@ -194,7 +235,7 @@ def _remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
             removed += [
                 key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
             ]
-    keys.delete(removed)
+    remove_attempt(keys, removed)
     return removed
 
 
@@ -214,21 +255,18 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
     In a store Orbax puts ``commit_success.txt`` last; of one that was copied there from a disk, the
     description has the time of its commit.
     """
+    if _DELETED in present or _is_marked(keys, present):
+        return False
     if COMMIT in present:
         return True
-    if _DELETED in present:
-        return False
     if _DESCRIPTION not in present:
-        _, others = split(present)  # older versions of Orbax describe the items only
-        return any(key.partition("/")[2] == _TREE or key == _TREE for key in others)
+        return _TREE in present
     with contextlib.suppress(ValueError, AttributeError):
         described = json.loads(keys.get(_DESCRIPTION) or b"{}")
         return described.get("commit_timestamp_nsecs") is not None
     return False
 
 
-def _sizes(
-    keys: Keys, names: Iterable[str], told: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    known = told or {}
-    return {key: known[key] if key in known else len(keys.get(key) or b"") for key in names}
+def _is_marked(keys: Keys, present: list[str]) -> bool:
+    """Whether these are files of ckpt that are nothing without a record."""
+    return _DESCRIPTION in present and _MARK in (keys.get(_DESCRIPTION) or b"")

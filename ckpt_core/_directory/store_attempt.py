@@ -1,7 +1,8 @@
 """One attempt to write a checkpoint into an object store; ``object_store`` has the protocol.
 
 It writes small files below ``.attempt.<token>/`` and data files with its token in their names, so that
-two attempts share no name.
+two attempts share no name. Those are the files that ckpt reads, for good; the names under which Orbax looks
+for the small ones get copies.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def token_of(record: bytes | None) -> str | None:
 def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = None) -> set[str]:
     """Copies the small files of a committed attempt to where Orbax looks for them; returns their names.
 
-    Does nothing if that is done already: the originals are deleted last. It may run more than once, and
-    in several processes.
+    It may run more than once, and in several processes. It stops where another attempt has been committed
+    meanwhile, or the checkpoint was deleted: the copies of a process that hung would mix with theirs.
 
     Args:
         keys: the keys of the checkpoint.
@@ -84,16 +85,25 @@ def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = Non
         known: content of some of the files, which is then not read.
     """
     staging = f"{STAGING}{token}/"
-    staged = keys.list(staging)
     files = dict(known or {})
-    for name in (key.removeprefix(staging) for key in staged):
+    for name in (key.removeprefix(staging) for key in keys.list(staging)):
         if name != OWNER and name not in files and (data := keys.get(staging + name)) is not None:
             files[name] = data
     last = {name: data for name, data in files.items() if name == COMMIT}
-    keys.put_all({name: data for name, data in files.items() if name != COMMIT})
-    keys.put_all(last)
-    _delete_if_allowed(keys, staged)
+    for part in ({name: data for name, data in files.items() if name != COMMIT}, last):
+        if token_of(keys.get(RECORD)) != token:
+            return {*files}
+        keys.put_all(part)
+    _delete_if_allowed(keys, [staging + OWNER])  # nothing is left to do
     return {*files}
+
+
+def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
+    """Deletes the keys of attempts; their owners' last, as without them nobody would know whose the others are."""
+    names = list(written)
+    owners = [key for key in names if key.endswith(f"/{OWNER}")]
+    keys.delete(key for key in names if key not in owners)
+    keys.delete(owners)
 
 
 def _delete_if_allowed(keys: Keys, names: Iterable[str]) -> None:
@@ -133,7 +143,7 @@ class StoreAttempt:
         self.data_prefix = f"{token}."
         self._record = RECORD, b""
         self._written: dict[str, bytes] = {}
-        self._visible = False
+        self._deciding = False
 
     def write(self, name: str, data: bytes) -> None:
         self._keys.put(self._staging + name, data)
@@ -167,27 +177,30 @@ class StoreAttempt:
                 f"{self._target}: another writer took this one for dead, and removed what it had written: "
                 "nothing was committed"
             )
-        # If the answer to the put is lost, its repetition fails although the first one succeeded.
-        if not self._keys.put_if_unchanged(record_name, record, self._version) and (
-            self._keys.get(record_name) != record
-        ):
-            raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
-        self._visible = True
+        self._deciding = True
         try:
+            # If the answer to the put is lost, its repetition fails although the first one succeeded.
+            if not self._keys.put_if_unchanged(record_name, record, self._version) and (
+                self._keys.get(record_name) != record
+            ):
+                self._deciding = False
+                raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
             if self._replaced:
                 # until all is copied, Orbax would see a mixture
                 _delete_if_allowed(self._keys, [COMMIT])
             copied = roll_forward(self._keys, self._token, self._written)
         except BaseException as error:
-            error.add_note(
-                f"the checkpoint is {VISIBLE}: ckpt reads it, Orbax does not before the next writer there, "
-                "such as a Checkpointer, has finished the copies of its small files"
-            )
+            if self._deciding:
+                error.add_note(
+                    f"the checkpoint may be there, {VISIBLE}: if so, ckpt reads it, and Orbax does when the "
+                    "next writer there, such as a Checkpointer, has copied its small files"
+                )
             raise
         _delete_if_allowed(self._keys, self._replaced - copied - {record_name})
 
     def abort(self) -> None:
-        if self._visible:
+        # Who does not know whether the store has carried the put out, or will, deletes nothing.
+        if self._deciding:
             return
         with contextlib.suppress(Exception):
-            self._keys.delete(key for key in self._keys.list() if is_of(key, self._token))
+            remove_attempt(self._keys, (k for k in self._keys.list() if is_of(k, self._token)))

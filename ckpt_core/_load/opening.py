@@ -71,6 +71,8 @@ def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
         return _open_ours(text, local, backend, record)
     if not local and not backend.is_checkpoint(text):  # it may be half deleted
         raise not_found(text, backend)
+    if not local and (record := backend.read(text, RECORD_FILE)) is not None:
+        return _open_ours(text, local, backend, record)  # committed since the first look
     described = backend.read(text, orbax_write.STEP_METADATA)
     step = _parse_step(described) if described else {}
     if MARKER in step.get("custom_metadata", {}):

@@ -111,7 +111,7 @@ class Steps:
     def path(self, step: int) -> str:
         """Path of an existing step, whatever its directory name; else where a new one would be."""
         name = self.names.name(step)
-        if not self._backend.exists(f"{self.directory}/{name}"):
+        if not self._backend.is_checkpoint(f"{self.directory}/{name}"):
             name = self._committed().get(step, name)
         return f"{self.directory}/{name}"
 

@@ -55,6 +55,7 @@ def open_array(
     limit_bytes: int | None = None,
     values: Values | None = None,
     cached: bool = True,
+    manifest: Location | None = None,
 ) -> ForeignArray:
     """Opens an array of any layout that Orbax writes.
 
@@ -67,6 +68,7 @@ def open_array(
         limit_bytes: maximum decoded size of a chunk; None for half of this process's memory.
         values: sizes of the stored values, if the index was not checked against a record.
         cached: keep decoded chunks, for callers that read a chunk more than once.
+        manifest: where the database's manifest is, if not in the item.
 
     Raises:
         CheckpointCorrupt: the array is missing, or its metadata is damaged or impossible.
@@ -76,7 +78,7 @@ def open_array(
     first = "manifest.ocdbt" if ocdbt else prefix + metadata
     refuse_file(item, first, most_bytes(first))
     kvstore = (
-        {**database_spec(item), "path": prefix}
+        {**database_spec(item, manifest), "path": prefix}
         if ocdbt
         else {**item.spec(), "path": item.spec()["path"] + prefix}
     )

@@ -22,6 +22,10 @@ _MOST_DECODED_BYTES = 256 * MIB
 """Maximum size of a node after decompression. Ours have 64 KiB; Orbax configures up to 100 MB."""
 _MOST_ENTRIES = 2**20
 """Maximum number of entries of a node, as in TensorStore."""
+_MOST_FILES = 2**16
+"""Maximum number of data files that a node refers to, and of versions in a manifest."""
+MOST_KEY_BYTES = 2**16 - 1
+"""Maximum length of a key or path, as in TensorStore."""
 _AT_ONCE_BYTES = 1 * MIB
 _MANIFEST_MAGIC = 0x0CDB3A2A
 _NODE_MAGIC = 0x0CDB20DE
@@ -127,9 +131,10 @@ def decode_manifest(data: bytes) -> NodeRef | None:
     if fields.numbers(1) != [0]:
         fields.take(_ZSTD_LEVEL_BYTES)
     files = _data_files(fields, b"")
-    generations = fields.numbers(*fields.numbers(1))
-    if not generations:
-        raise ValueError("the manifest lists no version")
+    (count,) = fields.numbers(1)
+    if not 0 < count <= _MOST_FILES:
+        raise ValueError(f"the manifest lists {count} versions")
+    generations = fields.numbers(count)
     fields.take(len(generations))
     roots = _references(fields, files, len(generations))
     return roots[generations.index(max(generations))]
@@ -172,6 +177,8 @@ def _data_files(fields: _Fields, base: bytes) -> list[_File]:
     (count,) = fields.numbers(1)
     if count == 0:
         return []
+    if count > _MOST_FILES:
+        raise ValueError(f"a table of {count} files")
     shared, added = [0, *fields.numbers(count - 1)], fields.numbers(count)
     base_lengths = fields.numbers(count)
     found: list[_File] = []
@@ -192,6 +199,8 @@ def _joined(fields: _Fields, shared: list[int], added: list[int]) -> list[bytes]
     for length, more in zip(shared, fields.texts(added), strict=True):
         if length > len(last):
             raise ValueError("a key shares more than the one before it has")
+        if length + len(more) > MOST_KEY_BYTES:
+            raise ValueError(f"a key of {length + len(more)} bytes")
         last = last[:length] + more
         found.append(last)
     return found

@@ -14,6 +14,7 @@ from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import refuse_file
 from ckpt_core._storage.btree import (
+    MOST_KEY_BYTES,
     Extent,
     Inner,
     Leaf,
@@ -197,6 +198,8 @@ def _collect(
 
 def _under(prefix: bytes, leaf: Leaf) -> Iterator[tuple[str, Extent]]:
     """The entries of a leaf, whose keys all begin with ``prefix``."""
+    if len(prefix) + max(map(len, leaf.keys)) > MOST_KEY_BYTES:
+        raise ValueError("a key that is too long")
     keys = [(prefix + key).decode(errors="surrogateescape") for key in leaf.keys]
     return zip(keys, leaf.extents, strict=True)
 

@@ -104,9 +104,15 @@ def new_context(*, durable: bool = True) -> Any:
     )
 
 
-def database_spec(location: Location) -> dict[str, Any]:
-    """Spec of the OCDBT database at a location, for reading."""
-    return {"driver": "ocdbt", "base": location.spec()}
+def database_spec(location: Location, manifest: Location | None = None) -> dict[str, Any]:
+    """Spec of the OCDBT database at a location, for reading.
+
+    Args:
+        location: where its files are.
+        manifest: where its manifest is, if elsewhere.
+    """
+    spec: dict[str, Any] = {"driver": "ocdbt", "base": location.spec()}
+    return spec if manifest in (None, location) else {**spec, "manifest": manifest.spec()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,7 @@ class NewDatabase:
             values_in: folder of the data files, relative to the database; ends with ``/``.
         """
         return {
-            **database_spec(self.location),
-            "manifest": self.manifest.spec(),
+            **database_spec(self.location, self.manifest),
             "value_data_prefix": f"{values_in}d/{self.prefix}",
             "btree_node_data_prefix": f"d/{self.prefix}",
             "version_tree_node_data_prefix": f"d/{self.prefix}",

@@ -222,6 +222,15 @@ def test_impossible_nodes_are_refused_with_the_reason(payload: bytes, message: s
         decode_node(signed(payload, _NODE), b"")
 
 
+def test_a_key_as_long_as_none_can_be_is_refused_before_it_takes_the_memory():
+    shared, added = varint(0xFFFF) * 9, varint(0xFFFF) + varint(1) * 9
+    keys = b"a" * 0xFFFF + b"bcdefghij"
+    with pytest.raises(ValueError, match="65536 bytes"):
+        decode_node(signed(b"\0\0" + varint(10) + shared + added + keys, _NODE), b"")
+    with pytest.raises(ValueError, match="table of 65537 files"):
+        decode_node(signed(b"\0" + varint(2**16 + 1), _NODE), b"")
+
+
 def test_a_manifest_of_an_unknown_kind_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="kind 2"):
         decode_manifest(signed(bytes(16) + b"\2" + bytes(5), 0x0CDB3A2A))

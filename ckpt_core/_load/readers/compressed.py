@@ -27,6 +27,7 @@ def open_compressed(
     index: Any,
     head: Callable[[int], bytes],
     context: Any,
+    manifest: Location | None,
 ) -> ForeignArray:
     """The TensorStore array of a leaf, through which one of its chunks can be decoded.
 
@@ -38,6 +39,7 @@ def open_compressed(
         index: index of the database.
         head: returns the first n stored bytes of the chunk.
         context: TensorStore context of the load.
+        manifest: where the database's manifest is, if not in the item.
 
     Raises:
         CheckpointCorrupt: zarr.json does not describe the array of the record, or the chunk claims
@@ -54,7 +56,7 @@ def open_compressed(
         raise CheckpointCorrupt(f"impossible chunk of {chunk_bytes} bytes in {key}", leaf=name)
     if (item.codecs[leaf] or "").startswith("blosc"):
         refuse_blosc(head(BLOSC_HEADER_BYTES), chunk_bytes, name)
-    array = open_array(location, name, context, cached=False)
+    array = open_array(location, name, context, cached=False, manifest=manifest)
     layout = tuple(array.store.chunk_layout.write_chunk.shape or ())
     if array.shape != spec.stored_shape or layout != chunk:
         raise CheckpointCorrupt(

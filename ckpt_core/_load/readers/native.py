@@ -24,10 +24,7 @@ from ckpt_core._load.readers.compressed import open_compressed
 from ckpt_core._load.readers.stored_chunks import INDEX_FILE, StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._options import KIB, MIB
-from ckpt_core._storage import (
-    Extent,
-    read_region,
-)
+from ckpt_core._storage import Extent, Location, read_region
 
 _SMALL_BYTES = 64 * KIB
 """Leaves up to this size that are one chunk are read together with their neighbours in the file."""
@@ -267,6 +264,13 @@ class NativeReader:
             for share in takers:
                 share.take(block, values)
 
+    @property
+    def _manifest(self) -> Location | None:
+        """Where the database's manifest is, if not in the item."""
+        small = self._checkpoint.small_files
+        apart = small != self._checkpoint.path
+        return Location(small, False) / self._item.directory if apart else None
+
     def _decode(
         self, leaf: int, key: str, shares: list[BufferPart], crcs: list[int] | None
     ) -> None:
@@ -281,7 +285,14 @@ class NativeReader:
 
         with naming(self._checkpoint, self._item.paths[leaf]):
             array = open_compressed(
-                self._location, self._item, leaf, key, self._chunks.index, head, self._context
+                self._location,
+                self._item,
+                leaf,
+                key,
+                self._chunks.index,
+                head,
+                self._context,
+                self._manifest,
             )
         region = tuple(
             (position * step, min((position + 1) * step, size))
