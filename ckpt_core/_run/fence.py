@@ -25,10 +25,11 @@ class Fence:
         self._backend = backend
         self._token = secrets.token_hex(16)
         self._claim: Claim | None = None
+        self._closed = False
 
     def take(self) -> None:
-        """Claims the directory, once; the previous owner can no longer commit."""
-        if self._claim is not None:
+        """Claims the directory, once, and not after ``close``; the previous owner can no longer commit."""
+        if self._claim is not None or self._closed:
             return
         try:
             before = self._backend.read(self._directory, OWNER_FILE)
@@ -59,6 +60,7 @@ class Fence:
 
     def close(self) -> None:
         """Releases the claim, so that the next writer does not warn of a live one."""
+        self._closed = True
         if self._claim is not None:
             self._claim.close()
 

@@ -45,6 +45,17 @@ def test_the_older_writer_is_fenced(directory: str) -> None:
     assert new.load(3)["w"][0] == 4.0
 
 
+def test_a_closed_checkpointer_takes_the_directory_from_nobody(directory: str) -> None:
+    with ckpt.Checkpointer(directory) as tool:
+        tool.save(0, {"n": 0})
+    with ckpt.Checkpointer(directory) as trainer:
+        assert trainer.restore_latest({"n": 9}).state["n"] == 0
+        closed = ckpt.Checkpointer(directory)
+        closed.close()
+        assert closed.restore(0, {"n": 9}).state["n"] == 0
+        assert trainer.save(1, {"n": 1})
+
+
 def test_the_fence_reaches_a_save_that_is_under_way(directory: str) -> None:
     old = ckpt.Checkpointer(directory)
     old.save(1, {"w": np.ones(2)})
