@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Callable
 
 from ckpt_core._directory.locks import Claim
-from ckpt_core._directory.owner import introduction, lives, this_owner
+from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     OWNER,
@@ -27,24 +26,24 @@ from ckpt_core._directory.store_attempt import (
     Keys,
     StoreAttempt,
     attempts_in,
-    is_of,
-    remove_attempt,
-    roll_forward,
-    split,
+    committed_token,
     token_of,
+)
+from ckpt_core._directory.store_leftovers import (
+    DELETED,
+    OF_ATTEMPT,
+    delete_rest,
+    finish,
+    remove_dead_attempts,
+    strays,
+    written_by_attempts,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.limits import most_bytes
 
 _DESCRIPTION = "_CHECKPOINT_METADATA"
 _TREE = "_METADATA"
-_DELETED = ".deleted"
-"""Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
-_OF_ATTEMPT = re.compile(r"^\.attempt\.([^/]+)/|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
-"""Files of an attempt; without its owner, and without its record, they belong to nobody."""
 _MARK = b'"requires":"ckpt.json"'
-FOREIGN_ATTEMPT_SECS = 24 * 3600.0
-"""Age after which an attempt of a process on another host counts as left over."""
 
 
 class ObjectStoreBackend:
@@ -68,11 +67,12 @@ class ObjectStoreBackend:
         present = keys.list()
         replaced: list[str] = []
         if overwrite and (record is not None or _is_of_orbax(keys, present)):
-            committed = token_of(record)
-            if committed in attempts_in(present):
-                roll_forward(keys, committed or "")
-            _remove_dead_attempts(keys, present)
-            _, replaced = split(keys.list())
+            removed = {*remove_dead_attempts(keys, present)}
+            token_replaced = token_of(record)
+            running = {*written_by_attempts(present, but=token_replaced)}
+            replaced = [key for key in present if key not in removed | running]
+        elif record is None and RECORD in present:
+            raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
             _make_room(path, keys, present)
         owner = f"{this_owner()} {int(time.time())} {introduction()}"
@@ -126,7 +126,7 @@ class ObjectStoreBackend:
         staging = f"{STAGING}{token}/"
         found: dict[str, int] = {}
         for key in present:
-            writer = _OF_ATTEMPT.search(key)
+            writer = OF_ATTEMPT.search(key)
             name = key.removeprefix(staging)
             if writer is not None and token not in writer.groups():
                 continue  # of a save that is under way, or of one that this one has replaced
@@ -168,21 +168,27 @@ class ObjectStoreBackend:
                 "leave Options(trash_directory=) out there"
             )
         keys = self._open(path)
+        present = keys.list()
+        token = token_of(keys.get(RECORD))
         keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
-        keys.put(_DELETED, b"")
+        keys.put(DELETED, b"")
         keys.delete([RECORD])  # and without that one not for us
-        _delete_rest(keys, keys.list())
+        delete_rest(keys, [*present, DELETED], token)
 
     def clean(self, path: str) -> list[str]:
-        """Also finishes what dead writers had committed and not yet copied."""
+        """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""
         keys = self._open(path)
         present = keys.list()
-        removed = _remove_dead_attempts(keys, present)
+        removed = remove_dead_attempts(keys, present)
         for token, place in attempts_in(present).items():
             below = self._open(f"{path}/{place}".rstrip("/"))
-            if token_of(below.get(RECORD)) == token:
-                roll_forward(below, token)
-                below.delete(_strays(below.list(), token))
+            if committed_token(below) == token:
+                finish(below, token)
+        for key in present:
+            if key.rpartition("/")[2] == DELETED:
+                below = self._open(f"{path}/{key}".removesuffix(f"/{DELETED}"))
+                if committed_token(below) is None:
+                    delete_rest(below, below.list())
         return removed
 
     def replaced(self, path: str) -> str | None:
@@ -196,57 +202,16 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
         CheckpointExists: there is something else.
     """
     # the deletion of an earlier checkpoint was interrupted, or a process that hung put copies of one
-    if _DELETED in present or _is_marked(keys, present):
-        _delete_rest(keys, present)
+    if DELETED in present or _is_marked(keys, present):
+        delete_rest(keys, present)
         return
-    _remove_dead_attempts(keys, present)
-    strays = _strays(present, "")
-    _, others = split(present)
-    if others := [other for other in others if other not in strays]:
+    removed = remove_dead_attempts(keys, present)
+    known = {*removed, *written_by_attempts(present)}
+    if others := [key for key in present if key not in known and not OF_ATTEMPT.search(key)]:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )
-    keys.delete(strays)
-
-
-def _strays(present: list[str], token: str) -> set[str]:
-    """Files of saves that neither are under way nor committed the checkpoint, which has this token."""
-    running = {*attempts_in(present), token}
-    found = {key: writer for key in present if (writer := _OF_ATTEMPT.search(key)) is not None}
-    return {
-        key for key, writer in found.items() if running.isdisjoint(filter(None, writer.groups()))
-    }
-
-
-def _delete_rest(keys: Keys, present: list[str]) -> None:
-    """Deletes all but attempts that may be running; the mark of the deletion last."""
-    _, others = split(present)
-    keys.delete(key for key in others if key != _DELETED)
-    keys.delete([_DELETED])
-
-
-def _remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
-    """Deletes what attempts of dead processes left, below all checkpoints; returns the keys."""
-    removed: list[str] = []
-    for token, place in attempts_in(present).items():
-        owner = (keys.get(f"{place}{STAGING}{token}/{OWNER}") or b"").decode(errors="replace")
-        record = keys.get(f"{place}{RECORD}")
-        if _is_dead(owner) and token_of(record) != token:
-            removed += [
-                key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
-            ]
-    remove_attempt(keys, removed)
-    return removed
-
-
-def _is_dead(owner: str) -> bool:
-    """Whether the process that began an attempt is gone; a guess by age for one on another host."""
-    process, _, rest = owner.partition(" ")
-    living = lives(process)
-    if living is not None:
-        return not living
-    began = rest.partition(" ")[0]
-    return began.isdigit() and time.time() - int(began) > FOREIGN_ATTEMPT_SECS
+    keys.delete(key for key in strays(keys, present) if key not in known)
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
@@ -255,7 +220,7 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
     In a store Orbax puts ``commit_success.txt`` last; of one that was copied there from a disk, the
     description has the time of its commit.
     """
-    if _DELETED in present or _is_marked(keys, present):
+    if DELETED in present or _is_marked(keys, present):
         return False
     if COMMIT in present:
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ckpt_core._errors import VISIBLE, CheckpointError, CheckpointExists
@@ -48,20 +48,6 @@ def attempts_in(present: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def split(present: list[str]) -> tuple[list[str], list[str]]:
-    """The keys that attempts wrote, and the others."""
-    attempts = attempts_in(present)
-    written = {
-        key
-        for key in present
-        if any(
-            key.startswith(place) and is_of(key[len(place) :], token)
-            for token, place in attempts.items()
-        )
-    }
-    return sorted(written), [key for key in present if key not in written]
-
-
 def is_of(key: str, token: str) -> bool:
     """Whether an attempt wrote this key: a small file, or a data file."""
     return key.startswith(f"{STAGING}{token}/") or f"/{token}." in key
@@ -76,26 +62,54 @@ def token_of(record: bytes | None) -> str | None:
 def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = None) -> set[str]:
     """Copies the small files of a committed attempt to where Orbax looks for them; returns their names.
 
-    It may run more than once, and in several processes. It stops where another attempt has been committed
-    meanwhile, or the checkpoint was deleted: the copies of a process that hung would mix with theirs.
+    Any number of processes may do so at once, or long after the commit. Where one of them sees that another
+    attempt was committed or the checkpoint deleted meanwhile, it copies that one's files, or removes its own
+    copies, so that the last of them leaves no mixture.
 
     Args:
         keys: the keys of the checkpoint.
         token: token of the attempt, from the record.
         known: content of some of the files, which is then not read.
     """
+    copied: set[str] = set()
+    committed: str | None = token
+    while committed:
+        files = _small_files(keys, committed, (known or {}) if committed == token else {})
+        copied |= {*files}
+        keys.put_all({name: data for name, data in files.items() if name != COMMIT})
+        now = committed_token(keys)
+        if now == committed:
+            keys.put_all({name: data for name, data in files.items() if name == COMMIT})
+            now = committed_token(keys)
+        if now == committed:
+            return copied
+        committed = now
+        if committed is None:
+            keys.delete(copied)
+            committed = committed_token(keys)
+    return copied
+
+
+def _small_files(keys: Keys, token: str, known: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Name -> content of the small files that an attempt wrote."""
     staging = f"{STAGING}{token}/"
-    files = dict(known or {})
+    files = dict(known)
     for name in (key.removeprefix(staging) for key in keys.list(staging)):
         if name != OWNER and name not in files and (data := keys.get(staging + name)) is not None:
             files[name] = data
-    last = {name: data for name, data in files.items() if name == COMMIT}
-    for part in ({name: data for name, data in files.items() if name != COMMIT}, last):
-        if token_of(keys.get(RECORD)) != token:
-            return {*files}
-        keys.put_all(part)
-    _delete_if_allowed(keys, [staging + OWNER])  # nothing is left to do
-    return {*files}
+    return files
+
+
+def committed_token(keys: Keys) -> str | None:
+    """The token of the checkpoint that is there; empty if its record is damaged, None if there is none."""
+    record = keys.get(RECORD)
+    return None if record is None else token_of(record) or ""
+
+
+def settle(keys: Keys) -> None:
+    """After copies were deleted: puts those of a checkpoint that was committed meanwhile again."""
+    if token := committed_token(keys):
+        roll_forward(keys, token)
 
 
 def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
@@ -106,10 +120,11 @@ def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
     keys.delete(owners)
 
 
-def _delete_if_allowed(keys: Keys, names: Iterable[str]) -> None:
-    """Deletes what is no longer needed; a save that is committed does not fail if that is refused."""
+@contextlib.contextmanager
+def _tidying() -> Iterator[None]:
+    """A save that is committed does not fail if what it no longer needs cannot be deleted."""
     try:
-        keys.delete(names)
+        yield
     except Exception as error:
         logger.warning("what a save no longer needs cannot be deleted: %s", error)
 
@@ -187,8 +202,9 @@ class StoreAttempt:
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
             if self._replaced:
                 # until all is copied, Orbax would see a mixture
-                _delete_if_allowed(self._keys, [COMMIT])
-            copied = roll_forward(self._keys, self._token, self._written)
+                with _tidying():
+                    self._keys.delete([COMMIT])
+            self._tidy({record_name, *roll_forward(self._keys, self._token, self._written)})
         except BaseException as error:
             if self._deciding:
                 error.add_note(
@@ -196,7 +212,15 @@ class StoreAttempt:
                     "next writer there, such as a Checkpointer, has copied its small files"
                 )
             raise
-        _delete_if_allowed(self._keys, self._replaced - copied - {record_name})
+
+    def _tidy(self, names: set[str]) -> None:
+        """Deletes what this attempt replaced, but for the names that it uses too; nothing is left to do then."""
+        with _tidying():
+            if left := self._replaced - names:
+                self._keys.delete(left)
+                if committed_token(self._keys) != self._token:
+                    settle(self._keys)
+            self._keys.delete([self._staging + OWNER])
 
     def abort(self) -> None:
         # Who does not know whether the store has carried the put out, or will, deletes nothing.

@@ -10,54 +10,20 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import ObjectStoreBackend, object_store, store_attempt
+from ckpt_core._directory import object_store, store_attempt
 from ckpt_core._errors import is_visible
 from ckpt_core._format.record import load_record
-from ckpt_core._storage import KeyValues, Location
+from ckpt_core._storage import KeyValues
 from tests.support.gcs_server import Request, Server
+from tests.support.stores import backend, keys_at, saved, tree, unfinished, value_at
 from tests.support.stores import make_s3_url as make_s3_url
 from tests.support.stores import make_server as make_server
 from tests.support.stores import make_store as make_store
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
-
-
-def tree(n: int) -> dict[str, Any]:
-    return {"w": np.full((64, 64), n), "small": np.full(2, n), "n": n}
-
-
-def keys_at(url: str) -> KeyValues:
-    return KeyValues(Location(url, False))
-
-
-def backend() -> ObjectStoreBackend:
-    return ObjectStoreBackend(keys_at)
-
-
-def value_at(url: str) -> int | None:
-    """The number of the tree at a URL, which must be whole; None if there is none."""
-    try:
-        found = ckpt.load(url)
-    except ckpt.CheckpointNotFound:
-        return None
-    assert (found["w"] == found["n"]).all() and (found["small"] == found["n"]).all()
-    return found["n"]
-
-
-def saved(url: str, n: int, **arguments: Any) -> bool:
-    try:
-        ckpt.save(url, tree(n), **arguments)
-    except ckpt.CheckpointExists:
-        return False
-    return True
-
-
-def unfinished(url: str) -> list[str]:
-    return [key for key in keys_at(url).list() if key.endswith("/owner")]
 
 
 # ---- several writers -----------------------------------------------------------------------------

@@ -14,9 +14,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import ckpt_core as ckpt
+from ckpt_core._directory import ObjectStoreBackend
+from ckpt_core._storage import KeyValues, Location
 from tests.support import gcs_server
 from tests.support.gcs_server import Server
 
@@ -110,3 +115,40 @@ def make_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         return f"s3://{BUCKET}/{next(_numbers)}/run"
     return f"memory://test-stores-{os.getpid()}-{next(_numbers)}/run"
+
+
+# ---- checkpoints of a tree of which it can be told whether it is whole ------------------------------
+
+
+def tree(n: int) -> dict[str, Any]:
+    return {"w": np.full((64, 64), n), "small": np.full(2, n), "n": n}
+
+
+def keys_at(url: str) -> KeyValues:
+    return KeyValues(Location(url, False))
+
+
+def backend() -> ObjectStoreBackend:
+    return ObjectStoreBackend(keys_at)
+
+
+def value_at(url: str) -> int | None:
+    """The number of the tree at a URL, which must be whole; None if there is none."""
+    try:
+        found = ckpt.load(url)
+    except ckpt.CheckpointNotFound:
+        return None
+    assert (found["w"] == found["n"]).all() and (found["small"] == found["n"]).all()
+    return found["n"]
+
+
+def saved(url: str, n: int, **arguments: Any) -> bool:
+    try:
+        ckpt.save(url, tree(n), **arguments)
+    except ckpt.CheckpointExists:
+        return False
+    return True
+
+
+def unfinished(url: str) -> list[str]:
+    return [key for key in keys_at(url).list() if key.endswith("/owner")]

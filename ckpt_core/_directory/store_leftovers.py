@@ -1,0 +1,121 @@
+"""What dead writers left in an object store, and what of it may be deleted while others write there.
+
+A listing is not of one moment: its pages come one after another, and other writers go on. So nothing that carries
+the token of an attempt is deleted before its owner and the record were read after the listing (``strays``). Copies
+have names that all attempts share; after deleting them, those of a checkpoint that was committed meanwhile are
+put again (``settle``).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+from ckpt_core._directory.owner import lives
+from ckpt_core._directory.store_attempt import (
+    OWNER,
+    RECORD,
+    STAGING,
+    Keys,
+    attempts_in,
+    committed_token,
+    is_of,
+    remove_attempt,
+    roll_forward,
+    settle,
+    token_of,
+)
+
+DELETED = ".deleted"
+"""Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
+OF_ATTEMPT = re.compile(r"^\.attempt\.([^/]+)/|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
+"""Files of an attempt; without its owner, and without its record, they belong to nobody."""
+FOREIGN_ATTEMPT_SECS = 24 * 3600.0
+"""Age after which an attempt of a process on another host counts as left over."""
+
+
+def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> list[str]:
+    """Those of the keys that belong to attempts which have ended, and not to the checkpoint that is there.
+
+    An attempt puts its owner's key first and deletes it when nothing is left to do, after its commit. So who
+    finds no owner, and after that a record of another attempt, knows that it has ended without a commit, or that
+    its checkpoint was replaced.
+
+    Args:
+        keys: the keys of the checkpoint.
+        present: an earlier listing of them.
+        deleted: token of a checkpoint whose record the caller has deleted.
+    """
+    found: dict[str, list[str]] = {}
+    for key in present:
+        if writer := OF_ATTEMPT.search(key):
+            found.setdefault(writer[1] or writer[2], []).append(key)
+    ended = [
+        token
+        for token in found
+        if token == deleted or keys.get(f"{STAGING}{token}/{OWNER}") is None
+    ]
+    committed = token_of(keys.get(RECORD)) if ended else None
+    return [key for token in ended if token != committed for key in found[token]]
+
+
+def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) -> None:
+    """Where there is no checkpoint: deletes all but attempts that may be running; the mark of the deletion last.
+
+    Args:
+        keys: the keys of the checkpoint.
+        present: an earlier listing of them.
+        deleted: token of a checkpoint whose record the caller has deleted.
+    """
+    present = list(present)
+    kept = {*written_by_attempts(present), RECORD, DELETED}
+    remove_attempt(keys, strays(keys, present, deleted))
+    keys.delete(key for key in present if key not in kept and not OF_ATTEMPT.search(key))
+    keys.delete([DELETED])
+    settle(keys)
+
+
+def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[str]:
+    """The keys that belong to attempts whose owners are among the keys, but for the one with a token."""
+    attempts = {token: place for token, place in attempts_in(present).items() if token != but}
+    return [
+        key
+        for key in present
+        if any(
+            key.startswith(place) and is_of(key[len(place) :], token)
+            for token, place in attempts.items()
+        )
+    ]
+
+
+def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
+    """Deletes what attempts of dead processes left, below all checkpoints; returns the keys."""
+    removed: list[str] = []
+    for token, place in attempts_in(present).items():
+        owner = (keys.get(f"{place}{STAGING}{token}/{OWNER}") or b"").decode(errors="replace")
+        if _is_dead(owner) and token_of(keys.get(f"{place}{RECORD}")) != token:
+            removed += [
+                key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
+            ]
+    remove_attempt(keys, removed)
+    return removed
+
+
+def finish(keys: Keys, token: str) -> None:
+    """Finishes what a process had committed: its copies, and the deletion of what it replaced."""
+    present = keys.list()
+    roll_forward(keys, token)
+    if committed_token(keys) == token:
+        keys.delete(strays(keys, present))
+        keys.delete([f"{STAGING}{token}/{OWNER}"])
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether the process that began an attempt is gone; a guess by age for one on another host."""
+    process, _, rest = owner.partition(" ")
+    living = lives(process)
+    if living is not None:
+        return not living
+    began = rest.partition(" ")[0]
+    return began.isdigit() and time.time() - int(began) > FOREIGN_ATTEMPT_SECS

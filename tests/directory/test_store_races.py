@@ -1,0 +1,152 @@
+"""What another writer does in a store between two requests of a save, a deletion or a clean-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import store_attempt, store_leftovers
+from ckpt_core._errors import is_visible
+from ckpt_core._storage import KeyValues
+from tests.support.stores import backend, keys_at, saved, tree, value_at
+from tests.support.stores import make_s3_url as make_s3_url
+from tests.support.stores import make_server as make_server
+from tests.support.stores import make_store as make_store
+
+RECORD = "ckpt.json"
+
+
+def after_first(patch: Any, name: str, when: Callable[..., bool], then: Callable[[], Any]) -> None:
+    """Calls ``then`` before the first call of a method of KeyValues for which ``when`` is true."""
+    real, pending = getattr(KeyValues, name), [then]
+
+    def method(keys: KeyValues, *arguments: Any) -> Any:
+        if arguments and name == "delete":
+            arguments = ([*arguments[0]],)
+        if pending and when(*arguments):
+            pending.pop()()
+        return real(keys, *arguments)
+
+    patch.setattr(KeyValues, name, method)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_commits_while_another_one_begins_keeps_the_checkpoint(
+    store: str, again: bool, monkeypatch: Any
+) -> None:
+    """The other one has seen no record, and lists what must look to it like leftovers."""
+    with monkeypatch.context() as patch:
+        after_first(patch, "list", lambda *_: True, lambda: ckpt.save(store, tree(1)))
+        assert not saved(store, 2, overwrite=again)
+    assert value_at(store) == 1 and ckpt.verify(store).ok
+
+
+def test_who_saves_while_the_step_is_deleted_keeps_what_is_acknowledged(
+    store: str, monkeypatch: Any
+) -> None:
+    ckpt.save(store, tree(1))
+    with monkeypatch.context() as patch:
+        # the record is deleted, and the rest is about to be
+        after_first(
+            patch,
+            "delete",
+            lambda names: len({*names}) > 1,
+            lambda: ckpt.save(store, tree(2)),
+        )
+        backend().delete(store)
+    assert value_at(store) == 2
+
+
+def test_who_overwrites_while_another_one_cleans_up_keeps_the_checkpoint(
+    store: str, monkeypatch: Any
+) -> None:
+    def dead(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_attempt, "roll_forward", dead)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(f"{store}/1", tree(1))
+    roll_forward = store_leftovers.roll_forward
+
+    def then_overwritten(*arguments: Any) -> None:
+        roll_forward(*arguments)
+        patch.setattr(store_leftovers, "roll_forward", roll_forward)
+        ckpt.save(f"{store}/1", tree(2), overwrite=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_leftovers, "roll_forward", then_overwritten)
+        backend().clean(store)
+    assert value_at(f"{store}/1") == 2 and ckpt.verify(f"{store}/1").ok
+
+
+def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
+    store: str, monkeypatch: Any
+) -> None:
+    """Its pages are not of one moment: the owner may have come after the first, and data before the last."""
+    token = "2" * 32
+    running = backend().begin(store, overwrite=False, durable=True, token=token)
+    data = f"state/d/{token}.{'3' * 32}"
+    keys_at(store).put(data, b"data")
+    listed = KeyValues.list
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            KeyValues,
+            "list",
+            lambda *a: [key for key in listed(*a) if not key.endswith(f"{token}/owner")],
+        )
+        assert saved(store, 1)
+    assert keys_at(store).get(data) == b"data" and running.read("owner")
+
+
+def test_an_interrupt_while_what_is_replaced_is_deleted_is_told_as_committed(
+    store: str, monkeypatch: Any
+) -> None:
+    ckpt.save(store, tree(1))
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_first(patch, "delete", lambda names: len({*names}) > 1, interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            ckpt.save(store, tree(2), overwrite=True)
+    assert is_visible(caught.value) and value_at(store) == 2
+    backend().clean(store)
+    ckpt.save(f"{store}-fresh", tree(2))
+    assert len(keys_at(store).list()) == len(keys_at(f"{store}-fresh").list())
+
+
+def test_who_deletes_copies_while_another_one_commits_puts_them_again(
+    store: str, monkeypatch: Any
+) -> None:
+    """The copies that Orbax reads have names that all share."""
+    ckpt.save(store, tree(1))
+    ckpt.save(f"{store}-fresh", tree(2))
+    whole = {key for key in keys_at(f"{store}-fresh").list() if not key.startswith(".")}
+    with monkeypatch.context() as patch:
+        after_first(
+            patch,
+            "delete",
+            lambda names: "state/_METADATA" in names,
+            lambda: ckpt.save(store, tree(2)),
+        )
+        backend().delete(store)
+    assert value_at(store) == 2
+    found = {key for key in keys_at(store).list() if not key.startswith(".")}
+    assert {key for key in found if "/d/" not in key} == {key for key in whole if "/d/" not in key}
+    assert len(found) == len(whole)
+
+
+def test_a_deletion_that_died_is_finished_by_the_next_clean_up(store: str) -> None:
+    ckpt.save(f"{store}/1", tree(1))
+    keys = keys_at(f"{store}/1")
+    keys.put(".deleted", b"")
+    backend().clean(store)
+    assert value_at(f"{store}/1") == 1
+    keys.delete([RECORD])
+    backend().clean(store)
+    assert keys.list() == []
