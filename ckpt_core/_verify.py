@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.limits import most_bytes
-from ckpt_core._format.orbax_write import STEP_METADATA
+from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint, OrbaxItem, SavedItem
@@ -117,20 +118,25 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     """
     try:
         opened = open_checkpoint(path)
+        if isinstance(opened, NativeCheckpoint):
+            with opened.held():
+                return _verified(opened)
     except CheckpointCorrupt as error:
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
-    if not isinstance(opened, NativeCheckpoint):
-        note = "written by Orbax, which records no checksums: nothing can be verified"
-        return VerifyReport(False, (Problem(opened.path, note),), 0)
-    with opened.held():
-        return _verified(opened)
+    note = "written by Orbax, which records no checksums: nothing can be verified"
+    return VerifyReport(False, (Problem(opened.path, note),), 0)
 
 
 def _verified(opened: NativeCheckpoint) -> VerifyReport:
     problems: list[Problem] = []
-    present = opened.backend.files(opened.path)
+    told = {name: entry.size_bytes for name, entry in opened.record.files.items()}
+    present = opened.backend.files(opened.path, told)
     for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:
         problems.append(Problem(name, "was not there when the checkpoint was saved"))
+    copies = opened.record.small_files if COMMIT_FILE in present else {}  # not all are there yet
+    present |= {
+        name: len(data) for name, data in opened.record.small_files.items() if name not in present
+    }
     for name in opened.record.files.keys() - present.keys():
         # If two links lead to one directory, files() lists it only once.
         size = opened.backend.size(opened.path, name)
@@ -142,6 +148,9 @@ def _verified(opened: NativeCheckpoint) -> VerifyReport:
         problem = _check_file(opened, name, expected, present.get(name), covered.get(name, []))
         checked_bytes += expected.size_bytes
         if problem:
+            problems.append(Problem(name, problem))
+    for name in copies.keys() & opened.record.files.keys():
+        if problem := _check_copy(opened, name, opened.record.files[name]):
             problems.append(Problem(name, problem))
     for item in opened.items.values():
         if item.form == "tree":
@@ -179,7 +188,7 @@ def _check_file(
         return f"has {size} bytes, was saved with {expected.size_bytes}"
     if size > most_bytes(name):
         return f"has {size} bytes, and can have {most_bytes(name)} at most"
-    if not opened.location.local:
+    if not opened.location.local or name in opened.record.small_files:
         data = opened.read_unverified(name)
         crc = None if data is None else zlib.crc32(data)
     else:
@@ -191,6 +200,17 @@ def _check_file(
     if crc == expected.crc32:
         return None
     return f"is damaged{' outside its arrays' if expected.data else ''}: checksum differs"
+
+
+def _check_copy(opened: NativeCheckpoint, name: str, expected: FileRecord) -> str | None:
+    """What is wrong with the copy, for Orbax, of a file that stands in the record."""
+    with contextlib.suppress(CheckpointCorrupt):  # it is longer
+        copy = opened.backend.read(opened.path, name, expected.size_bytes)
+        if copy is None:
+            return "is missing for Orbax: ckpt reads another copy, which is whole"
+        if zlib.crc32(copy) == expected.crc32:
+            return None
+    return "is damaged in the copy that Orbax reads: ckpt reads another one, which is whole"
 
 
 def _check_leaves(opened: Checkpoint, item: SavedItem) -> list[Problem]:

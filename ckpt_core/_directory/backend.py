@@ -27,12 +27,22 @@ class Attempt(Protocol):
         """Beginning of the name of each data file, by which it is known as one of this attempt."""
         ...
 
-    def write(self, name: str, data: bytes) -> None:
-        """Writes a small file; ``name`` is relative to ``path``."""
+    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
+        """Writes a small file; ``name`` is relative to ``path``.
+
+        Args:
+            name: of the file.
+            data: its content.
+            passing: another process reads it before the commit; in an object store it is deleted then.
+        """
         ...
 
     def read(self, name: str) -> bytes:
-        """The content of a file of this attempt, written by any process."""
+        """The content of a file that this process wrote, or another one with ``passing``."""
+        ...
+
+    def small_files(self) -> Mapping[str, bytes]:
+        """Files that this process has not written yet, because they are to stand in the record."""
         ...
 
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -40,8 +50,8 @@ class Attempt(Protocol):
 
         Args:
             below: only files in this folder.
-            told: sizes of some files, as reported by their writers; used if the storage could give
-                a size only by reading the data.
+            told: sizes of the files that this process did not write by ``write``, as reported by their
+                writers; an object store is not asked for them.
         """
         ...
 
@@ -100,10 +110,6 @@ class Backend(Protocol):
         """
         ...
 
-    def small_files(self, path: str, token: str) -> str:
-        """Path below which the save with this token wrote the small files of a checkpoint."""
-        ...
-
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
         ...
@@ -128,10 +134,14 @@ class Backend(Protocol):
         """
         ...
 
-    def files(self, path: str) -> dict[str, int]:
+    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file.
 
         Follows links, but enters each directory once.
+
+        Args:
+            path: of the checkpoint.
+            told: sizes to give for some files, if the storage could tell them only by reading all.
         """
         ...
 

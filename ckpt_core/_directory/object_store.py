@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     OWNER,
+    PASSING,
     RECORD,
     STAGING,
     Keys,
@@ -106,9 +107,6 @@ class ObjectStoreBackend:
             )
         return data
 
-    def small_files(self, path: str, token: str) -> str:
-        return f"{path}/{STAGING}{token}"
-
     def put(self, path: str, name: str, data: bytes) -> None:
         self._open(path).put(name, data)
 
@@ -119,19 +117,19 @@ class ObjectStoreBackend:
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 
-    def files(self, path: str) -> dict[str, int]:
+    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
         keys = self._open(path)
         present = keys.list()
         token = token_of(keys.get(RECORD))
         staging = f"{STAGING}{token}/"
-        found: dict[str, int] = {}
+        known, found = told or {}, dict[str, int]()
         for key in present:
             writer = OF_ATTEMPT.search(key)
             name = key.removeprefix(staging)
             if writer is not None and token not in writer.groups():
                 continue  # of a save that is under way, or of one that this one has replaced
-            if not name.startswith(".") and name not in found and name != OWNER:
-                found[name] = len(keys.get(key) or b"")
+            if not name.startswith((".", PASSING)) and name not in found and name != OWNER:
+                found[name] = known[name] if name in known else len(keys.get(key) or b"")
         return found
 
     def size(self, path: str, name: str) -> int | None:

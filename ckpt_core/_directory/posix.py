@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
@@ -38,9 +38,6 @@ class PosixBackend(Writing):
 
     def read(self, path: str, name: str, limit_bytes: int | None = None) -> bytes | None:
         return read_bounded(path, name, most_bytes(name) if limit_bytes is None else limit_bytes)
-
-    def small_files(self, path: str, token: str) -> str:
-        return path
 
     def put(self, path: str, name: str, data: bytes) -> None:
         self._put_held(path, name, data).close()
@@ -74,7 +71,7 @@ class PosixBackend(Writing):
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return reading(os.path.join(path, _SIGNS[0]), head)
 
-    def files(self, path: str) -> dict[str, int]:
+    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
         return file_sizes(path)
 
     def size(self, path: str, name: str) -> int | None:

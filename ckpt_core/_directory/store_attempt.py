@@ -1,8 +1,8 @@
 """One attempt to write a checkpoint into an object store; ``object_store`` has the protocol.
 
-It writes small files below ``.attempt.<token>/`` and data files with its token in their names, so that
-two attempts share no name. Those are the files that ckpt reads, for good; the names under which Orbax looks
-for the small ones get copies.
+It writes data files with its token in their names, so that two attempts share no name. Small files stand in the
+record itself; those of other processes than 0, and large ones, lie below ``.attempt.<token>/``. Those are what ckpt
+reads, for good; the names under which Orbax looks for the small files get copies.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
-from ckpt_core._errors import VISIBLE, CheckpointError, CheckpointExists
+from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.record import STAGING as STAGING
+from ckpt_core._format.record import load_record
+from ckpt_core._options import MIB
 
 logger = logging.getLogger("ckpt_core")
 
 RECORD = "ckpt.json"
 COMMIT = "commit_success.txt"
-STAGING = ".attempt."
 OWNER = "owner"
+PASSING = "passing/"
+_MOST_HELD_BYTES = 8 * MIB
+"""Maximum size of a small file in the record."""
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
 _HEAD_BYTES = 300
 """The token is among the first fields of a record."""
@@ -29,7 +34,7 @@ _HEAD_BYTES = 300
 class Keys(Protocol):
     """The keys and values below one prefix of a store; every call blocks."""
 
-    def get(self, key: str) -> bytes | None: ...
+    def get(self, key: str, first_bytes: int | None = None) -> bytes | None: ...
     def get_version(self, key: str) -> tuple[bytes | None, Any]: ...
     def put(self, key: str, value: bytes) -> None: ...
     def put_all(self, values: Mapping[str, bytes]) -> None: ...
@@ -69,12 +74,12 @@ def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = Non
     Args:
         keys: the keys of the checkpoint.
         token: token of the attempt, from the record.
-        known: content of some of the files, which is then not read.
+        known: content of its small files; None to read them.
     """
     copied: set[str] = set()
     committed: str | None = token
     while committed:
-        files = _small_files(keys, committed, (known or {}) if committed == token else {})
+        files = known if known is not None and committed == token else _small_files(keys, committed)
         copied |= {*files}
         keys.put_all({name: data for name, data in files.items() if name != COMMIT})
         now = committed_token(keys)
@@ -90,19 +95,29 @@ def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = Non
     return copied
 
 
-def _small_files(keys: Keys, token: str, known: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Name -> content of the small files that an attempt wrote."""
+def _small_files(keys: Keys, token: str) -> Mapping[str, bytes]:
+    """Name -> content of the small files of the committed checkpoint, if it has this token still."""
+    record = keys.get(RECORD)
+    if record is None or token_of(record) != token:
+        return {}
+    files: dict[str, bytes] = {}
+    with contextlib.suppress(CheckpointCorrupt):
+        files.update(load_record(record).small_files)
+    return files | _apart(keys, token)
+
+
+def _apart(keys: Keys, token: str) -> dict[str, bytes]:
+    """Name -> content of the small files below ``.attempt.<token>/``."""
     staging = f"{STAGING}{token}/"
-    files = dict(known)
-    for name in (key.removeprefix(staging) for key in keys.list(staging)):
-        if name != OWNER and name not in files and (data := keys.get(staging + name)) is not None:
-            files[name] = data
-    return files
+    names = [key.removeprefix(staging) for key in keys.list(staging)]
+    wanted = [name for name in names if name != OWNER and not name.startswith(PASSING)]
+    found = ((name, keys.get(staging + name)) for name in wanted)
+    return {name: data for name, data in found if data is not None}
 
 
 def committed_token(keys: Keys) -> str | None:
     """The token of the checkpoint that is there; empty if its record is damaged, None if there is none."""
-    record = keys.get(RECORD)
+    record = keys.get(RECORD, _HEAD_BYTES)
     return None if record is None else token_of(record) or ""
 
 
@@ -121,7 +136,7 @@ def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _tidying() -> Iterator[None]:
+def _tidying() -> Generator[None]:
     """A save that is committed does not fail if what it no longer needs cannot be deleted."""
     try:
         yield
@@ -157,28 +172,38 @@ class StoreAttempt:
         self.path = f"{target}/{STAGING}{token}"
         self.data_prefix = f"{token}."
         self._record = RECORD, b""
-        self._written: dict[str, bytes] = {}
+        self._held: dict[str, bytes] = {}
+        self._apart: dict[str, bytes] = {}
+        self._passes = False
         self._deciding = False
 
-    def write(self, name: str, data: bytes) -> None:
-        self._keys.put(self._staging + name, data)
-        self._written[name] = data
+    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
+        if passing:
+            self._passes = True
+            self._keys.put(f"{self._staging}{PASSING}{name}", data)
+        elif self._version is None or len(data) > _MOST_HELD_BYTES:
+            self._keys.put(self._staging + name, data)
+            self._apart[name] = data
+        else:
+            self._held[name] = data
 
     def read(self, name: str) -> bytes:
-        if name in self._written:
-            return self._written[name]
-        found = self._keys.get(name if f"/{self._token}." in name else self._staging + name)
+        for files in (self._held, self._apart):
+            if name in files:
+                return files[name]
+        found = self._keys.get(f"{self._staging}{PASSING}{name}")
         if found is None:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
 
+    def small_files(self) -> Mapping[str, bytes]:
+        return self._held
+
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
-        mine = [key for key in self._keys.list() if is_of(key, self._token)]
-        names = (key.removeprefix(self._staging) for key in mine)
+        found = {name: len(data) for name, data in (self._held | self._apart).items()}
+        found.update(told or {})
         folder = f"{below}/" if below else ""
-        found = [name for name in names if name != OWNER and name.startswith(folder)]
-        known = told or {}
-        return {name: known[name] if name in known else len(self.read(name)) for name in found}
+        return {name: size for name, size in found.items() if name.startswith(folder)}
 
     def make_durable(self, record_name: str, record: bytes) -> None:
         # Objects are durable when put returns; the record makes the checkpoint visible, in
@@ -204,7 +229,10 @@ class StoreAttempt:
                 # until all is copied, Orbax would see a mixture
                 with _tidying():
                     self._keys.delete([COMMIT])
-            self._tidy({record_name, *roll_forward(self._keys, self._token, self._written)})
+            known = self._held | self._apart
+            if self._passes:
+                known |= _apart(self._keys, self._token)
+            self._tidy({record_name, *roll_forward(self._keys, self._token, known)})
         except BaseException as error:
             if self._deciding:
                 error.add_note(
@@ -220,6 +248,8 @@ class StoreAttempt:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:
                     settle(self._keys)
+            if self._passes:
+                self._keys.delete(self._keys.list(self._staging + PASSING))
             self._keys.delete([self._staging + OWNER])
 
     def abort(self) -> None:

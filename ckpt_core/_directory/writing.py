@@ -88,7 +88,7 @@ class LocalAttempt:
         self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
         full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)
@@ -102,6 +102,9 @@ class LocalAttempt:
     def read(self, name: str) -> bytes:
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read()
+
+    def small_files(self) -> Mapping[str, bytes]:
+        return {}
 
     def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
         return {

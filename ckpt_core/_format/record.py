@@ -7,13 +7,12 @@ in depth-first order, so a deep tree does not nest the JSON.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import operator
-import sys
 import zlib
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import crc32c
@@ -27,6 +26,7 @@ from ckpt_core._format.limits import (
     item_name,
     refuse_too_long,
 )
+from ckpt_core._format.packed import unpack
 from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._options import codec_parts
@@ -35,22 +35,16 @@ from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1
+STAGING = ".attempt."
+"""In an object store, small files that do not stand in the record lie below this and the token."""
 MARKER = "ckpt"
 """Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_DIMENSIONS = 64
 _MAX_PROCESSES = 2**24
-_PARSE_ERRORS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-)
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_PARSE_ERRORS = (*_MALFORMED, OverflowError, RecursionError, MemoryError)
 """Exceptions that the parsing code raises for a record which ckpt did not write."""
 
 
@@ -164,6 +158,7 @@ class Record:
         topology: process and device counts, platform.
         created_unix_secs: time of the commit, in Unix seconds.
         durations: phase -> seconds, for the phases of the save before the commit.
+        packed: in an object store, the small files that process 0 wrote, as ``pack`` gives them.
     """
 
     items: dict[str, ItemRecord]
@@ -176,6 +171,32 @@ class Record:
     topology: dict[str, Any] = field(default_factory=dict[str, Any])
     created_unix_secs: float = 0.0
     durations: dict[str, float] = field(default_factory=dict[str, float])
+    packed: bytes = b""
+
+    @functools.cached_property
+    def small_files(self) -> dict[str, bytes]:
+        """Name -> content of the small files that stand in the record itself.
+
+        Raises:
+            CheckpointCorrupt: ``pack`` did not write them.
+        """
+        if not self.packed:
+            return {}
+        most = sum(len(name) + 64 for name in self.files)
+        most += sum(file.size_bytes for name, file in self.files.items() if not _is_data(name))
+        try:
+            return unpack(self.packed, most)
+        except _PARSE_ERRORS as error:
+            raise _bad(f"the small files in it do not fit: {error}") from error
+
+    def where(self, name: str) -> str:
+        """Where a file is that does not stand in the record: a path relative to the checkpoint."""
+        apart = self.packed and not _is_data(name)
+        return f"{STAGING}{self.token}/{name}" if apart else name
+
+
+def _is_data(name: str) -> bool:
+    return "/d/" in name
 
 
 def dump_record(record: Record) -> bytes:
@@ -199,6 +220,8 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
+    if record.packed:
+        body["small_files"] = base64.b64encode(record.packed).decode()
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
     data = dump_json(body)[:-1] + b',"items":{' + items + b"}}"
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
@@ -288,6 +311,7 @@ def load_record(data: bytes) -> Record:
             topology=dict(value["topology"]),
             created_unix_secs=float(value["created_unix_secs"]),
             durations=dict(value.get("durations", {})),  # since 0.1
+            packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
         )
     except CheckpointCorrupt:
         raise
@@ -374,27 +398,3 @@ def _checked_leaf(
     if codec is not None:
         codec_parts(codec)  # raises for unknown codecs
     return LeafRecord(spec, chunk, sharding, codec)
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
-    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
-    for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
-        names[framework] = framework
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for distribution, module in names.items():
-        if module in sys.modules:
-            found[distribution] = _version(distribution)
-    return found
-
-
-_versions: dict[str, str] = {}
-
-
-def _version(distribution: str) -> str:
-    if distribution not in _versions:
-        try:
-            _versions[distribution] = version(distribution)
-        except PackageNotFoundError:
-            _versions[distribution] = "unknown"
-    return _versions[distribution]

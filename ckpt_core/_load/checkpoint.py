@@ -189,17 +189,14 @@ class NativeCheckpoint(Checkpoint):
 
     def read_unverified(self, name: str, limit_bytes: int | None = None) -> bytes | None:
         """A file's bytes; None if there is no such file."""
-        data = self.backend.read(self.small_files, name, limit_bytes)
-        if (
-            data is None and self.small_files != self.path
-        ):  # a data file; or a tool copied no hidden names
+        if not self.record.packed:
+            return self.backend.read(self.path, name, limit_bytes)
+        if name in self.record.small_files:
+            return self.record.small_files[name]
+        data = self.backend.read(self.path, self.record.where(name), limit_bytes)
+        if data is None:  # a tool copied no hidden names
             data = self.backend.read(self.path, name, limit_bytes)
         return data
-
-    @property
-    def small_files(self) -> str:
-        """Path or URL below which the small files are."""
-        return self.backend.small_files(self.path, self.record.token)
 
     def sizes_in(self, item: SavedItem) -> dict[str, int]:
         """Size in bytes of each file of the item, from the record, by path relative to the item."""

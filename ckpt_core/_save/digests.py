@@ -30,7 +30,12 @@ def own_data(attempt: Attempt, items: Iterable[PreparedItem], process: int) -> d
 
 
 def digest_own(
-    attempt: Attempt, items: list[PreparedItem], process: int, local: bool, context: Any
+    attempt: Attempt,
+    items: list[PreparedItem],
+    process: int,
+    local: bool,
+    context: Any,
+    uploaded: Mapping[str, FileRecord],
 ) -> str:
     """Digests of the files that this process wrote, as text for ``digest_all``.
 
@@ -43,7 +48,7 @@ def digest_own(
             names.append(f"{item.folder}/{CHECKSUM_DIRECTORY}/process_{process}")
         sizes |= {name: len(attempt.read(name)) for name in names}
     databases = {_database(item, process): item for item in items}
-    found = _digests(attempt, sizes, databases, local, context)
+    found = _digests(attempt, sizes, databases, local, context) | dict(uploaded)
     return json.dumps(
         [[name, *_numbers(entry)] for name, entry in found.items()], separators=(",", ":")
     )

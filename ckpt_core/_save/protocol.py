@@ -81,7 +81,7 @@ class _Save:
         self._blocking_secs = 0.0
 
     def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Copies or references all values as they are now; process 0 also begins the attempt.
+        """Copies or references all values as they are now; process 0 also begins an attempt on a disk.
 
         With several processes, an error is kept and raised in ``write_and_commit``, after the other
         processes have been told: they wait for this one there.
@@ -90,7 +90,7 @@ class _Save:
         try:
             self._fields = self._job.fields.frozen()
             self._items = prepare_items(items, self._job)
-            if self._job.processes.index == 0:
+            if self._job.processes.index == 0 and self._job.local:
                 self._attempt = self._begin()
             self._blocking_secs = self._events.happened("snapshot_taken")
         except BaseException as error:
@@ -112,9 +112,20 @@ class _Save:
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
         )
 
+    def _begin_in_store(self) -> None:
+        """Begins the attempt on the thread that writes: each request takes the time of a round trip."""
+        try:
+            self._attempt = self._begin()
+        except Exception as error:
+            if self._job.processes.count == 1:
+                raise
+            self._refusal = error
+
     def write_and_commit(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
-        with self._events.failing(), aborting(self._attempt):
+        with self._events.failing(), aborting(lambda: self._attempt):
+            if self._job.processes.index == 0 and not self._job.local and self._refusal is None:
+                self._begin_in_store()
             write = Write(self._job, self._fields, self._items, self._token, self._tag)
             write.snapshot_secs = self._blocking_secs
             attempt = write.agree_to_start(self._attempt, self._refusal)
@@ -134,11 +145,12 @@ class _Save:
 
 
 @contextlib.contextmanager
-def aborting(attempt: Attempt | None) -> Generator[None]:
-    """Aborts the attempt if the block raises; None, on processes other than 0, is ignored."""
+def aborting(begun: Callable[[], Attempt | None]) -> Generator[None]:
+    """Aborts the attempt if the block raises; ``begun`` gives it, or None on processes other than 0."""
     try:
         yield
     except BaseException:
+        attempt = begun()
         if attempt is not None:
             attempt.abort()
         raise

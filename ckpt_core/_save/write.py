@@ -12,21 +12,32 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._format import orbax_write
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
+from ckpt_core._format.packed import pack
 from ckpt_core._format.record import (
     RECORD_FILE,
     FileRecord,
     Record,
     dump_json,
     dump_record,
-    library_versions,
 )
+from ckpt_core._format.versions import library_versions
 from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem
-from ckpt_core._storage import ArrayWriter, Location, NewDatabase, merge, new_context
+from ckpt_core._save.uploads import Uploads
+from ckpt_core._storage import (
+    UPLOAD_BYTES,
+    ArrayWriter,
+    Location,
+    NewDatabase,
+    merge,
+    new_context,
+)
 
+_FILES_UNDER_WAY = 4
+"""Number of data files on their way to an object store at once."""
 CALL = "save"
 """The call that this process tells the others, so that a process in another call is detected."""
 
@@ -66,6 +77,7 @@ class Write:
         self._links = job.links if alone else None
         self._linked: list[Linked] = []
         self._checksums: dict[str, dict[str, list[int]]] = {}
+        self._uploads: Uploads | None = None  # into an object store
 
     def agree_to_start(self, attempt: Attempt | None, refusal: Exception | None) -> Attempt:
         """Agreement 1: all processes save the same, into the attempt that process 0 began.
@@ -88,7 +100,7 @@ class Write:
             return attempt
         try:
             if attempt is not None:
-                attempt.write("ckpt.token", self._token.encode())
+                attempt.write("ckpt.token", self._token.encode(), passing=True)
         except Exception as error:
             refusal = error  # the other processes wait for this one: tell them, then raise
         said = agree_to_save(
@@ -135,8 +147,9 @@ class Write:
             self.write_own(attempt)
             if self._job.writers.count == 1:
                 return ""  # commit() digests all files
-            index = self._job.writers.index
-            return digest_own(attempt, self._items, index, self._job.local, self._context)
+            index, local = self._job.writers.index, self._job.local
+            sent = {} if self._uploads is None else self._uploads.files
+            return digest_own(attempt, self._items, index, local, self._context, sent)
 
         self._on_all("written", work, tell=str, hear=self._digests.extend)
 
@@ -170,16 +183,19 @@ class Write:
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [item.landed() for item in self._items]
+        if not self._job.local:
+            self._uploads = Uploads(self._job, attempt, self._items, self._context)
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._job.writers.index == 0:
                 self._describe(attempt)  # meanwhile TensorStore writes the arrays
-            # in a store, every look would be a listing
-            watches = self._job.local and self._job.options.on_event
+            watches = self._job.local and self._job.options.on_event  # uploads tell by themselves
             watch = self._progress(attempt, written) if watches else None
             for writer in writers:
                 writer.finish(watch)
+            if self._uploads is not None:
+                self._uploads.send_indices()
         except BaseException:
             for writer in writers:
                 writer.abort()
@@ -227,12 +243,15 @@ class Write:
         options = self._job.options
         # all pytrees are written at the same time, so they share max_host_bytes
         trees = sum(one.record.form == "tree" for one in self._items)
+        database, most = self._database(attempt, item), options.max_host_bytes
+        upload = None if self._uploads is None else self._uploads.begin(item, database)
         writer = ArrayWriter(
-            self._database(attempt, item),
+            database,
             self._job.writers.index,
             self._job.writers.count,
             self._context,
-            max_host_bytes=options.max_host_bytes // trees,
+            max_host_bytes=(most if upload is None else min(most, UPLOAD_BYTES)) // trees,
+            upload=upload,
         )
         writers.append(writer)
         if linked is not None:
@@ -247,13 +266,11 @@ class Write:
         return sum(array.size_bytes for array in arrays)
 
     def _database(self, attempt: Attempt, item: PreparedItem) -> NewDatabase:
-        local, size_bytes = self._job.local, self._job.options.target_data_file_bytes
-        return NewDatabase(
-            Location(attempt.data_path, local) / item.folder,
-            Location(attempt.path, local) / item.folder,
-            attempt.data_prefix,
-            size_bytes,
-        )
+        place = Location(attempt.data_path, self._job.local, staged=not self._job.local)
+        size_bytes = self._job.options.target_data_file_bytes
+        if not self._job.local:
+            size_bytes = min(size_bytes, UPLOAD_BYTES // _FILES_UNDER_WAY)
+        return NewDatabase(place / item.folder, attempt.data_prefix, size_bytes)
 
     def make_durable(self, attempt: Attempt) -> None:
         """On process 0: merges all processes' databases, writes the record, fsyncs everything.
@@ -263,13 +280,21 @@ class Write:
         job = self._job
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
-                merge(self._database(attempt, item), job.writers.count, self._context)
+                self._merge(attempt, item)
         record = self._record(attempt)
         if self._links is not None:
             self._links.prepare(
                 job.target, attempt.path, self._items, self._checksums, record.files
             )
         attempt.make_durable(RECORD_FILE, dump_record(record))
+
+    def _merge(self, attempt: Attempt, item: PreparedItem) -> None:
+        """On process 0: joins all processes' databases of an item."""
+        if self._uploads is not None:
+            self._uploads.take_indices(item)
+        merge(self._database(attempt, item), self._job.writers.count, self._context)
+        if self._uploads is not None:
+            self._uploads.send_merged(item)
 
     def _record(self, attempt: Attempt) -> Record:
         return Record(
@@ -286,14 +311,17 @@ class Write:
                 "snapshot_secs": round(self.snapshot_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
+            packed=pack(small) if (small := attempt.small_files()) else b"",
         )
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:
         """On process 0: size and digest of every file, those of other processes included."""
         known = {name: entry for linked in self._linked for name, entry in linked.files.items()}
         known |= self._described
+        if self._uploads is not None:
+            known |= self._uploads.files
         if self._job.writers.count == 1:
-            sizes = attempt.files()
+            sizes = attempt.files(told={name: file.size_bytes for name, file in known.items()})
             if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
                 return {
                     name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes

@@ -4,7 +4,7 @@
 metadata and keys of one array; ``index`` finds file and offset of each value in the B+tree that ``btree`` decodes; ``arrays`` reads
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a
 file its digest covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the
-databases of several processes; ``keys`` reads and writes objects of a store; ``failures`` translates
+databases of several processes; ``upload`` brings one that was built in memory to an object store; ``keys`` reads and writes objects of a store; ``failures`` translates
 TensorStore's errors.
 """
 
@@ -25,11 +25,15 @@ from ckpt_core._storage.index import Extent as Extent
 from ckpt_core._storage.index import read_index as read_index
 from ckpt_core._storage.keys import KeyValues as KeyValues
 from ckpt_core._storage.keys import backend_of as backend_of
+from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
 from ckpt_core._storage.location import Location as Location
 from ckpt_core._storage.location import NewDatabase as NewDatabase
 from ckpt_core._storage.location import counters as counters
+from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
 from ckpt_core._storage.merge import merge as merge
+from ckpt_core._storage.upload import UPLOAD_BYTES as UPLOAD_BYTES
+from ckpt_core._storage.upload import Upload as Upload
 from ckpt_core._storage.writer import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter

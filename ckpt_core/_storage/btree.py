@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import crc32c
 import numpy as np
-import zstandard
 
+from ckpt_core._format.packed import decompress
 from ckpt_core._options import MIB
 
 _MOST_DECODED_BYTES = 256 * MIB
@@ -26,7 +26,6 @@ _MOST_FILES = 2**16
 """Maximum number of data files that a node refers to, and of versions in a manifest."""
 MOST_KEY_BYTES = 2**16 - 1
 """Maximum length of a key or path, as in TensorStore."""
-_AT_ONCE_BYTES = 1 * MIB
 _MANIFEST_MAGIC = 0x0CDB3A2A
 _NODE_MAGIC = 0x0CDB20DE
 _FRAME_BYTES = 4 + 8 + 2 + 4
@@ -303,20 +302,4 @@ def _decoded(data: bytes, magic: int) -> _Fields:
     if version != 0 or compression > 1:
         raise ValueError(f"version {version} with compression {compression} is not known")
     content = data[14:-4]
-    return _Fields(_decompressed(content) if compression else content)
-
-
-def _decompressed(data: bytes) -> bytes:
-    """The content of a zstd frame; refuses one that is too large before it takes the memory."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            while part := reader.read(_AT_ONCE_BYTES):
-                parts.append(part)
-                size_bytes += len(part)
-                if size_bytes > _MOST_DECODED_BYTES:
-                    raise ValueError(f"it has more than {_MOST_DECODED_BYTES} bytes")
-    except zstandard.ZstdError as error:
-        raise ValueError(f"it cannot be decompressed: {error}") from error
-    return b"".join(parts)
+    return _Fields(decompress(content, _MOST_DECODED_BYTES) if compression else content)

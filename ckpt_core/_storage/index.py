@@ -24,7 +24,7 @@ from ckpt_core._storage.btree import (
     decode_node,
 )
 from ckpt_core._storage.failures import unreadable
-from ckpt_core._storage.location import Location
+from ckpt_core._storage.location import INDEX_FILE, Location
 
 _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB
@@ -68,11 +68,11 @@ def read_index(
         CheckpointCorrupt: the index is missing or damaged.
     """
     if manifest is None:
-        refuse_file(item, _MANIFEST, most_bytes(_MANIFEST))
+        refuse_file(item, INDEX_FILE, most_bytes(INDEX_FILE))
     try:
         base: Any = ts.KvStore.open(item.spec(), context=context).result()
         if manifest is None:
-            manifest = _value(base.read(_MANIFEST).result(), _MANIFEST)
+            manifest = _value(base.read(INDEX_FILE).result(), INDEX_FILE)
         try:
             root = decode_manifest(manifest)
         except Numbered:
@@ -95,18 +95,17 @@ def _newest_manifest(item: Location, base: Any) -> bytes:
     if not names:
         raise ValueError("there is no numbered manifest")
     newest = max(names).decode(errors="surrogateescape")
-    refuse_file(item, newest, most_bytes(_MANIFEST))
+    refuse_file(item, newest, most_bytes(INDEX_FILE))
     return _value(base.read(newest).result(), newest)
 
 
 _UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
 """What TensorStore and our decoding raise; NotImplementedError is a RuntimeError."""
-_MANIFEST = "manifest.ocdbt"
 
 
 def _unreadable(item: Location, error: Exception) -> Exception:
     doing = f"{item.path}: the index of the array database cannot be read"
-    return unreadable(error, doing, file=_MANIFEST)
+    return unreadable(error, doing, file=INDEX_FILE)
 
 
 class _Below(NamedTuple):

@@ -27,9 +27,10 @@ class KeyValues:
             "open", ts.KvStore.open(location.spec(), context=new_context())
         )
 
-    def get(self, key: str) -> bytes | None:
-        """The value, or None if there is no such key."""
-        found = self._done(f"read {key}", self._store.read(key))
+    def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
+        """The value, or its first bytes; None if there is no such key."""
+        wanted = slice(0, first_bytes) if first_bytes else slice(None)
+        found = self._done(f"read {key}", self._store.read(key, byte_range=wanted))
         return bytes(found.value) if found.state == "value" else None
 
     def put(self, key: str, value: bytes) -> None:

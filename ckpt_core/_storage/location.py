@@ -15,6 +15,9 @@ from ckpt_core._storage._tensorstore import ts
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
 """Maximum B+tree node (about 600 keys): small, so that partial loads read few nodes."""
+INDEX_FILE = "manifest.ocdbt"
+"""The file of a database that leads to all others."""
+_STAGED = "memory_key_value_store#staged"
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
@@ -28,13 +31,16 @@ class Location:
     Attributes:
         path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a trailing slash.
         local: True for a path in a file system.
+        staged: True for the memory of one context: a database that a save builds there before it uploads
+            it, or the manifest that a load has found in the record.
     """
 
     path: str
     local: bool
+    staged: bool = False
 
     def __truediv__(self, name: str) -> Location:
-        return Location(f"{self.path.rstrip('/')}/{name}", self.local)
+        return replace(self, path=f"{self.path.rstrip('/')}/{name}")
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location.
@@ -42,6 +48,9 @@ class Location:
         Raises:
             CheckpointError: the path is not valid UTF-8.
         """
+        if self.staged:
+            path = self.path.rstrip("/") + "/"
+            return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
         if self.local:
             if any("\udc80" <= character <= "\udcff" for character in self.path):
                 raise CheckpointError(
@@ -99,9 +108,17 @@ def new_context(*, durable: bool = True) -> Any:
             "file_io_sync": durable,
             "s3_request_retries": _RETRIES,
             "gcs_request_retries": _RETRIES,
+            _STAGED: {},
         },
         _process_wide(),
     )
+
+
+def held_in_memory(location: Location, name: str, data: bytes, context: Any) -> Location:
+    """A location in the memory of the context, where a file with this content is."""
+    staged = replace(location, staged=True)
+    ts.KvStore.open(staged.spec(), context=context).result()[name] = data
+    return staged
 
 
 def database_spec(location: Location, manifest: Location | None = None) -> dict[str, Any]:
@@ -120,30 +137,39 @@ class NewDatabase:
     """An OCDBT database that is being written; values of up to 100 bytes stand in its index.
 
     Attributes:
-        location: where its data files and the nodes of its index are written.
-        manifest: where its manifest is written: another place than ``location`` in an object store, where
-            the manifest is copied after the commit.
+        location: where it is written. For an object store that is memory (``Location.staged``), from which
+            ``Upload`` takes it.
         prefix: beginning of the name of each data file and node.
         target_data_file_bytes: size at which TensorStore begins another data file.
+        values_in: folder of the data files, relative to the database; ends with ``/``, if not empty.
+        manifest: folder of the manifest, if not the database's own.
     """
 
     location: Location
-    manifest: Location
     prefix: str
     target_data_file_bytes: int
+    values_in: str = ""
+    manifest: str = ""
 
-    def __truediv__(self, folder: str) -> NewDatabase:
-        return replace(self, location=self.location / folder, manifest=self.manifest / folder)
+    def of_process(self, process: int, process_count: int) -> NewDatabase:
+        """The database that one process writes, which ``merge`` joins with the others.
 
-    def spec(self, values_in: str = "") -> dict[str, Any]:
-        """TensorStore's spec, for writing.
-
-        Args:
-            values_in: folder of the data files, relative to the database; ends with ``/``.
+        A single process writes the item's database itself, so that no merge is needed. In memory, only the
+        manifests differ: data files are uploaded under the names that they have there.
         """
+        folder = f"ocdbt.process_{process}"
+        if process_count == 1:
+            return replace(self, values_in=f"{folder}/")
+        if self.location.staged:
+            return replace(self, values_in=f"{folder}/", manifest=f"{folder}/")
+        return replace(self, location=self.location / folder)
+
+    def spec(self) -> dict[str, Any]:
+        """TensorStore's spec, for writing."""
+        manifest = self.location / self.manifest if self.manifest else None
         return {
-            **database_spec(self.location, self.manifest),
-            "value_data_prefix": f"{values_in}d/{self.prefix}",
+            **database_spec(self.location, manifest),
+            "value_data_prefix": f"{self.values_in}d/{self.prefix}",
             "btree_node_data_prefix": f"d/{self.prefix}",
             "version_tree_node_data_prefix": f"d/{self.prefix}",
             "target_data_file_size": self.target_data_file_bytes,

@@ -25,7 +25,7 @@ def merge(item: NewDatabase, process_count: int, context: Any) -> None:
     transaction: Any = ts.Transaction(atomic=True)
     target = parent.with_transaction(transaction)
     for process in range(process_count):
-        spec = (item / f"ocdbt.process_{process}").spec()
+        spec = item.of_process(process, process_count).spec()
         child = settled(ts.KvStore.open(spec, context=context), doing)
         settled(child.experimental_copy_range_to(target), doing)
     settled(transaction.commit_async(), doing)

@@ -14,6 +14,7 @@ from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import NewDatabase, database_spec
+from ckpt_core._storage.upload import Upload
 from ckpt_core._storage.zarr import layout_of, zarr_metadata
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -69,6 +70,7 @@ class ArrayWriter:
         context: TensorStore context of the save.
         max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
             committed; a larger save is split into several.
+        upload: takes the data files of a database in memory, after each transaction.
     """
 
     def __init__(
@@ -79,12 +81,12 @@ class ArrayWriter:
         context: Any,
         *,
         max_host_bytes: int,
+        upload: Upload | None = None,
     ) -> None:
-        folder = f"ocdbt.process_{process}"
-        alone = process_count == 1
-        self._spec = item.spec(f"{folder}/") if alone else (item / folder).spec()
+        self._spec = item.of_process(process, process_count).spec()
         self._location = item.location
         self._context = context
+        self._upload = upload
         self._limit_bytes = max_host_bytes
         self._first = process == 0
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
@@ -166,9 +168,9 @@ class ArrayWriter:
         """Number of arrays to commit first, while the others are queued; None for a single commit.
 
         If the first commit ends after the second one has begun, the second finds the manifest
-        changed and writes its nodes again. On an object store that would be the usual case.
+        changed and writes its nodes again. In memory there is no time to gain.
         """
-        if not self._location.local or len(arrays) < _MANY_ARRAYS:
+        if self._upload is not None or len(arrays) < _MANY_ARRAYS:
             return None
         first = int(len(arrays) * _FIRST_SHARE)
         rest_bytes = sum(array.size_bytes for array in arrays[first:])
@@ -227,12 +229,16 @@ class ArrayWriter:
                 watch()
             settled(committing, "writing arrays")
         self._committing.clear()
+        if self._upload is not None:
+            self._upload.data_files()
 
     def abort(self) -> None:
-        """Drops the queued writes; blocks until running ones have ended."""
+        """Drops the queued writes; blocks until running ones and uploads have ended."""
         self._transaction.abort()
         for future in [*(write.copy for write in self._writes), *self._committing]:
             future.exception()
+        if self._upload is not None:
+            self._upload.abandon()
 
 
 def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,7 +220,7 @@ def test_of_two_that_overwrite_at_once_the_winner_is_acknowledged(store: str) ->
     assert ckpt.verify(store).ok
 
 
-@pytest.mark.parametrize("what", ["values", RECORD, "manifest.ocdbt"])
+@pytest.mark.parametrize("what", ["values", RECORD, "index"])
 def test_after_going_back_past_damage_training_goes_on(store: str, what: str) -> None:
     with ckpt.Checkpointer(store) as checkpointer:
         for step in range(3):
@@ -234,17 +235,29 @@ def test_after_going_back_past_damage_training_goes_on(store: str, what: str) ->
 
 
 def damage(url: str, what: str) -> None:
-    """Of a small file, also the copy that Orbax reads."""
     keys = keys_at(url)
     values = tree(2)["w"].tobytes()
     damaged = 0
     for key in keys.list():
         data = keys.get(key) or b""
-        if key.endswith(what) or (what == "values" and values in data):
+        found = {"values": values in data, "index": key.startswith("state/d/")}
+        if found.get(what, key.endswith(what)):
             place = data.find(values) if what == "values" else len(data) // 2
             keys.put(key, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
             damaged += 1
-    assert damaged == (2 if what == "manifest.ocdbt" else 1)
+    assert damaged == 1
+
+
+def test_a_damaged_copy_for_orbax_is_reported_and_harms_no_load(store: str) -> None:
+    ckpt.save(store, tree(2))
+    damage(store, "manifest.ocdbt")
+    assert value_at(store) == 2
+    (problem,) = ckpt.verify(store).problems
+    assert problem.file == "state/manifest.ocdbt" and "Orbax" in problem.what
+    keys_at(store).delete(["state/manifest.ocdbt"])
+    (problem,) = ckpt.verify(store).problems
+    assert "missing for Orbax" in problem.what
+    assert value_at(store) == 2
 
 
 def test_an_interrupted_deletion_makes_room_for_another_save(store: str) -> None:
@@ -276,6 +289,34 @@ def test_a_refused_deletion_after_the_commit_fails_no_save(server: Server, caplo
     server.fault = lambda _: None
     assert value_at(url) == 2 and ckpt.verify(url).ok
     assert "cannot be deleted" in caplog.text
+
+
+def test_a_checkpoint_copied_to_a_disk_loads_and_verifies_there(
+    server: Server, tmp_path: Path
+) -> None:
+    """Also without hidden files, and without the copies for Orbax."""
+    ckpt.save(f"{server.root}/a", tree(1), options=ckpt.Options(compression="zstd"))
+    copied_for_orbax = {"state/_METADATA", "state/manifest.ocdbt", COMMIT}
+    for number, left_out in enumerate([set[str](), copied_for_orbax]):
+        for key, (_, data) in server.objects.items():
+            name = key.removeprefix("a/")
+            if name not in left_out:
+                file = tmp_path / str(number) / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+        assert value_at(str(tmp_path / str(number))) == 1
+        assert ckpt.verify(tmp_path / str(number)).ok
+
+
+def test_large_small_files_do_not_stand_in_the_record(store: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(store_attempt, "_MOST_HELD_BYTES", 300)
+    ckpt.save(store, tree(1))
+    apart = [key for key in keys_at(store).list() if key.startswith(".attempt.")]
+    assert any(key.endswith("/state/_METADATA") for key in apart)
+    assert not any(key.endswith(COMMIT) for key in apart)
+    assert value_at(store) == 1 and ckpt.verify(store).ok
+    ckpt.save(store, tree(2), overwrite=True)
+    assert value_at(store) == 2 and ckpt.verify(store).ok
 
 
 # ---- what Orbax sees -------------------------------------------------------------------------------

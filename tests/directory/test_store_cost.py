@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import ckpt_core as ckpt
+from ckpt_core import _events
 from tests.support.gcs_server import Server
 from tests.support.stores import make_server as make_server
+from tests.support.units import MIB
 
 
 def requests(server: Server, work: Callable[[], Any]) -> int:
@@ -21,16 +24,16 @@ def requests(server: Server, work: Callable[[], Any]) -> int:
 def test_a_small_save_and_its_load(server: Server) -> None:
     url = f"{server.root}/a"
     state = {"w": np.arange(20_000.0), "b": np.ones(30), "n": 1}
-    assert requests(server, lambda: ckpt.save(url, state)) <= 49
-    assert requests(server, lambda: ckpt.load(url)) <= 9
+    assert requests(server, lambda: ckpt.save(url, state)) <= 22
+    assert requests(server, lambda: ckpt.load(url)) <= 5
 
 
 def test_small_leaves_are_fetched_together(server: Server) -> None:
     url = f"{server.root}/a"
     state = {f"w{number}": np.full(256, number) for number in range(2000)}
-    assert requests(server, lambda: ckpt.save(url, state)) <= 49
-    assert requests(server, lambda: ckpt.load(url)) <= 60
-    assert requests(server, lambda: ckpt.load(url, only="w77")) <= 20
+    assert requests(server, lambda: ckpt.save(url, state)) <= 22
+    assert requests(server, lambda: ckpt.load(url)) <= 30
+    assert requests(server, lambda: ckpt.load(url, only="w77")) <= 5
 
 
 def test_a_large_leaf_is_fetched_in_few_large_pieces(server: Server) -> None:
@@ -49,3 +52,33 @@ def test_the_number_of_steps_costs_nothing(server: Server) -> None:
             for step in range(count):
                 checkpointer.save(step, {"n": step})
     assert reader("many") == reader("few") <= 15
+
+
+def test_nothing_is_read_back_or_listed_for_what_was_uploaded(server: Server) -> None:
+    state = {f"w{number}": np.full(2**20, float(number)) for number in range(24)}  # 192 MiB
+    ckpt.save(f"{server.root}/a", state)
+    kinds = [request.kind for request in server.requests]
+    data = [request.name for request in server.requests if "/ocdbt.process_0/d/" in request.name]
+    assert len(data) == len({*data}) >= 5  # each data file is put once
+    assert max(len(server.objects[name][1]) for name in data) < 40 * MIB
+    assert not any("/d/" in r.name for r in server.requests if r.kind == "get")
+    assert kinds.count("list") == 3  # of the empty place
+
+
+def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server: Server) -> None:
+    returned = threading.Event()
+    server.fault = lambda _: None if returned.wait(20) else 403
+    pending = ckpt.save_async(f"{server.root}/a", {"w": np.arange(20_000.0)})
+    returned.set()
+    pending.result()
+    assert ckpt.load(f"{server.root}/a")["w"][3] == 3
+
+
+def test_progress_is_told_while_data_is_uploaded(server: Server, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_events, "PROGRESS_SECS", 0.0)
+    told: list[ckpt.Event] = []
+    state = {f"w{number}": np.full(2**20, float(number)) for number in range(8)}  # 64 MiB
+    ckpt.save(f"{server.root}/a", state, options=ckpt.Options(on_event=told.append))
+    progress = [event.bytes for event in told if event.kind == "progress"]
+    assert progress == sorted(progress) and len(progress) >= 3
+    assert progress[-1] == 64 * MIB

@@ -99,7 +99,7 @@ def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
             lambda *a: [key for key in listed(*a) if not key.endswith(f"{token}/owner")],
         )
         assert saved(store, 1)
-    assert keys_at(store).get(data) == b"data" and running.read("owner")
+    assert keys_at(store).get(data) == b"data" and keys_at(running.path).get("owner")
 
 
 def test_an_interrupt_while_what_is_replaced_is_deleted_is_told_as_committed(

@@ -44,7 +44,7 @@ def arrays(count: int = COUNT, elements: int = 256) -> list[ArrayToWrite]:
 
 def writer(path, max_host_bytes: int = 2**30) -> ArrayWriter:
     place = Location(str(path), True)
-    database = NewDatabase(place, place, "", 2**30)
+    database = NewDatabase(place, "", 2**30)
     return ArrayWriter(database, 0, 1, new_context(), max_host_bytes=max_host_bytes)
 
 

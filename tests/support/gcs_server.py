@@ -63,6 +63,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
+    def handle_expect_100(self) -> bool:
+        met = super().handle_expect_100()
+        self.wfile.flush()  # else curl waits a second before it sends a large body
+        return met
+
     def do_GET(self) -> None:
         bucket, name, query = self._parsed("/storage/v1/b/")
         if name is None:

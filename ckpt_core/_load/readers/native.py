@@ -21,10 +21,10 @@ from ckpt_core._layout.regions import Region, region_shape, whole
 from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem, naming
 from ckpt_core._load.readers.buffers import BufferPart, aligned, sole_taker
 from ckpt_core._load.readers.compressed import open_compressed
-from ckpt_core._load.readers.stored_chunks import INDEX_FILE, StoredChunks
+from ckpt_core._load.readers.stored_chunks import StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._options import KIB, MIB
-from ckpt_core._storage import Extent, Location, read_region
+from ckpt_core._storage import INDEX_FILE, Extent, Location, held_in_memory, read_region
 
 _SMALL_BYTES = 64 * KIB
 """Leaves up to this size that are one chunk are read together with their neighbours in the file."""
@@ -264,12 +264,13 @@ class NativeReader:
             for share in takers:
                 share.take(block, values)
 
-    @property
+    @functools.cached_property
     def _manifest(self) -> Location | None:
-        """Where the database's manifest is, if not in the item."""
-        small = self._checkpoint.small_files
-        apart = small != self._checkpoint.path
-        return Location(small, False) / self._item.directory if apart else None
+        """Where TensorStore finds the database's manifest, if not in the item."""
+        data = self._checkpoint.record.small_files.get(self._item.file(INDEX_FILE))
+        if data is None:
+            return None
+        return held_in_memory(self._location, INDEX_FILE, data, self._context)
 
     def _decode(
         self, leaf: int, key: str, shares: list[BufferPart], crcs: list[int] | None

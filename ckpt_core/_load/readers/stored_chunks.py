@@ -15,10 +15,16 @@ from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem
 from ckpt_core._load.readers.checksums import ItemChecksums
 from ckpt_core._load.readers.wants import Array, Want
 from ckpt_core._options import MIB, Options
-from ckpt_core._storage import DataFiles, Extent, StoreFiles, most_stored_bytes, read_index
+from ckpt_core._storage import (
+    INDEX_FILE,
+    DataFiles,
+    Extent,
+    StoreFiles,
+    most_stored_bytes,
+    read_index,
+)
 from ckpt_core._tree import format_path
 
-INDEX_FILE = "manifest.ocdbt"
 _FEW_OF = 8
 """If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
 _UNVERIFIED_BLOCK_BYTES = 4 * MIB

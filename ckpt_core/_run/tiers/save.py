@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._format.record import library_versions
+from ckpt_core._format.versions import library_versions
 from ckpt_core._processes import next_tag
 from ckpt_core._run.fence import Fence
 from ckpt_core._save import RecordFields, SaveJob
@@ -115,7 +115,7 @@ class LocalSave:
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=token
             )
-            with aborting(attempt):
+            with aborting(lambda: attempt):
                 write.write_own(attempt)
                 write.make_durable(attempt)
                 self._all_wrote = True

@@ -1,0 +1,81 @@
+"""What a save into an object store does besides writing: it uploads the databases that it has built in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpt_core._directory import Attempt
+from ckpt_core._events import Progress
+from ckpt_core._format.record import FileRecord
+from ckpt_core._save.job import SaveJob
+from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, Upload
+
+
+class Uploads:
+    """The uploads of one process in one save.
+
+    Args:
+        job: job of the save.
+        attempt: attempt of the save.
+        items: the items, with their arrays on the host.
+        context: TensorStore context of the save.
+    """
+
+    def __init__(
+        self, job: SaveJob, attempt: Attempt, items: list[PreparedItem], context: Any
+    ) -> None:
+        self._attempt = attempt
+        self._processes = job.writers
+        self._context = context
+        self._by_folder: dict[str, Upload] = {}
+        self._total_bytes = sum(array.size_bytes for item in items for array in item.arrays)
+        self._sent_bytes = 0
+        self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
+
+    def begin(self, item: PreparedItem, database: NewDatabase) -> Upload:
+        """The upload of an item, whose database is in memory."""
+        upload = self._by_folder[item.folder] = Upload(
+            database,
+            Location(self._attempt.data_path, False) / item.folder,
+            self._context,
+            self._processes.index,
+            self._processes.count,
+            self._sent,
+        )
+        return upload
+
+    def _sent(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
+        self._progress.reached(min(self._total_bytes, self._sent_bytes))
+
+    def send_indices(self) -> None:
+        """After all data files: uploads the indices. Of several processes, process 0 gets them to merge."""
+        index, count = self._processes.index, self._processes.count
+        for folder, upload in self._by_folder.items():
+            if count == 1:
+                self._attempt.write(f"{folder}/{INDEX_FILE}", upload.index())
+            elif index > 0:
+                packed = upload.packed_index()
+                self._attempt.write(f"{folder}/index_{index}", packed, passing=True)
+
+    def take_indices(self, item: PreparedItem) -> None:
+        """On process 0, before ``merge``: takes the indices of all others into memory."""
+        count = self._processes.count
+        for process in range(1, count):
+            packed = self._attempt.read(f"{item.folder}/index_{process}")
+            self._by_folder[item.folder].take(process, count, packed)
+
+    def send_merged(self, item: PreparedItem) -> None:
+        """On process 0, after ``merge``: uploads the item's index."""
+        manifest = self._by_folder[item.folder].merged_index()
+        self._attempt.write(f"{item.folder}/{INDEX_FILE}", manifest)
+
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """Size and digest of every file that was uploaded, by path relative to the attempt."""
+        return {
+            f"{folder}/{name}": file
+            for folder, upload in self._by_folder.items()
+            for name, file in upload.files.items()
+        }

@@ -1,0 +1,76 @@
+"""Small files in one value: all of them come back, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.packed import decompress, pack, unpack
+from ckpt_core._format.record import FileRecord, ItemRecord, Record, dump_record, load_record
+from ckpt_core._tree import NONE
+
+FILES = st.dictionaries(st.text(max_size=20), st.binary(max_size=200), max_size=6)
+
+
+@given(FILES)
+def test_what_is_packed_comes_back(files: dict[str, bytes]) -> None:
+    assert unpack(pack(files), 10_000) == files
+
+
+@given(FILES, st.data())
+def test_damage_is_a_value_error_or_other_files(
+    files: dict[str, bytes], data: st.DataObject
+) -> None:
+    packed = bytearray(pack(files))
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(ValueError):
+        unpack(bytes(packed), 10_000)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]\n",
+        b"{}",
+        b'{"a":5}\nab',
+        b'{"a":-1}\n',
+        b'{"a":1.0}\na',
+        b'{"a":true}\na',
+        b'{"a":1}\nab',
+        b"\xff\n",
+    ],
+)
+def test_what_pack_did_not_write_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        unpack(zstandard.ZstdCompressor().compress(content), 1000)
+
+
+def test_more_than_the_limit_is_not_decompressed() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(50_000_000))
+    assert len(bomb) < 10_000
+    with pytest.raises(ValueError, match="more than 1000 bytes"):
+        decompress(bomb, 1000)
+
+
+def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
+    files = {"state/_METADATA": b"{}" * 500, "ckpt.token": b"x"}
+
+    def record(packed: bytes) -> Record:
+        listed = {name: FileRecord.of(data) for name, data in files.items()}
+        items = {"state": ItemRecord("process", NONE)}
+        return load_record(dump_record(Record(items, listed, "t", packed=packed)))
+
+    found = record(pack(files))
+    assert found.small_files == files
+    assert found.where("state/big") == ".attempt.t/state/big"
+    assert found.where("state/d/t.1") == "state/d/t.1"
+    assert record(b"").small_files == {} and record(b"").where("a") == "a"
+    for bad in (b"x", pack({"state/_METADATA": b"{}" * 5000})):
+        with pytest.raises(CheckpointCorrupt, match="small files"):
+            _ = record(bad).small_files
