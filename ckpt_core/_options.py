@@ -35,7 +35,8 @@ class Options:
             steps as protection against failing disks. Files under 1 MiB are never shared.
         max_host_bytes: maximum host memory of a save or load in addition to the arrays themselves;
             a single larger chunk is processed alone.
-        timeout_secs: maximum wait for other processes at each agreement.
+        timeout_secs: maximum wait for other processes at each agreement; of a save into a bucket, also for
+            the answer to one request.
         target_data_file_bytes: size at which a data file is closed and the next one begins; several
             files are written in parallel.
         chunk_bytes: maximum size of a stored chunk of a shard; chunks are written, verified and

@@ -53,7 +53,7 @@ def open_run_directory(
     """
     path, local = resolve(directory)
     refuse_file_for_steps(path)
-    backend = backend_of(local)
+    backend = backend_of(local, options.timeout_secs)
     refuse_one_checkpoint(backend, path, local)
     steps = Steps(path, backend, names)
     return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)

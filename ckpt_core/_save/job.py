@@ -108,7 +108,8 @@ def save_job(
     if os.getpid() != HOME_PID:
         raise forked()
     target, local = resolve(path)
-    return SaveJob(target, local, backend_of(local), fields, options, _processes.this_run(), **more)
+    backend = backend_of(local, options.timeout_secs)
+    return SaveJob(target, local, backend, fields, options, _processes.this_run(), **more)
 
 
 def frozen_metadata(metadata: Any) -> Any:

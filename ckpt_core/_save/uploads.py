@@ -31,6 +31,7 @@ class Uploads:
         self._by_folder: dict[str, Upload] = {}
         self._total_bytes = sum(array.size_bytes for item in items for array in item.arrays)
         self._sent_bytes = 0
+        self._timeout_secs = job.options.timeout_secs
         self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
 
     def begin(self, item: PreparedItem, database: NewDatabase) -> Upload:
@@ -42,6 +43,7 @@ class Uploads:
             self._processes.index,
             self._processes.count,
             self._sent,
+            self._timeout_secs,
         )
         return upload
 

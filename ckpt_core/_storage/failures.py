@@ -83,15 +83,31 @@ def unreadable(
     return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)
 
 
-def settled(future: Any, doing: str) -> Any:
+def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:
     """Blocks until a TensorStore future is done; returns its value.
 
     An exception from a signal handler during the wait is raised unchanged, whatever its class.
 
+    Args:
+        future: the future.
+        doing: what was tried, with the path or URL; begins the message of an error.
+        timeout_secs: maximum time of the wait; None for no limit. Then the request is given up, but the
+            store may still carry it out.
+
     Raises:
         OSError, CheckpointError: the future failed.
+        TimeoutError: it took longer than ``timeout_secs``.
     """
-    error = future.exception()
+    try:
+        error = future.exception(timeout=timeout_secs)
+    except TimeoutError:
+        if timeout_secs is None or future.done():
+            raise
+        future.cancel()
+        raise TimeoutError(
+            errno.ETIMEDOUT,
+            f"{doing}: the store did not answer within {timeout_secs:g} s, which is Options.timeout_secs",
+        ) from None
     if error is not None:
         raise failure(error, doing) from error
     return future.result()

@@ -10,19 +10,26 @@ from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import Location, new_context
 
+REQUEST_SECS = 600.0
+"""Default of ``Options.timeout_secs``."""
 _NO_SUCH_KEY = ".ckpt-probe"
 
 
 class KeyValues:
     """Keys and values below one location of an object store; every call blocks.
 
+    Args:
+        location: URL of the objects.
+        timeout_secs: maximum time of a single request, with its repetitions.
+
     Raises, each of them:
         OSError: the store refused, or did not answer; see ``failures.refusal``.
         CheckpointError: any other failure.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, timeout_secs: float = REQUEST_SECS) -> None:
         self._path = location.path
+        self._timeout_secs = timeout_secs
         self._store: Any = self._done(
             "open", ts.KvStore.open(location.spec(), context=new_context())
         )
@@ -94,7 +101,7 @@ class KeyValues:
 
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
-        return settled(future, f"{self._path}: cannot {doing}")
+        return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
 
 
 def prefix_end(prefix: str) -> str:
@@ -102,8 +109,13 @@ def prefix_end(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
-def backend_of(local: bool) -> Backend:
-    """The backend for checkpoints in a file system (``local``) or an object store."""
-    return (
-        PosixBackend() if local else ObjectStoreBackend(lambda url: KeyValues(Location(url, False)))
-    )
+def backend_of(local: bool, timeout_secs: float = REQUEST_SECS) -> Backend:
+    """The backend for checkpoints in a file system (``local``) or an object store.
+
+    Args:
+        local: whether it is a file system.
+        timeout_secs: maximum time of a single request to a store.
+    """
+    if local:
+        return PosixBackend()
+    return ObjectStoreBackend(lambda url: KeyValues(Location(url, False), timeout_secs))

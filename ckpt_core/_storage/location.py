@@ -20,6 +20,12 @@ INDEX_FILE = "manifest.ocdbt"
 _STAGED = "memory_key_value_store#staged"
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
+_STALLS = {
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+"""A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which
+reads these at its first request, would wait for ever. It has no other way to be told."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores write no faster, and would slow the training step down."""
 
@@ -58,6 +64,8 @@ class Location:
                     "no other paths: give the directory another name"
                 )
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
+        for name, value in _STALLS.items():
+            os.environ.setdefault(name, value)
         spec = dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
         return spec | _s3_server() if spec["driver"] == "s3" else spec
 

@@ -5,6 +5,7 @@ An object store tells neither names nor sizes of what TensorStore writes there, 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,7 @@ class Upload:
         process: index of this process.
         process_count: number of processes.
         sent: called with the size of each file that the store has acknowledged.
+        timeout_secs: maximum time of the upload of one file, from when the one before it was done.
 
     Attributes:
         files: size and digest of every file that was uploaded, by path relative to the item.
@@ -44,9 +46,11 @@ class Upload:
         context: Any,
         process: int,
         process_count: int,
-        sent: Callable[[int], None] = lambda _: None,
+        sent: Callable[[int], None],
+        timeout_secs: float,
     ) -> None:
         self._sent = sent
+        self._timeout_secs = timeout_secs
         self._database = database
         self._mine = database.of_process(process, process_count)
         self._target = target
@@ -72,7 +76,10 @@ class Upload:
     def abandon(self) -> None:
         """Blocks until nothing is on its way any more; never raises."""
         while self._sending:
-            self._sending.popleft()[1].exception()
+            future = self._sending.popleft()[1]
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=self._timeout_secs)
+            future.cancel()
 
     def index(self) -> bytes:
         """Uploads the nodes of this process's index; returns its manifest."""
@@ -128,6 +135,6 @@ class Upload:
         """Blocks until at most ``most_bytes``, or nothing, are on their way."""
         while self._sending and self._under_way_bytes > most_bytes:
             name, future = self._sending.popleft()
-            settled(future, f"{self._target.path}: cannot write {name}")
+            settled(future, f"{self._target.path}: cannot write {name}", self._timeout_secs)
             self._under_way_bytes -= self.files[name].size_bytes
             self._sent(self.files[name].size_bytes)

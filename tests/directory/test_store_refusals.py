@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,43 @@ def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with pytest.raises(ConnectionError, match=r"s3://bucket/a.*try again"):
         ckpt.save("s3://bucket/a", tree(0))
+
+
+@pytest.mark.parametrize("kind", ["get", "list", "put"])
+def test_a_store_that_does_not_answer_ends_a_save_in_time(server: Server, kind: str) -> None:
+    ended = threading.Event()
+    server.fault = lambda request: ended.wait(30) and None if request.kind == kind else None
+    try:
+        pending = ckpt.save_async(
+            f"{server.root}/a", tree(0), options=ckpt.Options(timeout_secs=0.5)
+        )
+        with pytest.raises(TimeoutError, match=r"within 0\.5 s, which is Options.timeout_secs"):
+            pending.result(timeout_secs=20)
+    finally:
+        ended.set()
+    server.fault = lambda _: None
+    with pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(f"{server.root}/a")
+
+
+def test_a_connection_on_which_nothing_moves_is_given_up_and_the_request_repeated(
+    server: Server, run_python: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """TensorStore reads the time limit at its first request, hence a process of its own."""
+    monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "1")
+    ended, first = threading.Event(), [True]
+    server.fault = lambda _: ended.wait(30) and None if first and first.pop() else None
+    code = f"""
+import os
+import numpy as np, ckpt_core as ckpt
+ckpt.save("{server.root}/a", {{"w": np.arange(3)}})
+print([int(ckpt.load("{server.root}/a")["w"].sum()), int(os.environ["TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES"])])
+"""
+    try:
+        assert run_python(code) == [3, 1]
+    finally:
+        ended.set()
+    assert [request.name for request in server.requests][:2] == ["a/ckpt.json"] * 2
 
 
 def test_a_bucket_that_is_not_there(server: Server) -> None:
