@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
 
 from ckpt_core._directory.locks import Claim
@@ -76,8 +77,8 @@ class ObjectStoreBackend:
             raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
             _make_room(path, keys, present)
-        owner = f"{this_owner()} {int(time.time())} {introduction()}"
-        keys.put(f"{STAGING}{token}/{OWNER}", owner.encode())
+        owner = f"{this_owner()} {int(time.time())} {introduction()}".encode()
+        _put_owner(path, keys, f"{STAGING}{token}/{OWNER}", owner)
         return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:
@@ -191,6 +192,32 @@ class ObjectStoreBackend:
 
     def replaced(self, path: str) -> str | None:
         return None
+
+
+_asked_of_conditions: set[str] = set()
+"""Buckets that this process has written to, ``s3://bucket``: each is asked once."""
+
+
+def _put_owner(path: str, keys: Keys, key: str, owner: bytes) -> None:
+    """Puts the owner's key of an attempt; tells of a store that ignores the conditions of a put.
+
+    S3's conditions came in 2024, and some servers that speak S3 carry such a put out without a word. Then
+    nothing decides between two writers.
+    """
+    bucket = "/".join(path.split("/")[:3])
+    if bucket in _asked_of_conditions:
+        return keys.put(key, owner)
+    _, missing = keys.get_version(key)
+    keys.put(key, owner)
+    if keys.put_if_unchanged(key, owner, missing):  # it is there, so this must be refused
+        warnings.warn(
+            f"{bucket}: this store ignores conditional puts (If-None-Match): if two programs ever write one "
+            "step there, an acknowledged checkpoint can be lost. See to it that only one does",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    _asked_of_conditions.add(bucket)
+    return None
 
 
 def _make_room(path: str, keys: Keys, present: list[str]) -> None:

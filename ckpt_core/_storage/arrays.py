@@ -26,6 +26,7 @@ from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import refusal, unreadable
 from ckpt_core._storage.location import Location, database_spec
+from ckpt_core._storage.ranges import range_of
 
 _MAX_FOREIGN_BYTES = 2**46
 
@@ -179,15 +180,16 @@ class StoreFiles:
         self._store: Any = ts.KvStore.open(location.spec(), context=context).result()
 
     def read(self, file: str, offset: int, target: np.ndarray[Any, Any]) -> int:
-        future = self._store.read(file, byte_range=slice(offset, offset + target.size))
-        error = future.exception()
-        if isinstance(error, ValueError):  # the range is not in the file, or the store refused
+        start, stop = offset, offset + target.size
+        future = self._store.read(file, byte_range=slice(start, stop))
+        try:
+            found = range_of(self._store, file, future, start, stop)
+        except ValueError as error:
             refused = refusal(error, f"{self._location.path}/{file}: cannot be read")
             if refused is not None:
                 raise refused from error
             return 0
-        found = future.result()
-        data = np.frombuffer(found.value, np.uint8) if found.state == "value" else _NOTHING
+        data = _NOTHING if found is None else np.frombuffer(found, np.uint8)
         target[: data.size] = data
         return data.size
 

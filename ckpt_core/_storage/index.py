@@ -25,6 +25,7 @@ from ckpt_core._storage.btree import (
 )
 from ckpt_core._storage.failures import unreadable
 from ckpt_core._storage.location import INDEX_FILE, Location
+from ckpt_core._storage.ranges import range_of
 
 _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB
@@ -210,7 +211,10 @@ def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
         for node in nodes
     ]
     for node, future in zip(nodes, reading, strict=True):
-        yield _value(future.result(), node.file)
+        data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
+        if data is None:
+            raise ValueError(f"{node.file} is missing")
+        yield data
 
 
 def _value(found: Any, file: str) -> bytes:

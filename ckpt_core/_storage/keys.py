@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
+from ckpt_core._errors import CheckpointError
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import Location, new_context
@@ -36,8 +38,13 @@ class KeyValues:
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
         """The value, or its first bytes; None if there is no such key."""
-        wanted = slice(0, first_bytes) if first_bytes else slice(None)
-        found = self._done(f"read {key}", self._store.read(key, byte_range=wanted))
+        if first_bytes is not None:
+            first = self._store.read(key, byte_range=slice(0, first_bytes))
+            with contextlib.suppress(CheckpointError):  # the value is shorter
+                found = self._done(f"read {key}", first)
+                return bytes(found.value) if found.state == "value" else None
+            return (self.get(key) or b"")[:first_bytes]
+        found = self._done(f"read {key}", self._store.read(key))
         return bytes(found.value) if found.state == "value" else None
 
     def put(self, key: str, value: bytes) -> None:

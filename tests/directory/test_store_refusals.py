@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._storage import location
+from ckpt_core._storage import Location, StoreFiles, location, new_context
 from ckpt_core._storage.failures import failure, refusal
 from tests.support.gcs_server import Request, Server
+from tests.support.stores import backend, keys_at
+from tests.support.stores import make_s3_url as make_s3_url
 from tests.support.stores import make_server as make_server
+from tests.support.stores import make_store as make_store
 
 ZSTD = ckpt.Options(compression="zstd")
 
@@ -119,6 +122,14 @@ def test_a_store_that_never_answers_as_it_should_is_told_after_so_many_tries(
         ckpt.save("s3://bucket/a", tree(0))
 
 
+def test_a_store_that_ignores_conditions_is_told_once(server: Server) -> None:
+    server.ignores_conditions = True
+    with pytest.warns(RuntimeWarning, match="ignores conditional puts"):
+        ckpt.save(f"{server.root}/a", tree(0))
+    ckpt.save(f"{server.root}/b", tree(1))  # a second warning would fail
+    assert ckpt.load(f"{server.root}/a")["text"] == "step 0"
+
+
 @pytest.mark.parametrize("kind", ["get", "list", "put"])
 def test_a_store_that_does_not_answer_ends_a_save_in_time(server: Server, kind: str) -> None:
     ended = threading.Event()
@@ -154,6 +165,34 @@ print([int(ckpt.load("{server.root}/a")["w"].sum()), int(os.environ["TENSORSTORE
     finally:
         ended.set()
     assert [request.name for request in server.requests][:2] == ["a/ckpt.json"] * 2
+
+
+def test_a_range_that_is_not_in_a_value_gives_what_there_is(store: str) -> None:
+    """Also on servers, such as ``rclone serve s3``, whose answers make every range look so."""
+    keys = keys_at(store)
+    keys.put("a", b"0123456789")
+    assert keys.get("a", 4) == b"0123" and keys.get("a", 300) == b"0123456789"
+    assert keys.get("b", 4) is None
+    read = StoreFiles(Location(store, False), new_context())
+    for start, size, expected in [(2, 3, b"234"), (7, 9, b"789"), (40, 3, b"")]:
+        target = np.zeros(size, np.uint8)
+        count = read.read("a", start, target)
+        assert bytes(target[:count]) == expected
+    assert read.read("b", 0, np.zeros(1, np.uint8)) == 0
+
+
+def test_a_record_of_a_few_bytes_can_be_overwritten_and_deleted(store: str) -> None:
+    for then in ("overwrite", "delete"):
+        keys_at(store).put("ckpt.json", b"x")
+        with pytest.raises(ckpt.CheckpointCorrupt):
+            ckpt.load(store)
+        with pytest.raises(ckpt.CheckpointExists):
+            ckpt.save(store, tree(0))
+        if then == "overwrite":
+            ckpt.save(store, tree(1), overwrite=True)
+            assert ckpt.load(store)["text"] == "step 1"
+        backend().delete(store)
+        assert keys_at(store).list() == []
 
 
 def test_a_bucket_that_is_not_there(server: Server) -> None:
