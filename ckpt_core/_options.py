@@ -68,6 +68,10 @@ class Options:
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and
             Keras) are set while arrays are read, and are unusable if damage is found midway.
+        storage_options: how to reach a bucket, over what the environment says: ``endpoint_url``,
+            ``region``, ``profile``, ``anon=True`` and ``requester_pays=True`` for ``s3://``;
+            ``requester_pays="project"`` and ``grpc=True`` (a RAPID bucket) for ``gs://``. Ignored
+            for directories.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -94,6 +98,7 @@ class Options:
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
+    storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):
@@ -119,6 +124,8 @@ class Options:
                 f"Options.snapshot must be 'host', 'device' or 'pinned_host', got {self.snapshot!r}"
             )
         _check_names(self)
+        if self.storage_options is not None:
+            object.__setattr__(self, "storage_options", _storage_options(self.storage_options))
         compression = self.compression
         if isinstance(compression, Mapping):
             # A copy: the caller may change the mapping later.
@@ -127,6 +134,38 @@ class Options:
         for codec in codecs:
             if codec is not None:
                 codec_parts(codec)
+
+
+_STORAGE_OPTIONS: dict[str, tuple[type, ...]] = {
+    "endpoint_url": (str,),
+    "region": (str,),
+    "profile": (str,),
+    "anon": (bool,),
+    "requester_pays": (bool, str),
+    "grpc": (bool,),
+}
+
+
+def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``Options.storage_options``.
+
+    Raises:
+        ValueError: an unknown name, or a value of the wrong type.
+    """
+    for name, value in given.items():
+        if name in ("key", "secret", "token"):
+            raise ValueError(
+                f"Options.storage_options: {name!r} is not taken, so that no secret gets into logs and job "
+                "descriptions: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or "
+                "GOOGLE_APPLICATION_CREDENTIALS"
+            )
+        if not isinstance(value, _STORAGE_OPTIONS.get(name, ())):
+            known = ", ".join(_STORAGE_OPTIONS)
+            raise ValueError(
+                f"Options.storage_options has no {name}={value!r}; it takes {known}; the rest comes from the "
+                "environment"
+            )
+    return dict(given)
 
 
 def _check_names(options: Options) -> None:

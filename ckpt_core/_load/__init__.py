@@ -132,7 +132,7 @@ def load(
     """
     request = make_request(only, rename, cast, missing, unexpected, options, sharding, as_numpy)
     check_target(request, like)
-    return load_checkpoint(lambda: open_checkpoint(path), like, item, request)
+    return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: Any) -> PendingLoad:
@@ -171,7 +171,9 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     )
     pending = PendingLoad(
         where,
-        lambda: load_checkpoint(lambda: open_checkpoint(where), wanted, item, request),
+        lambda: load_checkpoint(
+            lambda: open_checkpoint(where, request.options), wanted, item, request
+        ),
         "ckpt-load",
     )
     try:
@@ -258,7 +260,7 @@ def restore(
     """
     request = make_request(only, rename, cast, missing, unexpected, options)
     chosen = collect_targets(state, items, targets)
-    return restore_checkpoint(lambda: open_checkpoint(path), chosen, request)
+    return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)
 
 
 def restore_checkpoint(

@@ -23,14 +23,19 @@ from ckpt_core._load.checkpoint import (
     OrbaxItem,
     SavedItem,
 )
+from ckpt_core._options import Options
 from ckpt_core._storage import Location, backend_of
 from ckpt_core._tree import array_name, stored_paths
 
 _HEAD_BYTES = 32
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None) -> Checkpoint:
     """Reads the metadata of a checkpoint, and none of its arrays.
+
+    Args:
+        path: of the checkpoint.
+        options: how to reach an object store.
 
     Raises:
         CheckpointNotFound: there is no checkpoint at ``path``.
@@ -41,7 +46,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise forked()
     text, local = resolve(path)
     with naming_checkpoint(text):
-        return _open(text, local, backend_of(local))
+        backend = backend_of(local, options)
+        opened = _open(text, local, backend)
+    if options is None or options.storage_options is None:
+        return opened
+    return replace(
+        opened, location=replace(opened.location, storage_options=options.storage_options)
+    )
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def open_run_directory(
     """
     path, local = resolve(directory)
     refuse_file_for_steps(path)
-    backend = backend_of(local, options.timeout_secs)
+    backend = backend_of(local, options)
     refuse_one_checkpoint(backend, path, local)
-    steps = Steps(path, backend, names)
+    steps = Steps(path, backend, names, options)
     return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)

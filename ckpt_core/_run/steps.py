@@ -12,6 +12,7 @@ from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._options import Options
 from ckpt_core._run.policies import keep
 
 
@@ -51,7 +52,14 @@ class Steps:
         names: names of the steps in it.
     """
 
-    def __init__(self, directory: str, backend: Backend, names: StepNames) -> None:
+    def __init__(
+        self,
+        directory: str,
+        backend: Backend,
+        names: StepNames,
+        options: Options | None = None,
+    ) -> None:
+        self._options = options
         self.directory = directory
         self._backend = backend
         self.names = names
@@ -122,7 +130,7 @@ class Steps:
             CheckpointNotFound: no such step; the message lists up to 10 that exist.
         """
         try:
-            return open_checkpoint(self.path(check_step(step)))
+            return open_checkpoint(self.path(check_step(step)), self._options)
         except CheckpointNotFound:
             raise self._absent(step) from None
 

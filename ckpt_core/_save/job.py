@@ -108,7 +108,7 @@ def save_job(
     if os.getpid() != HOME_PID:
         raise forked()
     target, local = resolve(path)
-    backend = backend_of(local, options.timeout_secs)
+    backend = backend_of(local, options)
     return SaveJob(target, local, backend, fields, options, _processes.this_run(), **more)
 
 

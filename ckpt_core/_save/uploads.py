@@ -31,6 +31,8 @@ class Uploads:
         self._by_folder: dict[str, Upload] = {}
         self._total_bytes = sum(array.size_bytes for item in items for array in item.arrays)
         self._sent_bytes = 0
+        storage = job.options.storage_options
+        self._target = Location(attempt.data_path, False, storage_options=storage)
         self._timeout_secs = job.options.timeout_secs
         self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
 
@@ -38,7 +40,7 @@ class Uploads:
         """The upload of an item, whose database is in memory."""
         upload = self._by_folder[item.folder] = Upload(
             database,
-            Location(self._attempt.data_path, False) / item.folder,
+            self._target / item.folder,
             self._context,
             self._processes.index,
             self._processes.count,

@@ -8,12 +8,11 @@ from typing import Any
 
 from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._errors import CheckpointError
+from ckpt_core._options import Options
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import Location, new_context
 
-REQUEST_SECS = 600.0
-"""Default of ``Options.timeout_secs``."""
 _NO_SUCH_KEY = ".ckpt-probe"
 
 
@@ -29,7 +28,7 @@ class KeyValues:
         CheckpointError: any other failure.
     """
 
-    def __init__(self, location: Location, timeout_secs: float = REQUEST_SECS) -> None:
+    def __init__(self, location: Location, timeout_secs: float = Options.timeout_secs) -> None:
         self._path = location.path
         self._timeout_secs = timeout_secs
         self._store: Any = self._done(
@@ -116,13 +115,20 @@ def prefix_end(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
 
 
-def backend_of(local: bool, timeout_secs: float = REQUEST_SECS) -> Backend:
+def backend_of(local: bool, options: Options | None = None) -> Backend:
     """The backend for checkpoints in a file system (``local``) or an object store.
 
     Args:
         local: whether it is a file system.
-        timeout_secs: maximum time of a single request to a store.
+        options: ``timeout_secs`` bounds a single request to a store, and ``storage_options`` say how to
+            reach it.
     """
     if local:
         return PosixBackend()
-    return ObjectStoreBackend(lambda url: KeyValues(Location(url, False), timeout_secs))
+    chosen = options or Options()
+
+    def open_keys(url: str) -> KeyValues:
+        place = Location(url, False, storage_options=chosen.storage_options)
+        return KeyValues(place, chosen.timeout_secs)
+
+    return ObjectStoreBackend(open_keys)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
@@ -39,11 +40,13 @@ class Location:
         local: True for a path in a file system.
         staged: True for the memory of one context: a database that a save builds there before it uploads
             it, or the manifest that a load has found in the record.
+        storage_options: as in ``Options``, of an object store.
     """
 
     path: str
     local: bool
     staged: bool = False
+    storage_options: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __truediv__(self, name: str) -> Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{name}")
@@ -67,25 +70,46 @@ class Location:
         for name, value in _STALLS.items():
             os.environ.setdefault(name, value)
         spec = dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
-        return spec | _s3_server() if spec["driver"] == "s3" else spec
+        chosen = self.storage_options or {}
+        if spec["driver"] == "s3":
+            return spec | _s3_server(chosen)
+        return spec | _google(chosen) if spec["driver"] == "gcs" else spec
 
 
-def _s3_server() -> dict[str, Any]:
-    """Endpoint and region from the variables that the AWS tools read, which TensorStore does not.
+def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read.
 
-    Also names the environment as the source of credentials, if they are there: TensorStore would look
-    elsewhere first, and say at length that there is nothing.
+    TensorStore itself reads of those variables only the credentials' and the profile's. The environment is
+    named as their source if they are there: TensorStore would look elsewhere first, and say at length that
+    there is nothing.
     """
     read = {
-        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        "aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+        "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "aws_region": ("region", "AWS_REGION", "AWS_DEFAULT_REGION"),
     }
-    found = {
-        member: next(filter(None, map(os.environ.get, names)), "") for member, names in read.items()
-    }
-    server: dict[str, Any] = {key: value.rstrip("/") for key, value in found.items() if value}
-    if "AWS_ACCESS_KEY_ID" in os.environ:
+    server: dict[str, Any] = {}
+    for member, (name, *variables) in read.items():
+        found = chosen.get(name) or next(filter(None, map(os.environ.get, variables)), "")
+        if found:
+            server[member] = found.rstrip("/")
+    if chosen.get("anon"):
+        server["aws_credentials"] = {"type": "anonymous"}
+    elif "profile" in chosen:
+        server["aws_credentials"] = {"type": "profile", "profile": chosen["profile"]}
+    elif "AWS_ACCESS_KEY_ID" in os.environ:
         server["aws_credentials"] = {"type": "environment"}
+    if chosen.get("requester_pays"):
+        server["requester_pays"] = True
+    return server
+
+
+def _google(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The project that pays for requests, and the protocol."""
+    server: dict[str, Any] = {}
+    if isinstance(project := chosen.get("requester_pays"), str):
+        server["gcs_user_project"] = {"project_id": project}
+    if chosen.get("grpc"):
+        server["driver"] = "gcs_grpc"
     return server
 
 

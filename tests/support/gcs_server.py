@@ -43,6 +43,8 @@ class Server:
     lost: Callable[[Request], int | None] = lambda _: None
     """As ``fault``, of a put or a deletion that was carried out: its answer is lost."""
     ignores_conditions: bool = False
+    projects: set[str | None] = field(default_factory=set)
+    """Projects that paid; None for the owner of the bucket."""
     generation: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -152,6 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, _, rest = path.removeprefix(root).partition("/o")
         values = urllib.parse.parse_qs(query, keep_blank_values=True)
         name = urllib.parse.unquote(rest[1:]) if rest else None
+        self.state.projects.add(values.get("userProject", [None])[0])
         return bucket, name, {key: value[-1] for key, value in values.items()}
 
     def _met(self, query: dict[str, str], generation: int) -> bool:

@@ -1,0 +1,81 @@
+"""``Options(storage_options=)`` says how to reach a bucket, over what the environment says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._storage import Location
+from tests.support.gcs_server import Server
+from tests.support.stores import BUCKET, tree
+from tests.support.stores import make_s3_url as make_s3_url
+from tests.support.stores import make_server as make_server
+
+
+def test_every_call_takes_them(s3_url: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody there
+    options = ckpt.Options(
+        storage_options={"endpoint_url": s3_url, "region": "us-east-1"}, compression="zstd"
+    )
+    url = f"s3://{BUCKET}/storage-options"
+    ckpt.save(f"{url}/a", tree(1), options=options)
+    ckpt.save_async(f"{url}/b", tree(2), options=options).result()
+    assert ckpt.load(f"{url}/a", options=options)["n"] == 1
+    assert ckpt.load_async(f"{url}/b", options=options).result()["n"] == 2
+    assert ckpt.restore(f"{url}/b", tree(0), options=options)["state"]["n"] == 2
+    with ckpt.Checkpointer(f"{url}/run", max_to_keep=1, options=options) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, tree(step))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [2]
+        assert checkpointer.restore_latest(tree(9)).state["n"] == 2
+        assert np.array_equal(checkpointer.load(2)["w"], tree(2)["w"])
+
+
+def test_the_project_that_pays_is_named_in_every_request(server: Server) -> None:
+    options = ckpt.Options(storage_options={"requester_pays": "project-7"})
+    ckpt.save(f"{server.root}/a", tree(1), options=options)
+    assert ckpt.load(f"{server.root}/a", options=options)["n"] == 1
+    assert server.projects == {"project-7"}
+
+
+@pytest.mark.parametrize(
+    ("url", "chosen", "expected"),
+    [
+        ("s3://bucket/c", {"anon": True}, {"aws_credentials": {"type": "anonymous"}}),
+        (
+            "s3://bucket/c",
+            {"profile": "lab", "requester_pays": True},
+            {"aws_credentials": {"type": "profile", "profile": "lab"}, "requester_pays": True},
+        ),
+        ("gs://bucket/c", {"grpc": True}, {"driver": "gcs_grpc", "bucket": "bucket", "path": "c/"}),
+        ("gs://bucket/c", {"anon": False}, {"driver": "gcs", "bucket": "bucket", "path": "c/"}),
+    ],
+)
+def test_what_tensorstore_is_told(
+    url: str, chosen: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    from ckpt_core._storage._tensorstore import ts
+
+    spec = Location(url, False, storage_options=chosen).spec()
+    assert expected.items() <= spec.items()
+    ts.KvStore.Spec(spec)  # it knows all of the members
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"endpont_url": "http://x"}, "takes endpoint_url, region"),
+        ({"region": 7}, "region=7"),
+        ({"anon": "yes"}, "anon='yes'"),
+        ({"secret": "x"}, "set AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_what_is_not_known_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ckpt.Options(storage_options=given)
