@@ -30,7 +30,7 @@ from ckpt_core import _processes
 from ckpt_core._directory import PosixBackend
 from ckpt_core._save.digests import digest_all
 from ckpt_core._save.plan import LeafPlanner
-from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, merge, new_context
+from ckpt_core._storage import ArrayToWrite, ArrayWriter, Location, NewDatabase, merge, new_context
 from ckpt_core._tree.leaves import leaf_spec
 
 DEVICES_PER_PROCESS = 4
@@ -146,7 +146,7 @@ def agreeing(processes: int) -> str:
 def merging(processes: int, arrays: int) -> str:
     """One row: process 0 merges a database from each process, with one chunk of each array."""
     with tempfile.TemporaryDirectory() as folder:
-        item = Location(folder, True)
+        item = NewDatabase(Location(folder, True), "", CHUNK_BYTES)
         context = new_context(durable=False)
         data = np.zeros(16, np.float32)
         spec = leaf_spec("jax", "float32", (16 * processes,))
@@ -156,7 +156,6 @@ def merging(processes: int, arrays: int) -> str:
                 process,
                 processes,
                 context,
-                target_data_file_bytes=CHUNK_BYTES,
                 max_host_bytes=CHUNK_BYTES,
             )
             writer.put(
@@ -173,7 +172,7 @@ def merging(processes: int, arrays: int) -> str:
             )
             writer.finish()
         began = time.monotonic()
-        merge(item, processes, context, target_data_file_bytes=CHUNK_BYTES)
+        merge(item, processes, context)
         secs = time.monotonic() - began
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())
     shards = processes * arrays

@@ -3,9 +3,9 @@
 ``location`` says where a database lies and how it is opened; ``writer`` fills it; ``zarr`` has the metadata and keys
 of one array; ``index`` finds file and offset of each value in the B+tree that ``btree`` decodes; ``arrays`` reads
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a file its digest
-covers; ``ranges`` reads part of a value; ``bounds`` rejects input that would abort the process; ``merge`` joins the
-databases of several processes; ``upload`` brings one that was built in memory to an object store; ``keys`` reads and
-writes objects of a store; ``failures`` translates TensorStore's errors.
+covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the databases of several processes;
+``upload`` brings one that was built in memory to an object store; ``keys`` reads and writes objects of a store;
+``failures`` translates TensorStore's errors.
 """
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles

@@ -25,8 +25,8 @@ from ckpt_core._options import KIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import refusal, unreadable
+from ckpt_core._storage.keys import range_of
 from ckpt_core._storage.location import Location, database_spec
-from ckpt_core._storage.ranges import range_of
 
 _MAX_FOREIGN_BYTES = 2**46
 

@@ -24,8 +24,8 @@ from ckpt_core._storage.btree import (
     decode_node,
 )
 from ckpt_core._storage.failures import unreadable
+from ckpt_core._storage.keys import range_of
 from ckpt_core._storage.location import INDEX_FILE, Location
-from ckpt_core._storage.ranges import range_of
 
 _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB

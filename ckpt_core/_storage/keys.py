@@ -13,6 +13,7 @@ from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import Location, new_context
 
+_OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
 
 
@@ -108,6 +109,32 @@ class KeyValues:
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
         return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
+
+
+def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes | None:
+    """The bytes of a range whose read was started, fewer at the end of the value; None if there is no such key.
+
+    If TensorStore finds the range to be outside of the value, all of the value is read: it may only be
+    shorter, and ``rclone serve s3`` answers so that TensorStore takes the length of the range for that of
+    the value.
+
+    Args:
+        store: TensorStore's key-value store.
+        key: the key.
+        future: of ``store.read(key, byte_range=slice(start, stop))``.
+        start, stop: the range.
+
+    Raises:
+        ValueError: as TensorStore raises it.
+    """
+    error = future.exception()
+    if error is None:
+        found = future.result()
+        return found.value if found.state == "value" else None
+    if not isinstance(error, ValueError) or _OUT_OF_RANGE not in str(error):
+        raise error
+    whole = store.read(key).result()
+    return whole.value[start:stop] if whole.state == "value" else None
 
 
 def prefix_end(prefix: str) -> str:
