@@ -78,6 +78,35 @@ def verify(
     raise typer.Exit(_look.verify(path, as_json=as_json))
 
 
+@app.command("cp")
+def copy(
+    source: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],
+    target: Annotated[
+        str, typer.Argument(help="Path or URL (s3://, gs://); nothing may be there.")
+    ],
+    step: Annotated[
+        list[int] | None, typer.Option("--step", help="Only this step; may be repeated.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
+    ] = None,
+) -> None:
+    """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""
+    from ckpt_core.cli import _copy
+
+    raise typer.Exit(_copy.copy(source, target, steps=step or [], prefix=prefix))
+
+
+@app.command("gc")
+def collect_garbage(
+    directory: Annotated[str, typer.Argument(help="A directory of steps.")],
+) -> None:
+    """Delete what dead writers left in a directory; never what a living one may be writing."""
+    from ckpt_core.cli import _copy
+
+    raise typer.Exit(_copy.collect_garbage(directory))
+
+
 @bench_app.command("run")
 def bench_run(
     suite: Annotated[Path, typer.Argument(help="A suite file (YAML).", dir_okay=False)],

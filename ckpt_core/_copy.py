@@ -1,0 +1,89 @@
+"""Copies a checkpoint from one place to another: disk, S3, Google Cloud Storage."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import replace
+
+from ckpt_core._directory import Attempt, resolve
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.packed import pack
+from ckpt_core._format.record import RECORD_FILE, dump_record
+from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._storage import backend_of
+from ckpt_core._verify import verify
+
+
+def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
+    """The number of bytes of a checkpoint that was copied; it appears at ``target`` when all of it is there.
+
+    Every byte of the source is verified before anything is written, and again what is verified as a whole
+    when it is copied. The copy is the same save: it has the token of the source, so ``same_save`` knows it.
+    Holds one data file in memory at a time. Any process may call it alone.
+
+    Args:
+        source: path or URL of a checkpoint of ckpt.
+        target: path or URL, where nothing may be.
+
+    Raises:
+        CheckpointNotFound: there is no checkpoint at ``source``.
+        CheckpointCorrupt: a byte of it is not as it was saved; nothing was copied.
+        CheckpointExists: there is something at ``target``.
+        CheckpointError: Orbax wrote it, so that nothing can be verified.
+    """
+    opened = open_checkpoint(source)
+    if not isinstance(opened, NativeCheckpoint):
+        raise CheckpointError(
+            f"{opened.path} was written by Orbax, without checksums, so nothing of a copy could be verified: "
+            "load it and save what was loaded, or copy the directory with another tool"
+        )
+    report = verify(source)
+    if not report.ok:
+        raise CheckpointCorrupt(f"{opened.path} was not copied: {report.problems[0]}")
+    text, local = resolve(target)
+    backend = backend_of(local)
+    attempt = backend.begin(text, overwrite=False, durable=True, token=opened.record.token)
+    try:
+        with opened.held():
+            copied_bytes = sum(
+                _copy_file(opened, name, attempt, text, local) for name in opened.record.files
+            )
+        small = attempt.small_files()
+        record = replace(opened.record, packed=pack(small) if small else b"")
+        attempt.make_durable(RECORD_FILE, dump_record(record))
+        attempt.commit()
+    except BaseException:
+        attempt.abort()
+        raise
+    return copied_bytes
+
+
+def same_save(one: str, other: str) -> bool:
+    """Whether the checkpoints at two places come from one save, each of them whole as far as its record says.
+
+    Raises:
+        CheckpointNotFound, CheckpointCorrupt: as for ``load``.
+    """
+    tokens = {open_checkpoint(path).attempt for path in (one, other)}
+    return len(tokens) == 1
+
+
+def _copy_file(
+    opened: NativeCheckpoint, name: str, attempt: Attempt, target: str, local: bool
+) -> int:
+    """Copies one file; returns its size."""
+    expected = opened.record.files[name]
+    data = opened.read_unverified(name, expected.size_bytes)
+    if (
+        data is None
+        or len(data) != expected.size_bytes
+        or not (expected.data or zlib.crc32(data) == expected.crc32)
+    ):
+        raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
+    if local or "/d/" not in name:
+        attempt.write(name, data)
+    else:  # its name is random, and no other save has it
+        backend_of(local).put(target, name, data)
+    return len(data)
