@@ -6,7 +6,7 @@ after it, the checkpoint exists, and ckpt reads the attempt's own files. The win
 names under which Orbax looks for them, ``commit_success.txt`` last, by which Orbax tells a finished checkpoint. If
 it dies in between, the next writer there finishes the copies (``roll_forward``).
 
-A deletion removes ``commit_success.txt`` first and ``ckpt.json`` next.
+A deletion puts ``.deleted``, removes ``commit_success.txt``, and then ``ckpt.json``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.store_attempt import (
     COMMIT,
+    DESCRIPTION,
     OWNER,
     PASSING,
     RECORD,
@@ -29,6 +30,7 @@ from ckpt_core._directory.store_attempt import (
     StoreAttempt,
     attempts_in,
     committed_token,
+    settle,
     token_of,
 )
 from ckpt_core._directory.store_leftovers import (
@@ -36,6 +38,8 @@ from ckpt_core._directory.store_leftovers import (
     OF_ATTEMPT,
     delete_rest,
     finish,
+    is_dead,
+    only_copies,
     remove_dead_attempts,
     strays,
     written_by_attempts,
@@ -43,7 +47,6 @@ from ckpt_core._directory.store_leftovers import (
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.limits import most_bytes
 
-_DESCRIPTION = "_CHECKPOINT_METADATA"
 _TREE = "_METADATA"
 _MARK = b'"requires":"ckpt.json"'
 
@@ -169,8 +172,8 @@ class ObjectStoreBackend:
         keys = self._open(path)
         present = keys.list()
         token = token_of(keys.get(RECORD))
-        keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
         keys.put(DELETED, b"")
+        keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
         keys.delete([RECORD])  # and without that one not for us
         delete_rest(keys, [*present, DELETED], token)
 
@@ -178,16 +181,25 @@ class ObjectStoreBackend:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""
         keys = self._open(path)
         present = keys.list()
-        removed = remove_dead_attempts(keys, present)
         for token, place in attempts_in(present).items():
             below = self._open(f"{path}/{place}".rstrip("/"))
-            if committed_token(below) == token:
+            committed = committed_token(below)
+            if committed == token:
                 finish(below, token)
+            elif is_dead(below, token):  # it may have died among its copies
+                here = below.list()
+                if committed:
+                    settle(below)
+                elif only_copies(below, here):
+                    delete_rest(below, here)
+        removed = remove_dead_attempts(keys, present)
         for key in present:
             if key.rpartition("/")[2] == DELETED:
                 below = self._open(f"{path}/{key}".removesuffix(f"/{DELETED}"))
                 if committed_token(below) is None:
                     delete_rest(below, below.list())
+                else:  # it died before the record was gone, or is at it, or somebody has saved since
+                    settle(below)
         return removed
 
     def replaced(self, path: str) -> str | None:
@@ -209,7 +221,13 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes) -> None:
         return keys.put(key, owner)
     _, missing = keys.get_version(key)
     keys.put(key, owner)
-    if keys.put_if_unchanged(key, owner, missing):  # it is there, so this must be refused
+    try:
+        ignored = keys.put_if_unchanged(key, owner, missing)  # it is there: this must be refused
+    except BaseException:
+        with contextlib.suppress(Exception):
+            keys.delete([key])
+        raise
+    if ignored:
         warnings.warn(
             f"{bucket}: this store ignores conditional puts (If-None-Match): if two programs ever write one "
             "step there, an acknowledged checkpoint can be lost. See to it that only one does",
@@ -226,17 +244,17 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
     Raises:
         CheckpointExists: there is something else.
     """
-    # the deletion of an earlier checkpoint was interrupted, or a process that hung put copies of one
-    if DELETED in present or _is_marked(keys, present):
+    # The deletion of an earlier checkpoint was interrupted, or copies of one were put after it.
+    if DELETED in present or only_copies(keys, present) or _is_marked(keys, present):
         delete_rest(keys, present)
+        remove_dead_attempts(keys, present)
         return
-    removed = remove_dead_attempts(keys, present)
-    known = {*removed, *written_by_attempts(present)}
-    if others := [key for key in present if key not in known and not OF_ATTEMPT.search(key)]:
+    running = {*written_by_attempts(present)}
+    if others := [key for key in present if key not in running and not OF_ATTEMPT.search(key)]:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )
-    keys.delete(key for key in strays(keys, present) if key not in known)
+    keys.delete(strays(keys, present))
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
@@ -249,14 +267,14 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
         return False
     if COMMIT in present:
         return True
-    if _DESCRIPTION not in present:
+    if DESCRIPTION not in present:
         return _TREE in present
     with contextlib.suppress(ValueError, AttributeError):
-        described = json.loads(keys.get(_DESCRIPTION) or b"{}")
+        described = json.loads(keys.get(DESCRIPTION) or b"{}")
         return described.get("commit_timestamp_nsecs") is not None
     return False
 
 
 def _is_marked(keys: Keys, present: list[str]) -> bool:
     """Whether these are files of ckpt that are nothing without a record."""
-    return _DESCRIPTION in present and _MARK in (keys.get(_DESCRIPTION) or b"")
+    return DESCRIPTION in present and _MARK in (keys.get(DESCRIPTION) or b"")

@@ -22,6 +22,7 @@ logger = logging.getLogger("ckpt_core")
 
 RECORD = "ckpt.json"
 COMMIT = "commit_success.txt"
+DESCRIPTION = "_CHECKPOINT_METADATA"
 OWNER = "owner"
 PASSING = "passing/"
 _MOST_HELD_BYTES = 8 * MIB
@@ -64,8 +65,10 @@ def token_of(record: bytes | None) -> str | None:
     return found[1].decode() if found else None
 
 
-def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = None) -> set[str]:
-    """Copies the small files of a committed attempt to where Orbax looks for them; returns their names.
+def roll_forward(
+    keys: Keys, token: str, known: Mapping[str, bytes] | None = None
+) -> tuple[set[str], str | None]:
+    """Copies the small files of a committed attempt to where Orbax looks for them.
 
     Any number of processes may do so at once, or long after the commit. Where one of them sees that another
     attempt was committed or the checkpoint deleted meanwhile, it copies that one's files, or removes its own
@@ -75,24 +78,30 @@ def roll_forward(keys: Keys, token: str, known: Mapping[str, bytes] | None = Non
         keys: the keys of the checkpoint.
         token: token of the attempt, from the record.
         known: content of its small files; None to read them.
+
+    Returns:
+        The names of the copies, and the token of the checkpoint that was there last, as ``committed_token``.
     """
     copied: set[str] = set()
     committed: str | None = token
     while committed:
         files = known if known is not None and committed == token else _small_files(keys, committed)
         copied |= {*files}
-        keys.put_all({name: data for name, data in files.items() if name != COMMIT})
+        commit, first = ({*files} & {name} for name in (COMMIT, DESCRIPTION))
+        for part in (first, {*files} - first - commit):  # DESCRIPTION says whose the others are
+            keys.put_all({name: files[name] for name in part})
         now = committed_token(keys)
         if now == committed:
-            keys.put_all({name: data for name, data in files.items() if name == COMMIT})
+            keys.put_all({name: files[name] for name in commit})
             now = committed_token(keys)
         if now == committed:
-            return copied
+            return copied, committed
         committed = now
         if committed is None:
-            keys.delete(copied)
+            keys.delete(copied - {DESCRIPTION})
+            keys.delete(copied & {DESCRIPTION})
             committed = committed_token(keys)
-    return copied
+    return copied, committed
 
 
 def _small_files(keys: Keys, token: str) -> Mapping[str, bytes]:
@@ -232,7 +241,7 @@ class StoreAttempt:
             known = self._held | self._apart
             if self._passes:
                 known |= _apart(self._keys, self._token)
-            self._tidy({record_name, *roll_forward(self._keys, self._token, known)})
+            self._tidy(*roll_forward(self._keys, self._token, known))
         except BaseException as error:
             if self._deciding:
                 error.add_note(
@@ -241,20 +250,30 @@ class StoreAttempt:
                 )
             raise
 
-    def _tidy(self, names: set[str]) -> None:
-        """Deletes what this attempt replaced, but for the names that it uses too; nothing is left to do then."""
+    def _tidy(self, copied: set[str], committed: str | None) -> None:
+        """Deletes what nobody needs any more, at last the owner's key.
+
+        Args:
+            copied: names of copies, which are needed.
+            committed: token of the checkpoint that is there; if another one, all of this attempt is not needed.
+        """
         with _tidying():
-            if left := self._replaced - names:
+            if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:
                     settle(self._keys)
-            if self._passes:
+            if committed != self._token:
+                remove_attempt(self._keys, self._mine())
+            elif self._passes:
                 self._keys.delete(self._keys.list(self._staging + PASSING))
             self._keys.delete([self._staging + OWNER])
+
+    def _mine(self) -> list[str]:
+        return [key for key in self._keys.list() if is_of(key, self._token)]
 
     def abort(self) -> None:
         # Who does not know whether the store has carried the put out, or will, deletes nothing.
         if self._deciding:
             return
         with contextlib.suppress(Exception):
-            remove_attempt(self._keys, (k for k in self._keys.list() if is_of(k, self._token)))
+            remove_attempt(self._keys, self._mine())

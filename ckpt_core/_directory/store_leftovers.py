@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from ckpt_core._directory.owner import lives
 from ckpt_core._directory.store_attempt import (
+    DESCRIPTION,
     OWNER,
     RECORD,
     STAGING,
@@ -31,6 +32,11 @@ DELETED = ".deleted"
 """Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
 OF_ATTEMPT = re.compile(r"^\.attempt\.([^/]+)/|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
 """Files of an attempt; without its owner, and without its record, they belong to nobody."""
+_COPY = re.compile(
+    r"_CHECKPOINT_METADATA|commit_success\.txt|[^/]+/(_METADATA|_sharding|_strings\.json|manifest\.ocdbt|metadata|"
+    r"commit_success\.txt|data\.json|metrics|(exact/)?process_[^/]+|(checksums|array_metadatas)/process_[0-9]+)"
+)
+"""Names of the copies for Orbax, of a checkpoint whose items are one level below it."""
 FOREIGN_ATTEMPT_SECS = 24 * 3600.0
 """Age after which an attempt of a process on another host counts as left over."""
 
@@ -60,6 +66,18 @@ def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> li
     return [key for token in ended if token != committed for key in found[token]]
 
 
+def only_copies(keys: Keys, present: Iterable[str]) -> bool:
+    """Whether an attempt died here, and all keys that belong to no attempt may be its copies.
+
+    When it began, there was nothing else. But it may be long ago, and steps may be in here since.
+    """
+    present = list(present)
+    known = {*written_by_attempts(present), DELETED}
+    others = [key for key in present if key not in known and not OF_ATTEMPT.search(key)]
+    here = [token for token, place in attempts_in(present).items() if not place]
+    return all(map(_COPY.fullmatch, others)) and any(is_dead(keys, token) for token in here)
+
+
 def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) -> None:
     """Where there is no checkpoint: deletes all but attempts that may be running; the mark of the deletion last.
 
@@ -70,7 +88,17 @@ def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) 
     """
     present = list(present)
     kept = {*written_by_attempts(present), RECORD, DELETED}
-    remove_attempt(keys, strays(keys, present, deleted))
+    inside = tuple(
+        key.rpartition("/")[0] + "/"
+        for key in present
+        if key.endswith((f"/{RECORD}", f"/{DESCRIPTION}"))
+    )
+    kept |= {key for key in present if inside and key.startswith(inside)}  # other checkpoints
+    left = strays(keys, present, deleted)
+    owner = f"{STAGING}{deleted}/{OWNER}"
+    if owner in left and not is_dead(keys, deleted or ""):
+        left.remove(owner)  # it is still copying, and deletes this when it sees that it was deleted
+    remove_attempt(keys, left)
     keys.delete(key for key in present if key not in kept and not OF_ATTEMPT.search(key))
     keys.delete([DELETED])
     settle(keys)
@@ -93,8 +121,7 @@ def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
     """Deletes what attempts of dead processes left, below all checkpoints; returns the keys."""
     removed: list[str] = []
     for token, place in attempts_in(present).items():
-        owner = (keys.get(f"{place}{STAGING}{token}/{OWNER}") or b"").decode(errors="replace")
-        if _is_dead(owner) and token_of(keys.get(f"{place}{RECORD}")) != token:
+        if is_dead(keys, token, place) and token_of(keys.get(f"{place}{RECORD}")) != token:
             removed += [
                 key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
             ]
@@ -111,8 +138,9 @@ def finish(keys: Keys, token: str) -> None:
         keys.delete([f"{STAGING}{token}/{OWNER}"])
 
 
-def _is_dead(owner: str) -> bool:
+def is_dead(keys: Keys, token: str, place: str = "") -> bool:
     """Whether the process that began an attempt is gone; a guess by age for one on another host."""
+    owner = (keys.get(f"{place}{STAGING}{token}/{OWNER}") or b"").decode(errors="replace")
     process, _, rest = owner.partition(" ")
     living = lives(process)
     if living is not None:
