@@ -58,7 +58,7 @@ class Uploads:
         index, count = self._processes.index, self._processes.count
         for folder, upload in self._by_folder.items():
             if count == 1:
-                self._attempt.write(f"{folder}/{INDEX_FILE}", upload.index())
+                self._write_manifest(folder, upload.index())
             elif index > 0:
                 packed = upload.packed_index()
                 self._attempt.write(f"{folder}/index_{index}", packed, passing=True)
@@ -72,8 +72,11 @@ class Uploads:
 
     def send_merged(self, item: PreparedItem) -> None:
         """On process 0, after ``merge``: uploads the item's index."""
-        manifest = self._by_folder[item.folder].merged_index()
-        self._attempt.write(f"{item.folder}/{INDEX_FILE}", manifest)
+        self._write_manifest(item.folder, self._by_folder[item.folder].merged_index())
+
+    def _write_manifest(self, folder: str, manifest: bytes | None) -> None:
+        if manifest is not None:
+            self._attempt.write(f"{folder}/{INDEX_FILE}", manifest)
 
     @property
     def files(self) -> dict[str, FileRecord]:

@@ -81,18 +81,16 @@ class Upload:
                 future.exception(timeout=self._timeout_secs)
             future.cancel()
 
-    def index(self) -> bytes:
-        """Uploads the nodes of this process's index; returns its manifest."""
-        manifest, nodes = self._index_of(self._mine)
-        self._send(nodes)
-        self._wait()
-        return manifest
+    def index(self) -> bytes | None:
+        """Uploads the nodes of this process's index; returns its manifest, None if there is no array."""
+        return self._send_index(self._mine)
 
     def packed_index(self) -> bytes:
         """This process's index, for ``take``; nothing of it is uploaded."""
         self._wait()
         manifest, nodes = self._index_of(self._mine)
-        return pack({"": manifest} | {name: self._read(name) for name in nodes})
+        first = {} if manifest is None else {"": manifest}
+        return pack(first | {name: self._read(name) for name in nodes})
 
     def take(self, process: int, process_count: int, packed: bytes) -> None:
         """On process 0: takes the index of another process into memory, for ``merge``."""
@@ -100,17 +98,21 @@ class Upload:
         for name, data in unpack(packed, _MOST_INDEX_BYTES).items():
             self._memory[name or f"{other.manifest}{INDEX_FILE}"] = data
 
-    def merged_index(self) -> bytes:
-        """On process 0, after ``merge``: uploads the nodes of the item's index; returns its manifest."""
-        self._wait()
-        manifest, nodes = self._index_of(self._database)
+    def merged_index(self) -> bytes | None:
+        """On process 0, after ``merge``: as ``index``, of the item's index."""
+        return self._send_index(self._database)
+
+    def _send_index(self, database: NewDatabase) -> bytes | None:
+        manifest, nodes = self._index_of(database)
         self._send(nodes)
         self._wait()
         return manifest
 
-    def _index_of(self, database: NewDatabase) -> tuple[bytes, list[str]]:
+    def _index_of(self, database: NewDatabase) -> tuple[bytes | None, list[str]]:
         """The manifest of a database in memory, and the names of the nodes that it leads to."""
         manifest = self._read(f"{database.manifest}{INDEX_FILE}")
+        if not manifest:
+            return None, []
         index = read_index(database.location, self._context, manifest=manifest)
         return manifest, sorted(index.files)
 
@@ -119,6 +121,7 @@ class Upload:
         return [name.decode() for name in settled(listed, "listing memory")]
 
     def _read(self, name: str) -> bytes:
+        """The content of a file in memory; empty if there is none."""
         return bytes(settled(self._memory.read(name), f"reading {name} in memory").value)
 
     def _send(self, names: list[str]) -> None:

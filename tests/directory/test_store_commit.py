@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
@@ -308,6 +309,21 @@ def test_a_checkpoint_copied_to_a_disk_loads_and_verifies_there(
                 file.write_bytes(data)
         assert value_at(str(tmp_path / str(number))) == 1
         assert ckpt.verify(tmp_path / str(number)).ok
+
+
+@pytest.mark.parametrize(
+    "odd", [None, {}, [None], {"a": None, "b": ()}, {"e": np.zeros((0, 3))}, "text", 7, {"t": "x"}]
+)
+def test_trees_with_few_or_no_arrays(store: str, odd: Any) -> None:
+    ckpt.save(store, odd)
+    loaded = ckpt.load(store)
+    if isinstance(odd, dict) and "e" in odd:
+        assert loaded["e"].shape == (0, 3)
+    else:
+        assert loaded == odd
+    assert ckpt.verify(store).ok
+    ckpt.save(store, tree(1), overwrite=True)
+    assert value_at(store) == 1
 
 
 def test_large_small_files_do_not_stand_in_the_record(store: str, monkeypatch: Any) -> None:

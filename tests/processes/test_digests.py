@@ -101,28 +101,19 @@ def test_what_process_0_does_not_see_is_no_checkpoint(tmp_path: Path) -> None:
     attempt.abort()
 
 
-def test_in_a_store_what_was_told_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_store_what_was_told_is_not_fetched() -> None:
     from ckpt_core._directory.object_store import StoreAttempt
 
     class Keys:
-        def __init__(self) -> None:
-            small = {".attempt.one/t": b"12", ".attempt.one/owner": b"", ".attempt.two/t": b""}
-            self.values = {"s/d/one.x": b"123", "s/d/one.y": b"1", "s/d/two.z": b"", **small}
-            self.fetched: list[str] = []
+        def put(self, key: str, value: bytes) -> None:
+            raise AssertionError("process 0 keeps small files for the record")
 
-        def get(self, key: str) -> bytes | None:
-            self.fetched.append(key)
-            return self.values.get(key)
-
-        def list(self, prefix: str = "") -> list[str]:
-            return [key for key in self.values if key.startswith(prefix)]
-
-    keys = Keys()
-    attempt = StoreAttempt("memory://one", keys, "one")  # pyright: ignore[reportArgumentType]
+    attempt = StoreAttempt("memory://one", Keys(), "one", b"")  # pyright: ignore[reportArgumentType]
+    attempt.write("s/t", b"12")
     x, y = "s/d/one.x", "s/d/one.y"
-    assert attempt.files("s/d", {x: 3}) == {x: 3, y: 1}
-    assert attempt.files(told={x: 3, y: 1}) == {x: 3, y: 1, "t": 2}
-    assert keys.fetched == [y, ".attempt.one/t"]
+    assert attempt.files("s/d", {x: 3}) == {x: 3}
+    assert attempt.files(told={x: 3, y: 1}) == {x: 3, y: 1, "s/t": 2}
+    assert attempt.read("s/t") == b"12" and attempt.small_files() == {"s/t": b"12"}
 
 
 def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:

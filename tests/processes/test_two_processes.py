@@ -322,10 +322,10 @@ def test_a_failure_of_one_is_a_failure_of_all(together, tmp_path):
     told = together("""
 from ckpt_core._directory.posix import LocalAttempt
 write = LocalAttempt.write
-def failing(self, name, data):
+def failing(self, name, data, **more):
     if index == 1 and "checksums" in name:
         raise OSError(28, "the disk is full")
-    write(self, name, data)
+    write(self, name, data, **more)
 LocalAttempt.write = failing
 error = raised(lambda: ckpt.save(f"{directory}/one", state(), options=options))
 left = os.listdir(directory) if index == 0 and os.path.isdir(directory) else []

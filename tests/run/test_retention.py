@@ -488,8 +488,8 @@ def test_a_step_that_is_being_verified_stays(
         checkpointer.save(1, state(1))
         files = PosixBackend.files
 
-        def files_then_save(self: PosixBackend, path: str) -> dict[str, int]:
-            found = files(self, path)
+        def files_then_save(self: PosixBackend, *arguments: Any) -> dict[str, int]:
+            found = files(self, *arguments)
             checkpointer.save(2, state(2))
             return found
 

@@ -41,12 +41,14 @@ class Stall:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
         self._fence: Any = None
+        self._questions_before = 0
         real = Fence.check
 
         def check(fence: Fence) -> None:
-            held = (
-                fence is self._fence and threading.current_thread() is not threading.main_thread()
-            )
+            background = threading.current_thread() is not threading.main_thread()
+            held = fence is self._fence and background and not self._questions_before
+            if fence is self._fence and background:
+                self._questions_before = max(0, self._questions_before - 1)
             if held and when == "before":
                 self._hold()
             real(fence)
@@ -55,7 +57,8 @@ class Stall:
 
         monkeypatch.setattr(Fence, "check", check)
 
-    def hold(self, checkpointer: ckpt.Checkpointer) -> None:
+    def hold(self, checkpointer: ckpt.Checkpointer, questions_before: int = 0) -> None:
+        self._questions_before = questions_before
         self._fence = checkpointer._parts.fence  # pyright: ignore[reportPrivateUsage]
 
     def _hold(self) -> None:
@@ -151,7 +154,7 @@ def test_one_history_is_left_in_a_store(
     stall = Stall(monkeypatch, stalled)
     old, new = start(directory), start(directory, asynchronous=False)
     resume(old)
-    stall.hold(old)
+    stall.hold(old, questions_before=1)  # the attempt begins in the background too
     assert old.save(2, state(OLD + 2))
     assert stall.reached.wait(LIMIT_SECS)
     if order == "before the claim":
