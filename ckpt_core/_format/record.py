@@ -175,17 +175,16 @@ class Record:
 
     @functools.cached_property
     def small_files(self) -> dict[str, bytes]:
-        """Name -> content of the small files that stand in the record itself.
-
-        Raises:
-            CheckpointCorrupt: ``pack`` did not write them.
-        """
+        """Name -> content of the small files in the record itself; raises CheckpointCorrupt."""
         if not self.packed:
             return {}
-        most = sum(len(name) + 64 for name in self.files)
-        most += sum(file.size_bytes for name, file in self.files.items() if not _is_data(name))
+        small = {name: file for name, file in self.files.items() if not _is_data(name)}
+        most = sum(file.size_bytes + len(name) + 64 for name, file in small.items())
         try:
-            return unpack(self.packed, most)
+            found = unpack(self.packed, most)
+            if unknown := found.keys() - self.files.keys():  # names that nobody has checked
+                raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
+            return found
         except _PARSE_ERRORS as error:
             raise _bad(f"the small files in it do not fit: {error}") from error
 

@@ -71,6 +71,6 @@ def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
     assert found.where("state/big") == ".attempt.t/state/big"
     assert found.where("state/d/t.1") == "state/d/t.1"
     assert record(b"").small_files == {} and record(b"").where("a") == "a"
-    for bad in (b"x", pack({"state/_METADATA": b"{}" * 5000})):
+    for bad in (b"x", pack({"state/_METADATA": b"{}" * 5000}), pack({"../2/ckpt.json": b"x"})):
         with pytest.raises(CheckpointCorrupt, match="small files"):
             _ = record(bad).small_files
