@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -421,6 +422,8 @@ PEERS = [
 
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_save_and_load_the_same_numbers(tmp_path: Path, name: str):
+    if name == "torch_dcp" and "torchax" in sys.modules:
+        pytest.skip("torchax, which another test of this process imported, is torch's device now")
     text = """
 suite_name: peers
 warmup_repeats: 0
