@@ -19,8 +19,7 @@ from ckpt_core._verify import verify
 def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
     """The number of bytes of a checkpoint that was copied; it appears at ``target`` when all of it is there.
 
-    Every byte of the source is verified before anything is written, and again what is verified as a whole
-    when it is copied. The copy is the same save: it has the token of the source, so ``same_save`` knows it.
+    Every byte of the source is verified before anything is written. The copy is the same save: it has the token of the source, so ``same_save`` knows it.
     Holds one data file in memory at a time. Any process may call it alone.
 
     Args:
@@ -66,8 +65,9 @@ def same_save(one: str, other: str) -> bool:
     Raises:
         CheckpointNotFound, CheckpointCorrupt: as for ``load``.
     """
-    tokens = {open_checkpoint(path).attempt for path in (one, other)}
-    return len(tokens) == 1
+    both = [open_checkpoint(path) for path in (one, other)]
+    known = all(isinstance(opened, NativeCheckpoint) for opened in both)
+    return known and both[0].attempt == both[1].attempt
 
 
 def _copy_file(

@@ -20,7 +20,13 @@ from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import MIB, Options
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
-from ckpt_core._storage import crc32_of, new_context, outside_of_blocks, ranges_in_blocks
+from ckpt_core._storage import (
+    INDEX_FILE,
+    crc32_of,
+    new_context,
+    outside_of_blocks,
+    ranges_in_blocks,
+)
 from ckpt_core._storage.digests import Ranges
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
@@ -167,7 +173,8 @@ def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ran
         if not any(name.startswith(f"{item.directory}/") for name in partly):
             continue
         try:
-            found |= ranges_in_blocks(opened.path, item.directory, new_context())
+            manifest = opened.read_file(f"{item.directory}/{INDEX_FILE}")
+            found |= ranges_in_blocks(opened.location, item.directory, new_context(), manifest)
         except CheckpointCorrupt as error:
             problems.append(Problem(f"{item.directory}/manifest.ocdbt", str(error)))
     return found
@@ -190,7 +197,8 @@ def _check_file(
         return f"has {size} bytes, and can have {most_bytes(name)} at most"
     if not opened.location.local or name in opened.record.small_files:
         data = opened.read_unverified(name)
-        crc = None if data is None else zlib.crc32(data)
+        ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
+        crc = None if data is None else zlib.crc32(b"".join(data[a:b] for a, b in ranges))
     else:
         ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
         rest = sum(stop - start for start, stop in ranges)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.owner import introduction, this_owner
@@ -80,8 +82,14 @@ class ObjectStoreBackend:
             raise CheckpointExists(f"{path}: another writer has just committed it")
         else:
             _make_room(path, keys, present)
-        owner = f"{this_owner()} {int(time.time())} {introduction()}".encode()
-        _put_owner(path, keys, f"{STAGING}{token}/{OWNER}", owner)
+        said = f"{this_owner()} {int(time.time())} {introduction()}, {secrets.token_hex(4)}"
+        _put_owner(
+            path,
+            keys,
+            f"{STAGING}{token}/{OWNER}",
+            said.encode(),
+            None if record is not None else version,
+        )
         return StoreAttempt(path, keys, token, version, replaced)
 
     def _refuse_inside(self, path: str) -> None:
@@ -210,17 +218,30 @@ _asked_of_conditions: set[str] = set()
 """Buckets that this process has written to, ``s3://bucket``: each is asked once."""
 
 
-def _put_owner(path: str, keys: Keys, key: str, owner: bytes) -> None:
+def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> None:
     """Puts the owner's key of an attempt; tells of a store that ignores the conditions of a put.
 
     S3's conditions came in 2024, and some servers that speak S3 carry such a put out without a word. Then
     nothing decides between two writers.
+
+    Args:
+        path, keys: where the checkpoint is.
+        key, owner: the owner's key, and its content.
+        missing: version of a key that is not there, if the caller knows it.
+
+    Raises:
+        CheckpointExists: the key is there: two processes copy one checkpoint to this path.
     """
     bucket = "/".join(path.split("/")[:3])
-    if bucket in _asked_of_conditions:
+    asked = bucket in _asked_of_conditions
+    if missing is None and asked:
         return keys.put(key, owner)
-    _, missing = keys.get_version(key)
-    keys.put(key, owner)
+    if missing is None:
+        _, missing = keys.get_version(key)
+    if not keys.put_if_unchanged(key, owner, missing) and keys.get(key) != owner:
+        raise CheckpointExists(f"{path}: another process is copying the same checkpoint there")
+    if asked:
+        return None
     try:
         ignored = keys.put_if_unchanged(key, owner, missing)  # it is there: this must be refused
     except BaseException:

@@ -14,9 +14,9 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.packed import MOST_HELD_BYTES
 from ckpt_core._format.record import STAGING as STAGING
 from ckpt_core._format.record import load_record
-from ckpt_core._options import MIB
 
 logger = logging.getLogger("ckpt_core")
 
@@ -25,8 +25,6 @@ COMMIT = "commit_success.txt"
 DESCRIPTION = "_CHECKPOINT_METADATA"
 OWNER = "owner"
 PASSING = "passing/"
-_MOST_HELD_BYTES = 8 * MIB
-"""Maximum size of a small file in the record."""
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
 _HEAD_BYTES = 300
 """The token is among the first fields of a record."""
@@ -190,7 +188,7 @@ class StoreAttempt:
         if passing:
             self._passes = True
             self._keys.put(f"{self._staging}{PASSING}{name}", data)
-        elif self._version is None or len(data) > _MOST_HELD_BYTES:
+        elif self._version is None or len(data) > MOST_HELD_BYTES:
             self._keys.put(self._staging + name, data)
             self._apart[name] = data
         else:
@@ -276,4 +274,5 @@ class StoreAttempt:
         if self._deciding:
             return
         with contextlib.suppress(Exception):
-            remove_attempt(self._keys, self._mine())
+            if committed_token(self._keys) != self._token:  # a copy has the token of its source
+                remove_attempt(self._keys, self._mine())

@@ -54,7 +54,7 @@ def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> li
         deleted: token of a checkpoint whose record the caller has deleted.
     """
     found: dict[str, list[str]] = {}
-    for key in present:
+    for key in outside_of_others(present):
         if writer := OF_ATTEMPT.search(key):
             found.setdefault(writer[1] or writer[2], []).append(key)
     ended = [
@@ -86,14 +86,8 @@ def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) 
         present: an earlier listing of them.
         deleted: token of a checkpoint whose record the caller has deleted.
     """
-    present = list(present)
+    present = outside_of_others(present)
     kept = {*written_by_attempts(present), RECORD, DELETED}
-    inside = tuple(
-        key.rpartition("/")[0] + "/"
-        for key in present
-        if key.endswith((f"/{RECORD}", f"/{DESCRIPTION}"))
-    )
-    kept |= {key for key in present if inside and key.startswith(inside)}  # other checkpoints
     left = strays(keys, present, deleted)
     owner = f"{STAGING}{deleted}/{OWNER}"
     if owner in left and not is_dead(keys, deleted or ""):
@@ -102,6 +96,17 @@ def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) 
     keys.delete(key for key in present if key not in kept and not OF_ATTEMPT.search(key))
     keys.delete([DELETED])
     settle(keys)
+
+
+def outside_of_others(present: Iterable[str]) -> list[str]:
+    """The keys that lie in no other checkpoint, below this one."""
+    present = list(present)
+    inside = tuple(
+        key.rpartition("/")[0] + "/"
+        for key in present
+        if key.endswith((f"/{RECORD}", f"/{DESCRIPTION}"))
+    )
+    return [key for key in present if not (inside and key.startswith(inside))]
 
 
 def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[str]:

@@ -9,6 +9,8 @@ import zstandard
 
 from ckpt_core._options import MIB
 
+MOST_HELD_BYTES = 8 * MIB
+"""Maximum size of a file that a save packs; a larger one is written by itself."""
 _AT_ONCE_BYTES = 1 * MIB
 
 

@@ -26,7 +26,7 @@ from ckpt_core._format.limits import (
     item_name,
     refuse_too_long,
 )
-from ckpt_core._format.packed import unpack
+from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
 from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._options import codec_parts
@@ -179,7 +179,8 @@ class Record:
         if not self.packed:
             return {}
         small = {name: file for name, file in self.files.items() if not _is_data(name)}
-        most = sum(file.size_bytes + len(name) + 64 for name, file in small.items())
+        sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
+        most = sum(sizes) + sum(len(name) + 64 for name in small)
         try:
             found = unpack(self.packed, most)
             if unknown := found.keys() - self.files.keys():  # names that nobody has checked

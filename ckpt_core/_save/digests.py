@@ -12,7 +12,7 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
 from ckpt_core._save.prepare import PreparedItem
-from ckpt_core._storage import crc32_of, outside_of_blocks, ranges_in_blocks
+from ckpt_core._storage import Location, crc32_of, outside_of_blocks, ranges_in_blocks
 
 WHOLE_DIGEST_BYTES = 32 * MIB
 """Data files up to this size are digested whole. Of larger ones, only the bytes that no block
@@ -148,5 +148,5 @@ def _covered(
             continue
         if len(item.texts) == len(item.record.paths):
             continue  # no array, hence no database
-        found |= ranges_in_blocks(attempt.path, folder, context)
+        found |= ranges_in_blocks(Location(attempt.path, True), folder, context)
     return found

@@ -21,19 +21,23 @@ _AT_ONCE_BYTES = 4 * MIB
 Ranges = list[tuple[int, int]]
 
 
-def ranges_in_blocks(directory: str, folder: str, context: Any) -> dict[str, Ranges]:
+def ranges_in_blocks(
+    checkpoint: Location, folder: str, context: Any, manifest: bytes | None = None
+) -> dict[str, Ranges]:
     """Data file -> (offset, size) of everything in it that block checksums cover.
 
     Args:
-        directory: path of the checkpoint, in a file system.
+        checkpoint: location of the checkpoint.
         folder: folder of the database in it; file names are relative to the checkpoint.
         context: TensorStore context of the save or load.
+        manifest: the content of the database's manifest, if the caller has read it.
 
     Raises:
         CheckpointCorrupt: the index cannot be read.
     """
     found: dict[str, Ranges] = {}
-    for key, extent in read_index(Location(f"{directory}/{folder}", True), context).items():
+    index = read_index(checkpoint / folder, context, manifest=manifest)
+    for key, extent in index.items():
         if extent.file and not key.endswith("zarr.json"):
             ranges = found.setdefault(f"{folder}/{extent.file}", [])
             ranges.append((extent.offset, extent.size_bytes))

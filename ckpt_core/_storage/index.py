@@ -214,6 +214,9 @@ def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
         data = range_of(base, node.file, future, node.offset, node.offset + node.size_bytes)
         if data is None:
             raise ValueError(f"{node.file} is missing")
+        if len(data) < node.size_bytes:
+            stop = node.offset + node.size_bytes
+            raise ValueError(f"Requested byte range [{node.offset}, {stop}) is not in {node.file}")
         yield data
 
 

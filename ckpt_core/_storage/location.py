@@ -69,11 +69,23 @@ class Location:
             return {"driver": "file", "path": self.path.rstrip("/") + "/"}
         for name, value in _STALLS.items():
             os.environ.setdefault(name, value)
-        spec = dict(ts.KvStore.Spec(self.path.rstrip("/") + "/").to_json())
+        spec = _url_spec(self.path.rstrip("/") + "/")
         chosen = self.storage_options or {}
         if spec["driver"] == "s3":
             return spec | _s3_server(chosen)
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
+
+
+def _url_spec(url: str) -> dict[str, Any]:
+    """TensorStore's spec of a URL, whose path is taken as it is: TensorStore would decode ``%41`` in it."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "memory":
+        return {"driver": "memory", "path": rest}
+    bucket, _, path = rest.partition("/")
+    driver = {"s3": "s3", "gs": "gcs"}.get(scheme)
+    if driver is None:
+        return dict(ts.KvStore.Spec(url).to_json())
+    return {"driver": driver, "bucket": bucket, "path": path}
 
 
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:

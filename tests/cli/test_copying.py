@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._copy import copy_checkpoint
 from ckpt_core._storage import KeyValues
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
@@ -108,3 +110,44 @@ def test_gc_removes_what_dead_writers_left(call, store: str) -> None:
 def test_gc_of_a_directory(call, tmp_path: Path) -> None:
     ckpt.save(tmp_path / "1", tree(1))
     assert call("gc", tmp_path)[1].strip() == "nothing to remove"
+
+
+def test_two_copies_at_once_leave_one_that_is_whole(store: str, monkeypatch: Any) -> None:
+    """Both have the token of the source, and the same names."""
+    ckpt.save(f"{store}/a", tree(1))
+    put, told = KeyValues.put_if_unchanged, []
+
+    def then_another_one(keys: KeyValues, key: str, *arguments: Any) -> bool:
+        if key == "ckpt.json":
+            monkeypatch.setattr(KeyValues, "put_if_unchanged", put)
+            with pytest.raises(ckpt.CheckpointExists) as caught:
+                copy_checkpoint(f"{store}/a", f"{store}/b")
+            told.append(str(caught.value))
+        return put(keys, key, *arguments)
+
+    monkeypatch.setattr(KeyValues, "put_if_unchanged", then_another_one)
+    copy_checkpoint(f"{store}/a", f"{store}/b")
+    assert "is copying the same checkpoint" in told[0]
+    assert value_at(f"{store}/b") == 1 and ckpt.verify(f"{store}/b").ok
+
+
+def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> None:
+    """Of a data file above 32 MiB a record on a disk has the digest of a part."""
+    items = {"big": {"w": np.arange(5_000_000.0)}, "a%41": {"w": np.ones(3000)}, "b#?": None}
+    ckpt.save(tmp_path / "a", items=items)
+    ckpt.save(f"{store}/x%41", items=items)
+    for source, target in [
+        (tmp_path / "a", f"{store}/b"),
+        (f"{store}/b", tmp_path / "c"),
+        (f"{store}/x%41", tmp_path / "d"),
+    ]:
+        code, _, err = call("cp", source, target)
+        assert (code, err) == (0, "")
+        assert ckpt.verify(target).ok
+        loaded = ckpt.load(target)
+        assert loaded["big"]["w"][-1] == 4_999_999 and loaded["a%41"]["w"].sum() == 3000
+    keys = keys_at(f"{store}/b")
+    large = max(keys.list(), key=lambda key: len(keys.get(key) or b""))
+    data = keys.get(large) or b""
+    keys.put(large, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
+    assert not ckpt.verify(f"{store}/b").ok

@@ -327,7 +327,7 @@ def test_trees_with_few_or_no_arrays(store: str, odd: Any) -> None:
 
 
 def test_large_small_files_do_not_stand_in_the_record(store: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(store_attempt, "_MOST_HELD_BYTES", 300)
+    monkeypatch.setattr(store_attempt, "MOST_HELD_BYTES", 300)
     ckpt.save(store, tree(1))
     apart = [key for key in keys_at(store).list() if key.startswith(".attempt.")]
     assert any(key.endswith("/state/_METADATA") for key in apart)
