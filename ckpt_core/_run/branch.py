@@ -18,6 +18,7 @@ from ckpt_core._events import logger
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.fence import Fence
 from ckpt_core._run.retention import RETIRED, Retention
+from ckpt_core._run.steps import Listing
 from ckpt_core._run.tiers import LocalTier, Run, find_run, next_run
 
 _READER_SECS = 30.0
@@ -140,12 +141,18 @@ class Branch:
             )
 
     def guard(self, step: int, overwrite: bool) -> Guard:
-        """The ownership check for one save.
+        """The ownership check for one save, whose ``make_room`` has returned.
 
-        Without ``overwrite`` it also moves away a step of the same number that the previous writer
-        committed after ``make_room`` looked.
+        On a disk and without ``overwrite``, it also moves away a step of the same number that the previous
+        writer committed after ``make_room`` looked. In an object store it does, on the thread that writes,
+        what ``make_room`` left out.
         """
-        return Guard(self._fence, None if overwrite else lambda: self._move_same_step(step))
+        if self._run.local:
+            return Guard(
+                self._fence, at_commit=None if overwrite else lambda: self._move_same_step(step)
+            )
+        base = self._goes_on_from(step)
+        return Guard(self._fence, at_begin=lambda: self._make_way(step, overwrite, base))
 
     def committed(self, step: int) -> None:
         """After a commit, on process 0: moves newer strangers away, then applies retention.
@@ -155,48 +162,58 @@ class Branch:
         """
         try:
             self._fence.check()
-            strangers = {other for other in self._strangers(-1, step) if other > step}
+            listing = self._steps.look()
+            strangers = {other for other in self._strangers(listing, -1, step) if other > step}
             self._move(strangers, step, wait_secs=0)
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory, error)
             return
-        self._retention.apply(step)
+        self._retention.apply(step, sorted({*listing.committed()} - strangers))
 
     def _goes_on_from(self, step: int) -> int | None:
         return max((s for s in self._restored | self._mine if s < step), default=None)
 
     def _clear(self, step: int, overwrite: bool, base: int | None) -> dict[str, Any]:
         self._claim()
-        if self._steps_at_claim is None:
-            self._steps_at_claim = set(self._steps.all())
-        replaces = overwrite and self._steps.has(step)  # an overwrite moves no other step
-        moving = (
-            set[int]() if replaces else self._strangers(step, base) | self._left_behind(step, base)
-        )
-        if moving or not self._settled:
-            self._fence.check()
-        elsewhere = (
-            self._local.from_earlier_run if self._local is not None and base is None else set[int]()
-        )
-        self._steps.refuse_taken(step, overwrite, self._damaged, elsewhere, moving)
-        self._move(moving, base, _READER_SECS)
-        result: dict[str, Any] = {"gone": sorted(moving)}
+        if self._settled and not self._run.local:
+            # A listing takes the time of a round trip: the thread that writes makes it (`guard`).
+            known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
+            self._steps.refuse_taken(step, known, overwrite, self._damaged)
+            return {"gone": []}
+        result: dict[str, Any] = {"gone": sorted(self._make_way(step, overwrite, base))}
         if not self._settled:
             result["run"] = self._next_run(base)
         return result
+
+    def _make_way(self, step: int, overwrite: bool, base: int | None) -> set[int]:
+        """Moves the steps away that ``step`` does not continue; returns them. See ``make_room``."""
+        listing = self._steps.look()
+        if self._steps_at_claim is None:
+            self._steps_at_claim = {*listing.committed()}
+        moving = set[int]()
+        if not (overwrite and listing.has(step)):  # an overwrite moves no other step
+            moving = self._strangers(listing, step, base) | self._left_behind(listing, step, base)
+        if moving or not self._settled:
+            self._fence.check()
+        there = {*listing.committed(at_least=step)}
+        if self._local is not None and base is None:
+            there |= {other for other in self._local.from_earlier_run if other >= step}
+        self._steps.refuse_taken(step, there - moving, overwrite, self._damaged)
+        self._move(moving, base, _READER_SECS)
+        return moving
 
     def _claim(self) -> None:
         self._fence.take()
         self._claimed = True
 
-    def _strangers(self, step: int, base: int | None) -> set[int]:
+    def _strangers(self, listing: Listing, step: int, base: int | None) -> set[int]:
         """Steps that another run committed after this writer's claim; see the module docstring."""
         known = (self._steps_at_claim or set()) | (self._attempted - {step}) | self._damaged
         newer = -1 if base is None or self._run.local else base
-        found = {other for other in self._steps.numbers() if other > newer} - known
-        return {other for other in found if self._steps.has(other)}
+        found = {other for other in listing.names if other > newer} - known
+        return {*filter(listing.has, found)}
 
-    def _left_behind(self, step: int, base: int | None) -> set[int]:
+    def _left_behind(self, listing: Listing, step: int, base: int | None) -> set[int]:
         """Steps of a branch that training left when this writer restored an older step."""
         at_claim = self._steps_at_claim or set[int]()
         found = self._damaged & {step} if self._run.local else set[int]()
@@ -205,7 +222,7 @@ class Branch:
             # delete them, and they may become readable again.
             damaged = self._damaged if self._run.local else set[int]()
             found |= {other for other in (at_claim - self._damaged) | damaged if other > base}
-        return {other for other in found if self._steps.has(other)}
+        return {*filter(listing.has, found)}
 
     def _move(self, steps: set[int], base: int | None, wait_secs: float) -> None:
         """Moves steps away, newest first: an interruption leaves no gap among the others."""
@@ -329,18 +346,33 @@ class Branch:
 
 
 class Guard:
-    """Allows commits while this writer owns the directory; a ``ckpt_core._save.write.Guard``."""
+    """Allows commits while this writer owns the directory; a ``ckpt_core._save.write.Guard``.
 
-    def __init__(self, fence: Fence, make_way: Callable[[], None] | None) -> None:
+    Args:
+        fence: the claim.
+        at_begin: called after the claim, before the save writes anything.
+        at_commit: called after the ownership check, right before the commit.
+    """
+
+    def __init__(
+        self,
+        fence: Fence,
+        *,
+        at_begin: Callable[[], object] | None = None,
+        at_commit: Callable[[], object] | None = None,
+    ) -> None:
         self._fence = fence
-        self._make_way = make_way
+        self._at_begin = at_begin
+        self._at_commit = at_commit
 
     def take(self) -> None:
         """Claims the directory; called before the save writes anything."""
         self._fence.take()
+        if self._at_begin is not None:
+            self._at_begin()
 
     def check(self) -> None:
         """Raises if another writer has claimed the directory; called right before the commit."""
         self._fence.check()
-        if self._make_way is not None:
-            self._make_way()
+        if self._at_commit is not None:
+            self._at_commit()

@@ -37,15 +37,16 @@ class Retention:
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
 
-    def apply(self, saved: int) -> list[int]:
+    def apply(self, saved: int, steps: list[int]) -> list[int]:
         """Deletes the steps that no policy keeps; returns them. A failed deletion is only logged.
 
         Args:
             saved: the step that was just committed; its cached facts are dropped.
+            steps: every committed step, ascending.
         """
         self._known.pop(saved, None)
         deleted: list[int] = []
-        for step in self._due():
+        for step in self._due(steps):
             try:
                 self._remove(step)
             except BlockingIOError:
@@ -143,9 +144,8 @@ class Retention:
             for step in steps
         }
 
-    def _due(self) -> list[int]:
-        """Steps that no policy has kept for at least ``Options.delete_grace_secs``."""
-        steps = self._steps.all()
+    def _due(self, steps: list[int]) -> list[int]:
+        """Those of the steps that no policy has kept for at least ``Options.delete_grace_secs``."""
         if self._policy is None or len(steps) < 2:
             return []
         kept = self._kept(steps)

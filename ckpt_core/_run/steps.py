@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 
 from ckpt_core._directory import Backend
 from ckpt_core._directory.step_names import StepNames, check_step
@@ -44,6 +45,32 @@ def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None
             )
 
 
+@dataclass(frozen=True)
+class Listing:
+    """What one look at a directory of steps found; of an object store, also what is in each of them.
+
+    Attributes:
+        names: step -> names of directories that parse to it, the name that we would write first.
+        is_checkpoint: tells of such a directory whether it is a committed checkpoint.
+    """
+
+    names: Mapping[int, list[str]]
+    is_checkpoint: Callable[[str], bool]
+
+    def has(self, step: int) -> bool:
+        """Whether a step of this number is committed, under any of its possible names."""
+        return any(map(self.is_checkpoint, self.names.get(step, [])))
+
+    def committed(self, at_least: int = 0) -> dict[int, str]:
+        """Committed step -> name of its directory, for steps from ``at_least``; opens each one."""
+        found = {
+            step: next(filter(self.is_checkpoint, self.names[step]), None)
+            for step in self.names
+            if step >= at_least
+        }
+        return {step: name for step, name in found.items() if name is not None}
+
+
 class Steps:
     """The committed steps below a directory; every call lists the directory again.
 
@@ -64,29 +91,8 @@ class Steps:
         self._backend = backend
         self.names = names
 
-    def all(self) -> list[int]:
-        """Every committed step, ascending."""
-        return sorted(self._committed())
-
-    def latest(self) -> int | None:
-        """The newest committed step, or None."""
-        names, is_checkpoint = self._look()
-        for step in sorted(names, reverse=True):  # usually the first one is committed
-            if any(map(is_checkpoint, names[step])):
-                return step
-        return None
-
-    def new_path(self, step: int) -> str:
-        """The path to which a new step of this number is written."""
-        return f"{self.directory}/{self.names.name(step)}"
-
-    def _look(self) -> tuple[dict[int, list[str]], Callable[[str], bool]]:
-        """What is in the directory.
-
-        Returns:
-            Step -> names of directories that parse to it, the name that we would write first; and a
-            function that tells of such a directory whether it is a checkpoint.
-        """
+    def look(self) -> Listing:
+        """Lists the directory."""
         found: dict[int, list[str]] = {}
         children, is_checkpoint = self._backend.look(self.directory)
         for name in children:
@@ -95,32 +101,31 @@ class Steps:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return found, is_checkpoint
+        return Listing(found, is_checkpoint)
 
-    def numbers(self) -> list[int]:
-        """Every number that a directory is named after, committed or not; opens no directory."""
-        return sorted(self._look()[0])
+    def all(self) -> list[int]:
+        """Every committed step, ascending."""
+        return sorted(self.look().committed())
+
+    def latest(self) -> int | None:
+        """The newest committed step, or None."""
+        listing = self.look()
+        newest_first = sorted(listing.names, reverse=True)  # usually the first one is committed
+        return next(filter(listing.has, newest_first), None)
 
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
-        names, is_checkpoint = self._look()
-        return any(map(is_checkpoint, names.get(step, [])))
+        return self.look().has(step)
 
-    def _committed(self, at_least: int = 0) -> dict[int, str]:
-        """Committed step -> name of its directory, for steps from ``at_least``; opens each one."""
-        names, is_checkpoint = self._look()
-        found = {
-            step: next(filter(is_checkpoint, names[step]), None)
-            for step in names
-            if step >= at_least
-        }
-        return {step: name for step, name in found.items() if name is not None}
+    def new_path(self, step: int) -> str:
+        """The path to which a new step of this number is written."""
+        return f"{self.directory}/{self.names.name(step)}"
 
     def path(self, step: int) -> str:
         """Path of an existing step, whatever its directory name; else where a new one would be."""
         name = self.names.name(step)
         if not self._backend.is_checkpoint(f"{self.directory}/{name}"):
-            name = self._committed().get(step, name)
+            name = self.look().committed().get(step, name)
         return f"{self.directory}/{name}"
 
     def open(self, step: int) -> Checkpoint:
@@ -136,7 +141,7 @@ class Steps:
 
     def refuse_absent(self, step: int) -> None:
         """Raises CheckpointNotFound if there is no such step; damaged steps exist."""
-        if step not in self._committed():
+        if step not in self.look().committed():
             raise self._absent(step)
 
     def _absent(self, step: int) -> CheckpointNotFound:
@@ -162,34 +167,26 @@ class Steps:
         return [facts for step in self.all() if (facts := self.facts(step)) is not None]
 
     def refuse_taken(
-        self,
-        step: int,
-        overwrite: bool,
-        damaged: Set[int] = frozenset(),
-        elsewhere: Set[int] = frozenset(),
-        leaving: Set[int] = frozenset(),
+        self, step: int, there: Set[int], overwrite: bool, damaged: Set[int] = frozenset()
     ) -> None:
         """Raises if ``step`` exists, or if a newer one does, from which a restart would resume.
 
         Args:
             step: number to be written.
+            there: steps that exist and will stay.
             overwrite: an existing step of this number is no error.
             damaged: newer steps that are ignored, since no run can resume from them.
-            elsewhere: steps of this run in local directories; they count as existing.
-            leaving: steps that will be moved away first; they do not count.
 
         Raises:
             CheckpointExists: the message names the existing steps.
         """
-        there = {*self._committed(at_least=step), *(n for n in elsewhere if n >= step)}
-        steps = sorted(there - leaving)
-        if step in steps and not overwrite:
+        if step in there and not overwrite:
             raise CheckpointExists(
                 f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "
                 "overwrite=True to replace it"
             )
-        newer = [other for other in steps if other > step and other not in damaged]
-        if newer and step not in steps:
+        newer = sorted(other for other in there if other > step and other not in damaged)
+        if newer and step not in there:
             shown = ", ".join(map(str, newer[:5]))
             raise CheckpointExists(
                 f"{self.directory}: step {step} is older than {shown}, which are there already: "

@@ -65,9 +65,12 @@ def list_steps(
         what = "a file, not a directory" if os.path.lexists(directory) else "no such directory"
         raise CheckpointNotFound(f"{directory}: {what}")
     steps = steps_in(directory, step_prefix)
-    found = [] if _is_one(directory) else [_row(steps, step) for step in steps.all()]
+    listing = steps.look()
+    found = (
+        [] if _is_one(directory) else [_row(steps, step) for step in sorted(listing.committed())]
+    )
     rows = [row for row in found if row is not None]
-    empty = sorted(set(steps.numbers()) - set(steps.all())) if found else []
+    empty = sorted({*listing.names} - {*listing.committed()}) if found else []
     beside = traces(directory, OWNER_FILE, _FOLDERS) if local else []
     run_metadata = read_run_metadata(backend_of(local), directory) if of_run else None
     if as_json:

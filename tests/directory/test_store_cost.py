@@ -76,6 +76,30 @@ def test_an_asynchronous_save_waits_for_no_answer_before_it_returns(server: Serv
     assert ckpt.load(f"{server.root}/a")["w"][3] == 3
 
 
+def test_a_later_save_of_a_run_waits_for_no_answer_before_it_returns(server: Server) -> None:
+    state = {"w": np.arange(20_000.0)}
+    with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
+        checkpointer.save(0, state)
+        checkpointer.wait_until_finished()
+        returned = threading.Event()
+        server.fault = lambda _: None if returned.wait(20) else 403
+        checkpointer.save(1, state)
+        returned.set()
+    assert ckpt.Checkpointer(f"{server.root}/run", read_only=True).all_steps() == [0, 1]
+
+
+def test_a_save_of_a_run(server: Server) -> None:
+    with ckpt.Checkpointer(f"{server.root}/run", max_to_keep=3) as checkpointer:
+
+        def save(step: int) -> None:
+            checkpointer.save(step, {"w": np.arange(20_000.0)})
+            checkpointer.wait_until_finished()
+
+        assert requests(server, lambda: save(0)) <= 43
+        assert requests(server, lambda: save(1)) <= 36
+        assert requests(server, lambda: save(2)) <= 36
+
+
 def test_progress_is_told_while_data_is_uploaded(server: Server, monkeypatch: Any) -> None:
     monkeypatch.setattr(_events, "PROGRESS_SECS", 0.0)
     told: list[ckpt.Event] = []

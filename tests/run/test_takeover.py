@@ -171,6 +171,20 @@ def test_one_history_is_left_in_a_store(
     new.close()
 
 
+def test_a_step_of_nobody_makes_way_in_a_store_while_a_run_saves(tmp_path: Path) -> None:
+    directory = f"memory://nobody-{os.getpid()}-{tmp_path.name}/run"
+    with start(directory) as run:
+        save(run, 0, NEW)
+        ckpt.save(f"{directory}/1", state(OLD))
+        save(run, 1, NEW)
+        ckpt.save(f"{directory}/4", state(OLD))
+        save(run, 5, NEW)
+        run.wait_until_finished()
+        with pytest.raises(ckpt.CheckpointExists, match="step 3 is older than 5"):
+            run.save(3, state(NEW))
+    assert values(directory) == {0: NEW, 1: NEW + 1, 5: NEW + 5}
+
+
 def test_an_old_run_that_wakes_late_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
