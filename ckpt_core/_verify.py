@@ -18,7 +18,7 @@ from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
-from ckpt_core._options import MIB, Options
+from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
 from ckpt_core._storage import (
     INDEX_FILE,
@@ -35,8 +35,12 @@ _MOST_REST_BYTES = 1024 * MIB
 """Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
 
 
-def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
+def inspect(path: str | os.PathLike[str], *, options: Options | None = None) -> CheckpointInfo:
     """Items, leaves and metadata of a checkpoint; reads no array. Any process may call it alone.
+
+    Args:
+        path: of the checkpoint.
+        options: ``storage_options`` of it says how to reach a bucket.
 
     Raises:
         CheckpointNotFound: there is no checkpoint at ``path``.
@@ -48,7 +52,7 @@ def inspect(path: str | os.PathLike[str]) -> CheckpointInfo:
         >>> ckpt.inspect("/tmp/ckpt-docs/one").items["state"].leaves[0].shape
         (3,)
     """
-    return describe_opened(open_checkpoint(path))
+    return describe_opened(open_checkpoint(path, checked_options(options)))
 
 
 def describe_opened(opened: Checkpoint) -> CheckpointInfo:
@@ -107,11 +111,15 @@ def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
     return ItemInfo(saved.name, "tree", leaves)
 
 
-def verify(path: str | os.PathLike[str]) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> VerifyReport:
     """Checks whether every byte of a checkpoint is as it was saved; reads all of it and blocks.
 
     Compares every file with the record, and every chunk with its checksums. Any process may call it
     alone. A directory that Orbax wrote has no checksums: the report says so and is not ok.
+
+    Args:
+        path: of the checkpoint.
+        options: ``storage_options`` of it says how to reach a bucket.
 
     Raises:
         CheckpointNotFound: there is no checkpoint at ``path``.
@@ -123,7 +131,7 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
         True
     """
     try:
-        opened = open_checkpoint(path)
+        opened = open_checkpoint(path, checked_options(options))
         if isinstance(opened, NativeCheckpoint):
             with opened.held():
                 return _verified(opened)

@@ -28,6 +28,8 @@ def test_every_call_takes_them(s3_url: str, monkeypatch: Any) -> None:
     assert ckpt.load(f"{url}/a", options=options)["n"] == 1
     assert ckpt.load_async(f"{url}/b", options=options).result()["n"] == 2
     assert ckpt.restore(f"{url}/b", tree(0), options=options)["state"]["n"] == 2
+    assert ckpt.inspect(f"{url}/a", options=options).items["state"].leaves
+    assert ckpt.verify(f"{url}/b", options=options).ok
     with ckpt.Checkpointer(f"{url}/run", max_to_keep=1, options=options) as checkpointer:
         for step in range(3):
             checkpointer.save(step, tree(step))
