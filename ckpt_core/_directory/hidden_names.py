@@ -14,6 +14,7 @@ import re
 import secrets
 from typing import NamedTuple
 
+from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import this_owner
 
 TEMPORARY = ".ckpt-tmp."
@@ -36,9 +37,9 @@ _REMOTE = ("memory://", "s3://", "gs://")
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL, without a trailing slash, and whether it is local.
+    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system.
 
-    Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
+    A bucket that is mounted as a directory is an object store; see ``mounted_files``. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
 
     Raises:
         TypeError: ``path`` is not a str or an os.PathLike object.
@@ -65,7 +66,7 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
             f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
             "be written into other directories. Use another path"
         )
-    return where, True
+    return where, mounted_bucket(where) is None
 
 
 class Hidden(NamedTuple):

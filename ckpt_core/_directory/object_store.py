@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._directory.locks import Claim
+from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import introduction, this_owner
 from ckpt_core._directory.store_attempt import (
     COMMIT,
@@ -32,6 +33,7 @@ from ckpt_core._directory.store_attempt import (
     StoreAttempt,
     attempts_in,
     committed_token,
+    logger,
     settle,
     token_of,
 )
@@ -94,7 +96,7 @@ class ObjectStoreBackend:
 
     def _refuse_inside(self, path: str) -> None:
         """Raises CheckpointExists if the path is inside of a checkpoint."""
-        root, mark, rest = path.partition("://")
+        root, mark, rest = path.partition("://") if "://" in path else ("", "/", path[1:])
         names = rest.split("/")
         for length in range(len(names) - 1, 1, -1):
             around = root + mark + "/".join(names[:length])
@@ -232,8 +234,19 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     Raises:
         CheckpointExists: the key is there: two processes copy one checkpoint to this path.
     """
+    mounted = path.startswith("/")
     bucket = "/".join(path.split("/")[:3])
     asked = bucket in _asked_of_conditions
+    if mounted and not asked:
+        logger.warning(
+            "%s is in a bucket that %s mounts as a directory: two programs that write one step there may both be "
+            "told that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
+            "is safer, and faster",
+            path,
+            mounted_bucket(path),
+        )
+        _asked_of_conditions.add(bucket)
+        asked = True
     if missing is None and asked:
         return keys.put(key, owner)
     if missing is None:

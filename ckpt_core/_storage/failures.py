@@ -32,6 +32,8 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
         no such bucket; TimeoutError and ConnectionError where all retries were used up; else an OSError
         with the number that the system gave. None says that the data itself is at fault.
     """
+    if isinstance(error, OSError) and error.errno:
+        return OSError(error.errno, f"{doing}: {os.strerror(error.errno)} ({error})")
     text = str(error)
     system = _SYSTEM_ERROR.search(text)
     if system is not None:

@@ -11,7 +11,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._options import Options
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
-from ckpt_core._storage.location import Location, new_context
+from ckpt_core._storage.location import Location, new_context, open_store
 
 _OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
@@ -32,9 +32,7 @@ class KeyValues:
     def __init__(self, location: Location, timeout_secs: float = Options.timeout_secs) -> None:
         self._path = location.path
         self._timeout_secs = timeout_secs
-        self._store: Any = self._done(
-            "open", ts.KvStore.open(location.spec(), context=new_context())
-        )
+        self._store: Any = self._done("open", open_store(location, new_context()))
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
         """The value, or its first bytes; None if there is no such key."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._layout.writers import INLINE_BYTES
@@ -37,7 +38,7 @@ class Location:
 
     Attributes:
         path: absolute path, or URL (``memory://``, ``s3://``, ``gs://``), without a trailing slash.
-        local: True for a path in a file system.
+        local: True for a path in a file system; False for URLs, and for the path of a mounted bucket.
         staged: True for the memory of one context: a database that a save builds there before it uploads
             it, or the manifest that a load has found in the record.
         storage_options: as in ``Options``, of an object store.
@@ -60,7 +61,7 @@ class Location:
         if self.staged:
             path = self.path.rstrip("/") + "/"
             return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
-        if self.local:
+        if self.path.startswith("/"):
             if any("\udc80" <= character <= "\udcff" for character in self.path):
                 raise CheckpointError(
                     f"{self.path!r} is no UTF-8, and TensorStore, which writes and reads the arrays, takes "
@@ -74,6 +75,13 @@ class Location:
         if spec["driver"] == "s3":
             return spec | _s3_server(chosen)
         return spec | _google(chosen) if spec["driver"] == "gcs" else spec
+
+
+def open_store(location: Location, context: Any) -> Any:
+    """A future of the key-value store of a location, for writing; those of TensorStore, or alike."""
+    if not location.local and not location.staged and location.path.startswith("/"):
+        return Done(lambda: MountedFiles(location.path))
+    return ts.KvStore.open(location.spec(), context=context)
 
 
 def _url_spec(url: str) -> dict[str, Any]:

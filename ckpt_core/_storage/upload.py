@@ -16,7 +16,7 @@ from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.index import read_index
-from ckpt_core._storage.location import INDEX_FILE, Location, NewDatabase
+from ckpt_core._storage.location import INDEX_FILE, Location, NewDatabase, open_store
 
 UPLOAD_BYTES = 128 * MIB
 """Maximum size of a transaction in memory, and of what is on its way to the store."""
@@ -58,9 +58,7 @@ class Upload:
         self._memory: Any = settled(
             ts.KvStore.open(database.location.spec(), context=context), "opening memory"
         )
-        self._store: Any = settled(
-            ts.KvStore.open(target.spec(), context=context), f"{target.path}: cannot open"
-        )
+        self._store: Any = settled(open_store(target, context), f"{target.path}: cannot open")
         self.files: dict[str, FileRecord] = {}
         self._sending: deque[tuple[str, Any]] = deque()
         self._under_way_bytes = 0

