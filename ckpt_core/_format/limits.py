@@ -68,6 +68,17 @@ def item_name(name: str) -> str:
     return name
 
 
+def token_name(token: object) -> str:
+    """The token of a save, which is part of file names, as it stands in a record.
+
+    Raises:
+        ValueError: it is something else than letters and digits.
+    """
+    if not isinstance(token, str) or not token.isascii() or not token.isalnum():
+        raise ValueError(f"token {token!r} is not letters and digits")
+    return token
+
+
 def file_name(name: str) -> str:
     """A relative file path in a record, validated to stay inside the checkpoint."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):

@@ -25,6 +25,7 @@ from ckpt_core._format.limits import (
     file_size,
     item_name,
     refuse_too_long,
+    token_name,
 )
 from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
 from ckpt_core._format.scan import scan_record
@@ -303,7 +304,7 @@ def load_record(data: bytes) -> Record:
                 file_name(name): FileRecord(file_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
             },
-            token=_token(value["token"]),
+            token=token_name(value["token"]),
             single=bool(value["single"]),
             metadata=value["metadata"],
             metrics=dict(value["metrics"]),
@@ -317,12 +318,6 @@ def load_record(data: bytes) -> Record:
         raise
     except _PARSE_ERRORS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
-
-
-def _token(value: Any) -> str:
-    if not isinstance(value, str) or not value.isascii() or not value.isalnum():
-        raise ValueError(f"token {value!r}: it is part of file names, so it is letters and digits")
-    return value
 
 
 def _parse(body: bytes) -> Any:
