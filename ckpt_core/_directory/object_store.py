@@ -26,7 +26,6 @@ from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
     OWNER,
-    PASSING,
     RECORD,
     STAGING,
     Keys,
@@ -49,6 +48,7 @@ from ckpt_core._directory.store_leftovers import (
     written_by_attempts,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.apart import apart, name_apart
 from ckpt_core._format.limits import most_bytes
 
 _TREE = "_METADATA"
@@ -88,7 +88,7 @@ class ObjectStoreBackend:
         _put_owner(
             path,
             keys,
-            f"{STAGING}{token}/{OWNER}",
+            apart(token, OWNER),
             said.encode(),
             None if record is not None else version,
         )
@@ -135,14 +135,13 @@ class ObjectStoreBackend:
         keys = self._open(path)
         present = keys.list()
         token = token_of(keys.get(RECORD))
-        staging = f"{STAGING}{token}/"
         known, found = told or {}, dict[str, int]()
         for key in present:
             writer = OF_ATTEMPT.search(key)
-            name = key.removeprefix(staging)
+            name = name_apart(token, key) if token and key.startswith(apart(token)) else key
             if writer is not None and token not in writer.groups():
                 continue  # of a save that is under way, or of one that this one has replaced
-            if not name.startswith((".", PASSING)) and name not in found and name != OWNER:
+            if not name.startswith(".") and name not in found and name != OWNER:
                 found[name] = known[name] if name in known else len(keys.get(key) or b"")
         return found
 
@@ -294,8 +293,8 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
     """Whether these are the keys of a checkpoint that Orbax finished.
 
-    In a store Orbax puts ``commit_success.txt`` last; of one that was copied there from a disk, the
-    description has the time of its commit.
+    In a store Orbax puts ``commit_success.txt`` last, after those of the items; of one that was copied there from
+    a disk, where it writes none, the description has the time of its commit.
     """
     if DELETED in present or _is_marked(keys, present):
         return False
@@ -303,6 +302,8 @@ def _is_of_orbax(keys: Keys, present: list[str]) -> bool:
         return True
     if DESCRIPTION not in present:
         return _TREE in present
+    if any(key.endswith(f"/{COMMIT}") for key in present):
+        return False
     with contextlib.suppress(ValueError, AttributeError):
         described = json.loads(keys.get(DESCRIPTION) or b"{}")
         return described.get("commit_timestamp_nsecs") is not None

@@ -1,7 +1,7 @@
 """One attempt to write a checkpoint into an object store; ``object_store`` has the protocol.
 
 It writes data files with its token in their names, so that two attempts share no name. Small files stand in the
-record itself; those of other processes than 0, and large ones, lie below ``.attempt.<token>/``. Those are what ckpt
+record itself; those of other processes than 0, and large ones, are ``.attempt.<token>.<name>``. Those are what ckpt
 reads, for good; the names under which Orbax looks for the small files get copies.
 """
 
@@ -14,8 +14,9 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
+from ckpt_core._format.apart import STAGING as STAGING
+from ckpt_core._format.apart import apart, name_apart
 from ckpt_core._format.packed import MOST_HELD_BYTES
-from ckpt_core._format.record import STAGING as STAGING
 from ckpt_core._format.record import load_record
 
 logger = logging.getLogger("ckpt_core")
@@ -24,7 +25,7 @@ RECORD = "ckpt.json"
 COMMIT = "commit_success.txt"
 DESCRIPTION = "_CHECKPOINT_METADATA"
 OWNER = "owner"
-PASSING = "passing/"
+PASSING = ".passing/"
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
 _HEAD_BYTES = 300
 """The token is among the first fields of a record."""
@@ -47,14 +48,15 @@ def attempts_in(present: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in present:
         place, mark, rest = key.partition(STAGING)
-        if mark and rest.partition("/")[2] == OWNER:
-            found[rest.partition("/")[0]] = place
+        token, _, name = rest.partition(".")
+        if mark and name == OWNER:
+            found[token] = place
     return found
 
 
 def is_of(key: str, token: str) -> bool:
     """Whether an attempt wrote this key: a small file, or a data file."""
-    return key.startswith(f"{STAGING}{token}/") or f"/{token}." in key
+    return key.startswith(apart(token)) or f"/{token}." in key
 
 
 def token_of(record: bytes | None) -> str | None:
@@ -114,11 +116,10 @@ def _small_files(keys: Keys, token: str) -> Mapping[str, bytes]:
 
 
 def _apart(keys: Keys, token: str) -> dict[str, bytes]:
-    """Name -> content of the small files below ``.attempt.<token>/``."""
-    staging = f"{STAGING}{token}/"
-    names = [key.removeprefix(staging) for key in keys.list(staging)]
+    """Name -> content of the attempt's small files that do not stand in its record."""
+    names = [name_apart(token, key) for key in keys.list(apart(token))]
     wanted = [name for name in names if name != OWNER and not name.startswith(PASSING)]
-    found = ((name, keys.get(staging + name)) for name in wanted)
+    found = ((name, keys.get(apart(token, name))) for name in wanted)
     return {name: data for name, data in found if data is not None}
 
 
@@ -137,7 +138,7 @@ def settle(keys: Keys) -> None:
 def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
     """Deletes the keys of attempts; their owners' last, as without them nobody would know whose the others are."""
     names = list(written)
-    owners = [key for key in names if key.endswith(f"/{OWNER}")]
+    owners = [key for key in names if attempts_in([key])]
     keys.delete(key for key in names if key not in owners)
     keys.delete(owners)
 
@@ -175,7 +176,6 @@ class StoreAttempt:
         self._token = token
         self._version = version
         self._replaced = {*replaced}
-        self._staging = f"{STAGING}{token}/"
         self.path = f"{target}/{STAGING}{token}"
         self.data_prefix = f"{token}."
         self._record = RECORD, b""
@@ -187,9 +187,9 @@ class StoreAttempt:
     def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
         if passing:
             self._passes = True
-            self._keys.put(f"{self._staging}{PASSING}{name}", data)
+            self._keys.put(apart(self._token, PASSING + name), data)
         elif self._version is None or len(data) > MOST_HELD_BYTES:
-            self._keys.put(self._staging + name, data)
+            self._keys.put(apart(self._token, name), data)
             self._apart[name] = data
         else:
             self._held[name] = data
@@ -198,7 +198,7 @@ class StoreAttempt:
         for files in (self._held, self._apart):
             if name in files:
                 return files[name]
-        found = self._keys.get(f"{self._staging}{PASSING}{name}")
+        found = self._keys.get(apart(self._token, PASSING + name))
         if found is None:
             raise FileNotFoundError(f"{self._target}/{name}")
         return found
@@ -219,7 +219,7 @@ class StoreAttempt:
 
     def commit(self) -> None:
         record_name, record = self._record
-        if self._keys.get(self._staging + OWNER) is None:
+        if self._keys.get(apart(self._token, OWNER)) is None:
             raise CheckpointError(
                 f"{self._target}: another writer took this one for dead, and removed what it had written: "
                 "nothing was committed"
@@ -263,8 +263,8 @@ class StoreAttempt:
             if committed != self._token:
                 remove_attempt(self._keys, self._mine())
             elif self._passes:
-                self._keys.delete(self._keys.list(self._staging + PASSING))
-            self._keys.delete([self._staging + OWNER])
+                self._keys.delete(self._keys.list(apart(self._token, PASSING)))
+            self._keys.delete([apart(self._token, OWNER)])
 
     def _mine(self) -> list[str]:
         return [key for key in self._keys.list() if is_of(key, self._token)]

@@ -17,7 +17,6 @@ from ckpt_core._directory.store_attempt import (
     DESCRIPTION,
     OWNER,
     RECORD,
-    STAGING,
     Keys,
     attempts_in,
     committed_token,
@@ -27,10 +26,11 @@ from ckpt_core._directory.store_attempt import (
     settle,
     token_of,
 )
+from ckpt_core._format.apart import apart
 
 DELETED = ".deleted"
 """Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
-OF_ATTEMPT = re.compile(r"^\.attempt\.([^/]+)/|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
+OF_ATTEMPT = re.compile(r"^\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
 """Files of an attempt; without its owner, and without its record, they belong to nobody."""
 _COPY = re.compile(
     r"_CHECKPOINT_METADATA|commit_success\.txt|[^/]+/(_METADATA|_sharding|_strings\.json|manifest\.ocdbt|metadata|"
@@ -57,11 +57,7 @@ def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> li
     for key in outside_of_others(present):
         if writer := OF_ATTEMPT.search(key):
             found.setdefault(writer[1] or writer[2], []).append(key)
-    ended = [
-        token
-        for token in found
-        if token == deleted or keys.get(f"{STAGING}{token}/{OWNER}") is None
-    ]
+    ended = [token for token in found if token == deleted or keys.get(apart(token, OWNER)) is None]
     committed = token_of(keys.get(RECORD)) if ended else None
     return [key for token in ended if token != committed for key in found[token]]
 
@@ -89,7 +85,7 @@ def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) 
     present = outside_of_others(present)
     kept = {*written_by_attempts(present), RECORD, DELETED}
     left = strays(keys, present, deleted)
-    owner = f"{STAGING}{deleted}/{OWNER}"
+    owner = apart(deleted or "", OWNER)
     if owner in left and not is_dead(keys, deleted or ""):
         left.remove(owner)  # it is still copying, and deletes this when it sees that it was deleted
     remove_attempt(keys, left)
@@ -140,12 +136,12 @@ def finish(keys: Keys, token: str) -> None:
     roll_forward(keys, token)
     if committed_token(keys) == token:
         keys.delete(strays(keys, present))
-        keys.delete([f"{STAGING}{token}/{OWNER}"])
+        keys.delete([apart(token, OWNER)])
 
 
 def is_dead(keys: Keys, token: str, place: str = "") -> bool:
     """Whether the process that began an attempt is gone; a guess by age for one on another host."""
-    owner = (keys.get(f"{place}{STAGING}{token}/{OWNER}") or b"").decode(errors="replace")
+    owner = (keys.get(place + apart(token, OWNER)) or b"").decode(errors="replace")
     process, _, rest = owner.partition(" ")
     living = lives(process)
     if living is not None:

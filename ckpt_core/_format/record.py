@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._format.apart import apart
 from ckpt_core._format.limits import (
     MOST_BYTES,
     SHORT_BYTES,
@@ -36,8 +37,6 @@ from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1
-STAGING = ".attempt."
-"""In an object store, small files that do not stand in the record lie below this and the token."""
 MARKER = "ckpt"
 """Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
@@ -192,8 +191,7 @@ class Record:
 
     def where(self, name: str) -> str:
         """Where a file is that does not stand in the record: a path relative to the checkpoint."""
-        apart = self.packed and not _is_data(name)
-        return f"{STAGING}{self.token}/{name}" if apart else name
+        return apart(self.token, name) if self.packed and not _is_data(name) else name
 
 
 def _is_data(name: str) -> bool:

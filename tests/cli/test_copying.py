@@ -98,9 +98,9 @@ def test_a_copy_that_is_interrupted_leaves_nothing(
 
 def test_gc_removes_what_dead_writers_left(call, store: str) -> None:
     ckpt.save(f"{store}/1", tree(1))
-    keys_at(f"{store}/2").put(".attempt.dead/owner", b"00000000-17-5 1 somebody")
+    keys_at(f"{store}/2").put(".attempt.dead.owner", b"00000000-17-5 1 somebody")
     keys_at(f"{store}/2").put("state/_METADATA", b"")
-    keys_at(f"{store}/2").put(".attempt.dead/state/_METADATA", b"{}")
+    keys_at(f"{store}/2").put(".attempt.dead.state!0_METADATA", b"{}")
     code, out, _ = call("gc", store)
     assert code == 0 and "2 removed" in out
     assert call("gc", store)[1].strip() == "nothing to remove"

@@ -70,8 +70,8 @@ def test_a_stalled_writer_that_wakes_up_harms_nothing(store: str, monkeypatch: A
     old.join()
     assert told == {"old": False}
     assert value_at(url) == 2
-    (owner,) = [key for key in before if key.endswith("/owner")]
-    token = owner.split(".attempt.")[1].split("/")[0]
+    (owner,) = [key for key in before if key.endswith(".owner")]
+    token = owner.split(".attempt.")[1].split(".")[0]
     assert sorted(keys_at(url).list()) == [key for key in before if token not in key]
     assert ckpt.verify(url).ok
 
@@ -170,7 +170,7 @@ def test_what_an_interrupted_clean_up_left_blocks_no_step(store: str) -> None:
     token, data = "0" * 32, "1" * 32
     keys = keys_at(store)
     keys.put(f"state/d/{token}.{data}", b"data")
-    keys.put(f".attempt.{token}/state/_METADATA", b"{}")
+    keys.put(f".attempt.{token}.state!0_METADATA", b"{}")
     assert saved(store, 1) and value_at(store) == 1
     assert not any(token in key for key in keys.list())
 
@@ -178,7 +178,7 @@ def test_what_an_interrupted_clean_up_left_blocks_no_step(store: str) -> None:
 def test_a_leftover_under_another_name_hides_no_step(store: str) -> None:
     with ckpt.Checkpointer(store, step_prefix="step") as checkpointer:
         checkpointer.save(5, tree(5))
-    keys_at(f"{store}/5").put(".attempt.abc/owner", b"")
+    keys_at(f"{store}/5").put(".attempt.abc.owner", b"")
     with ckpt.Checkpointer(store) as checkpointer:
         assert checkpointer.load(5)["n"] == 5
         checkpointer.delete(5)
@@ -193,6 +193,18 @@ def test_an_attempt_that_another_writer_removed_is_not_committed(store: str) -> 
     with pytest.raises(ckpt.CheckpointError, match="nothing was committed"):
         attempt.commit()
     assert value_at(store) is None
+
+
+def test_what_passed_between_processes_is_not_taken_for_an_item_of_that_name(store: str) -> None:
+    attempt = backend().begin(store, overwrite=False, durable=True, token="abc")
+    attempt.write("ckpt.token", b"x", passing=True)
+    other = backend().join(store, attempt.path, durable=True)
+    assert other.read("ckpt.token") == b"x"
+    other.write("passing/checksums/process_1", b"1")
+    attempt.make_durable(RECORD, b'{"token":"abc"}')
+    attempt.commit()
+    copy, apart = "passing/checksums/process_1", ".attempt.abc.passing!0checksums!0process_1"
+    assert sorted(keys_at(store).list()) == [apart, RECORD, copy]
 
 
 # ---- overwriting, deleting, damage -----------------------------------------------------------------
@@ -330,7 +342,7 @@ def test_large_small_files_do_not_stand_in_the_record(store: str, monkeypatch: A
     monkeypatch.setattr(store_attempt, "MOST_HELD_BYTES", 300)
     ckpt.save(store, tree(1))
     apart = [key for key in keys_at(store).list() if key.startswith(".attempt.")]
-    assert any(key.endswith("/state/_METADATA") for key in apart)
+    assert any(key.endswith(".state!0_METADATA") for key in apart)
     assert not any(key.endswith(COMMIT) for key in apart)
     assert value_at(store) == 1 and ckpt.verify(store).ok
     ckpt.save(store, tree(2), overwrite=True)
@@ -420,7 +432,7 @@ def check_what_orbax_sees(server: Server, name: str) -> None:
         if key.startswith(f"{name}/")
     }
     # Between the commit of an overwriting save and its copies, Orbax sees what is overwritten.
-    if COMMIT in objects and not any(key.endswith("/owner") for key in objects):
+    if COMMIT in objects and not any(key.endswith(".owner") for key in objects):
         for file, saved_file in load_record(objects[RECORD]).files.items():
             assert file in objects and len(objects[file]) == saved_file.size_bytes, file
             assert saved_file.data or zlib.crc32(objects[file]) == saved_file.crc32, file
@@ -495,7 +507,7 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(sto
             process = "00000000-17-5"
         day = 24 * 3600 + 10 if owner == "1" else 10
         said = f"{process} {int(time.time()) - day} somebody"
-        keys_at(f"{store}/{token}").put(f".attempt.{token}/owner", said.encode())
+        keys_at(f"{store}/{token}").put(f".attempt.{token}.owner", said.encode())
     mine = form.begin(f"{store}/mine", overwrite=False, durable=True, token="mine")
     mine.write("x", b"")
     removed = form.clean(store)

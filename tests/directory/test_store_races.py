@@ -96,10 +96,11 @@ def test_a_listing_that_missed_the_owner_removes_no_running_attempt(
         patch.setattr(
             KeyValues,
             "list",
-            lambda *a: [key for key in listed(*a) if not key.endswith(f"{token}/owner")],
+            lambda *a: [key for key in listed(*a) if not key.endswith(f"{token}.owner")],
         )
         assert saved(store, 1)
-    assert keys_at(store).get(data) == b"data" and keys_at(running.path).get("owner")
+    assert keys_at(store).get(data) == b"data"
+    assert keys_at(store).get(f"{running.path.removeprefix(store + '/')}.owner")
 
 
 def test_an_interrupt_while_what_is_replaced_is_deleted_is_told_as_committed(

