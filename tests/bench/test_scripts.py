@@ -39,6 +39,7 @@ SMALL = {
     ],
     "startup_overlap.py": ["--mib", "8", "--layers", "2", "--repeats", "1"],
     "step_disturbance.py": ["--mib", "16", "--rounds", "1", "--width", "64"],
+    "stores.py": ["--rounds", "1", "--sizes", "4 x 64 KiB"],
 }
 
 

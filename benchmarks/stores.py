@@ -1,0 +1,328 @@
+"""Measures saves and loads in a bucket beside plain transfers of the same bytes: python benchmarks/stores.py
+
+The servers are the tests': SeaweedFS for S3, one of Google's JSON API, each in a process of its own on this machine.
+So nothing here is the speed of a cloud; it shows what a library costs beside a server that answers at once. In
+each round every tool saves and loads in turn. The requests are counted in a run of their own, through a
+proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+
+import numpy as np
+import tensorstore as ts
+
+import ckpt_core as ckpt
+from tests.support import counting_proxy, s3_server
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+THREADS = 10  # as many as boto3's managed transfers take
+SIZES = {"4 x 16 MiB": (4, 16 * MIB), "16 x 32 MiB": (16, 32 * MIB), "2,000 x 4 KiB": (2000, 4096)}
+TINY = {"4 x 64 KiB": (4, 65536)}
+PLACES = "bench/"
+_places = itertools.count()
+
+
+@dataclass(frozen=True)
+class State:
+    """Arrays that nobody can compress, and their bytes, one by one and together."""
+
+    arrays: dict[str, np.ndarray]
+    parts: dict[str, bytes]
+    blob: bytes
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A way to save and load at a place; ``load`` gives arrays or bytes, by name or together."""
+
+    name: str
+    save: Callable[[str, State], Any]
+    load: Callable[[str, State], Any]
+    plain: bool = True
+
+
+def make_state(count: int, leaf_bytes: int) -> State:
+    random = np.random.default_rng(0)
+    arrays = {f"leaf{n:05}": random.random(leaf_bytes // 8) for n in range(count)}
+    parts = {name: array.tobytes() for name, array in arrays.items()}
+    return State(arrays, parts, b"".join(parts.values()))
+
+
+def checked(state: State, found: Any) -> None:
+    if isinstance(found, dict):
+        found = b"".join(np.asarray(found[name]).tobytes() for name in state.parts)
+    assert found == state.blob, "other bytes came back"
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+def ours(root: str) -> Tool:
+    return Tool(
+        "ckpt",
+        lambda place, state: ckpt.save(f"{root}/{place}", state.arrays),
+        lambda place, _: ckpt.load(f"{root}/{place}"),
+        plain=False,
+    )
+
+
+def tensorstore(spec: dict[str, Any]) -> Tool:
+    """TensorStore's own puts and gets, below which ckpt cannot come."""
+
+    def keys(place: str) -> ts.KvStore:
+        return ts.KvStore.open({**spec, "path": f"{place}/"}).result()
+
+    def save(place: str, state: State) -> None:
+        store = keys(place)
+        for written in [store.write(name, data) for name, data in state.parts.items()]:
+            written.result()
+
+    def load(place: str, state: State) -> dict[str, bytes]:
+        store = keys(place)
+        reads = {name: store.read(name) for name in state.parts}
+        return {name: np.frombuffer(read.result().value) for name, read in reads.items()}
+
+    return Tool("TensorStore, an object for each leaf", save, load)
+
+
+def with_boto3(url: str) -> list[Tool]:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(max_pool_connections=THREADS)
+    client: Any = boto3.client("s3", endpoint_url=url, config=config)
+    pool = ThreadPoolExecutor(THREADS)
+    bucket = s3_server.BUCKET
+
+    def save_all(place: str, state: State) -> None:
+        client.upload_fileobj(io.BytesIO(state.blob), bucket, place)
+
+    def load_all(place: str, _: State) -> bytes:
+        found = io.BytesIO()
+        client.download_fileobj(bucket, place, found)
+        return found.getvalue()
+
+    def put(key: str, data: bytes) -> None:
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    def get(key: str) -> Any:
+        return np.frombuffer(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def save_each(place: str, state: State) -> None:
+        names = [f"{place}/{name}" for name in state.parts]
+        list(pool.map(put, names, state.parts.values()))
+
+    def load_each(place: str, state: State) -> dict[str, Any]:
+        names = [f"{place}/{name}" for name in state.parts]
+        return dict(zip(state.parts, pool.map(get, names), strict=True))
+
+    return [
+        Tool("boto3, one object", save_all, load_all),
+        Tool("boto3, an object for each leaf", save_each, load_each),
+    ]
+
+
+def with_gcsfs(url: str, bucket: str) -> list[Tool]:
+    import gcsfs
+
+    files: Any = gcsfs.GCSFileSystem(token="anon", endpoint_url=url, use_listings_cache=False)
+
+    def save_each(place: str, state: State) -> None:
+        files.pipe({f"{bucket}/{place}/{name}": data for name, data in state.parts.items()})
+
+    def load_each(place: str, state: State) -> dict[str, Any]:
+        found = files.cat([f"{bucket}/{place}/{name}" for name in state.parts])
+        return {key.rpartition("/")[2]: np.frombuffer(data) for key, data in found.items()}
+
+    return [
+        Tool(
+            "gcsfs, one object",
+            lambda place, state: files.pipe_file(f"{bucket}/{place}", state.blob),
+            lambda place, _: files.cat_file(f"{bucket}/{place}"),
+        ),
+        Tool("gcsfs, an object for each leaf", save_each, load_each),
+    ]
+
+
+def with_orbax(root: str) -> Tool:
+    import orbax.checkpoint as ocp
+    from absl import logging
+
+    logging.set_verbosity(logging.FATAL)
+    checkpointer = ocp.StandardCheckpointer()
+
+    def save(place: str, state: State) -> None:
+        checkpointer.save(f"{root}/{place}", state.arrays)
+        checkpointer.wait_until_finished()
+
+    return Tool(
+        "Orbax", save, lambda place, _: checkpointer.restore(f"{root}/{place}"), plain=False
+    )
+
+
+def missing(*modules: str) -> str | None:
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"no {', '.join(absent)}: pip install {' '.join(absent)}" if absent else None
+
+
+def tools_of(store: str, url: str, bucket: str) -> tuple[list[Tool], Callable[[], Any]]:
+    """The tools for a server, and what deletes all; a line on standard error for each that is not installed."""
+    makers: list[tuple[str | None, Callable[[], list[Tool]]]]
+    if store == "S3":
+        root = f"s3://{bucket}"
+        os.environ |= {"AWS_ENDPOINT_URL": url, **s3_server.USER}
+        spec = {"driver": "s3", "endpoint": url, "aws_region": "us-east-1"}
+        makers = [(missing("boto3"), lambda: with_boto3(url))]
+    else:
+        root = f"gs://{bucket}"
+        os.environ |= {"TENSORSTORE_GCS_HTTP_URL": url, "STORAGE_EMULATOR_HOST": url}
+        os.environ |= {
+            "GCE_METADATA_ROOT": "127.0.0.1:1",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "0",
+        }
+        spec = {"driver": "gcs"}
+        makers = [
+            (missing("gcsfs"), lambda: with_gcsfs(url, bucket)),
+            (missing("gcsfs", "orbax"), lambda: [with_orbax(root)]),
+        ]
+    spec["bucket"] = bucket
+    found = [ours(root), tensorstore(spec)]
+    everything = ts.KvStore.open({**spec, "path": PLACES}).result()
+    for reason, make in makers:
+        if reason is None:
+            found += make()
+        else:
+            print(f"{store}: {reason}", file=sys.stderr)
+    return found, lambda: everything.delete_range(ts.KvStore.KeyRange()).result()
+
+
+# ------------------------------------------------------------------------------------------ measuring
+
+Row = dict[str, Any]
+
+
+def measure(
+    store: str, url: str, bucket: str, sizes: list[str], rounds: int, count: bool
+) -> list[Row]:
+    """A row for each size and tool, with seconds, or with requests where ``url`` is a proxy's."""
+    rows: list[Row] = []
+    tools, empty = tools_of(store, url, bucket)
+    for size in sizes:
+        state = make_state(*(SIZES | TINY)[size])
+        found: list[Row] = [
+            {"store": store, "size": size, "tool": tool.name, "plain": tool.plain, "mib": len(state.blob) / MIB,
+             "save": [], "load": []} for tool in tools
+        ]  # fmt: skip
+        for turn in range(rounds + 1):
+            for tool, row in zip(tools, found, strict=True):
+                place = f"{PLACES}{os.getpid()}-{next(_places)}"
+                for verb, work in (("save", tool.save), ("load", tool.load)):
+                    if count:
+                        counting_proxy.counted(url)
+                    began = time.perf_counter()
+                    result = work(place, state)
+                    secs = time.perf_counter() - began
+                    if turn:  # the first connects, and imports
+                        row[verb].append(counting_proxy.counted(url) if count else secs)
+                    print(store, size, tool.name, verb, f"{secs:.2f} s", file=sys.stderr)
+                checked(state, result)
+                del result
+                empty()
+        rows += found
+    return rows
+
+
+@contextlib.contextmanager
+def child(*arguments: str) -> Iterator[list[str]]:
+    """The words that a server in a process of its own prints first; it ends with the block."""
+    command = [sys.executable, "-m", *arguments]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def server(store: str) -> Iterator[list[str]]:
+    """URL and bucket."""
+    with contextlib.ExitStack() as stack:
+        if store == "S3":
+            home = stack.enter_context(tempfile.TemporaryDirectory())
+            yield [stack.enter_context(s3_server.running(Path(home), 4096)), s3_server.BUCKET]
+        else:
+            yield stack.enter_context(child("tests.support.gcs_server"))
+
+
+def apart(store: str, url: str, bucket: str, sizes: list[str], rounds: int, count: bool) -> Any:
+    """As ``measure``, in a new process: TensorStore keeps what it has opened."""
+    asked = json.dumps([store, url, bucket, sizes, rounds, count])
+    run = [sys.executable, __file__, "--measure", asked]
+    return json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def told(row: Row, counts: Row, verb: str, best: float) -> str:
+    secs = row[verb]
+    middle, (seen,) = statistics.median(secs), counts[verb]
+    moved = (
+        seen.pop("up" if verb == "save" else "down"),
+        seen.pop("down" if verb == "save" else "up"),
+    )
+    spread = f"{middle:.2f} s ({min(secs):.2f} - {max(secs):.2f})"
+    return f"{spread}, {row['mib'] / middle:.0f} MiB/s | {best / middle:.2f} | {sum(seen.values())} | {moved[0] / MIB:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES | TINY, default=list(SIZES))
+    parser.add_argument("--stores", nargs="+", choices=["S3", "GCS"], default=["S3", "GCS"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(*json.loads(arguments.measure))))
+        return
+    print(
+        "| | save | of the fastest plain one | requests | MiB up | load | of it | requests | MiB down |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for store in arguments.stores:
+        if store == "S3" and s3_server.program() is None:
+            print(f"S3: {s3_server.MISSING}", file=sys.stderr)
+            continue
+        with server(store) as (url, bucket):
+            rows = apart(store, url, bucket, arguments.sizes, arguments.rounds, False)
+            with child("tests.support.counting_proxy", url) as (proxy,):
+                counts = apart(store, proxy, bucket, arguments.sizes, 1, True)
+        for row, seen in zip(rows, counts, strict=True):
+            rivals = [r for r in rows if r["plain"] and r["size"] == row["size"]]
+            best = {v: min(statistics.median(r[v]) for r in rivals) for v in ("save", "load")}
+            cells = " ".join(told(row, seen, verb, best[verb]) for verb in ("save", "load"))
+            print(f"| {store}, {row['size']}: {row['tool']} | {cells}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Passes HTTP requests on to a server, and counts them and their bytes: python -m tests.support.counting_proxy URL
+
+It prints its own URL, and ends when its input ends. ``/counts`` below it answers with what came since the last time.
+"""
+
+from __future__ import annotations
+
+import collections
+import http.client
+import json
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+_BETWEEN_TWO = {"connection", "keep-alive", "transfer-encoding", "expect"}
+"""Headers that one connection is told of, not the request."""
+_PAUSE_SECS = 120.0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+    host = ""
+    counts: ClassVar[collections.Counter[str]] = collections.Counter()
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def setup(self) -> None:
+        super().setup()
+        self.onward = http.client.HTTPConnection(self.host, timeout=_PAUSE_SECS)
+
+    def finish(self) -> None:
+        self.onward.close()
+        super().finish()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def handle_expect_100(self) -> bool:
+        met = super().handle_expect_100()
+        self.wfile.flush()
+        return met
+
+    def do_GET(self) -> None:
+        if self.path == "/counts":
+            with self.lock:
+                told = json.dumps(self.counts).encode()
+                self.counts.clear()
+            return self._answer(200, {}, told)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kept = {k: v for k, v in self.headers.items() if k.lower() not in _BETWEEN_TWO}
+        self.onward.request(self.command, self.path, body, kept)
+        found = self.onward.getresponse()
+        data = found.read()
+        with self.lock:
+            self.counts.update({self.command: 1, "up": len(body), "down": len(data)})
+        headers = {k: v for k, v in found.getheaders() if k.lower() not in _BETWEEN_TWO}
+        return self._answer(found.status, headers, data)
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if status != 204 and "content-length" not in map(str.lower, headers):
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # else a burst of connections is refused
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that hung up
+            super().handle_error(request, client_address)
+
+
+def counted(proxy_url: str) -> dict[str, int]:
+    """Requests by method, and bytes ``up`` and ``down``, since the last time."""
+    with urllib.request.urlopen(f"{proxy_url}/counts", timeout=60) as answer:
+        return json.load(answer)
+
+
+def main(url: str) -> None:
+    handler = type("Handler", (_Handler,), {"host": urllib.parse.urlsplit(url).netloc})
+    server = _Http(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
