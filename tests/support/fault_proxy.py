@@ -1,0 +1,206 @@
+"""A proxy in front of an object store that counts requests and spoils some of them, as a rule says.
+
+It sits between ckpt and a server on this machine. Requests go on as they are, the name of the host included, which
+S3's signatures cover.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+Fault = int | Literal["reset", "truncate", "flip", "stall", "lost"]
+"""What becomes of one request:
+
+* a number: the proxy answers with this HTTP status, and does not ask the server
+* ``reset``: the connection is reset before the server is asked
+* ``truncate``: half of the body comes, then the end of the connection
+* ``flip``: one bit in the middle of the body of a successful answer is another one
+* ``stall``: nothing comes until ``Proxy.ended`` is set, or the client has gone
+* ``lost``: the server carries the request out, and the connection is reset
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request; ``number`` counts from 1. ``key`` is None for a listing, or one of the bucket itself."""
+
+    number: int
+    method: str
+    path: str
+    key: str | None
+
+
+@dataclass
+class Proxy:
+    """What came so far, and what is to be done with the next request."""
+
+    upstream: str
+    url: str = ""
+    requests: list[Request] = field(default_factory=list)
+    rule: Callable[[Request], Fault | None] = lambda _: None
+    applied: Callable[[Request], None] = lambda _: None
+    """Called when the server has answered, and the client does not know it yet."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    struck: list[tuple[Request, Fault]] = field(default_factory=list)
+    at_work: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reset(self) -> None:
+        """Forgets what came, and spoils nothing any more."""
+        self.rule, self.applied = lambda _: None, lambda _: None
+        with self.lock:
+            self.requests.clear()
+            self.struck.clear()
+
+    def drain(self, timeout_secs: float = 20.0) -> None:
+        """Blocks until the server has answered everything that was sent on."""
+        deadline = time.monotonic() + timeout_secs
+        while self.at_work:
+            assert time.monotonic() < deadline, self.requests[-3:]
+            time.sleep(0.005)
+
+
+def _key(path: str) -> str | None:
+    """The object's name in a path of S3 (``/bucket/key``), or of Google's (``/storage/v1/b/bucket/o/key``)."""
+    name, _, query = path.partition("?")
+    values = urllib.parse.parse_qs(query)
+    if name.startswith("/upload/"):
+        return values["name"][0]
+    parts = name.split("/", 6 if name.startswith("/storage/v1/b/") else 2)
+    last = 6 if name.startswith("/storage/v1/b/") else 2
+    return urllib.parse.unquote(parts[last]) if len(parts) > last and parts[last] else None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: else each answer waits for an acknowledgement
+    proxy: Proxy
+    _server: http.client.HTTPConnection | None = None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def handle_expect_100(self) -> bool:
+        met = super().handle_expect_100()
+        self.wfile.flush()
+        return met
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client has gone
+            super().handle()
+
+    def finish(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        with contextlib.suppress(OSError, ValueError):
+            super().finish()
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        proxy = self.proxy
+        with proxy.lock:
+            number = len(proxy.requests) + 1
+            request = Request(number, self.command, self.path, _key(self.path))
+            proxy.requests.append(request)
+            proxy.at_work += 1
+        try:
+            fault = proxy.rule(request)
+            if fault is not None:
+                with proxy.lock:
+                    proxy.struck.append((request, fault))
+            if isinstance(fault, int):
+                return self._answer(fault, [], b"")
+            if fault in ("reset", "stall"):
+                return self._hang() if fault == "stall" else self._cut()
+            status, headers, data = self._ask(body)
+            proxy.applied(request)
+        finally:
+            with proxy.lock:
+                proxy.at_work -= 1
+        if fault == "lost":
+            return self._cut()
+        if fault == "flip" and data and status in (200, 206):
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        return self._answer(status, headers, data, cut=fault == "truncate")
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
+
+    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        """What the server answers; a connection that it has closed meanwhile is opened anew."""
+        for fresh in (False, True):
+            if self._server is None or fresh:
+                host = urllib.parse.urlsplit(self.proxy.upstream).netloc
+                self._server = http.client.HTTPConnection(host, timeout=60)
+            try:
+                self._server.putrequest(self.command, self.path, True, True)
+                for name, value in self.headers.items():
+                    if name.lower() not in ("expect", "connection", "transfer-encoding"):
+                        self._server.putheader(name, value)
+                self._server.endheaders(body or None)
+                found = self._server.getresponse()
+                return found.status, found.getheaders(), found.read()
+            except (http.client.HTTPException, ConnectionError):
+                self._server.close()
+                if fresh:
+                    raise
+        raise AssertionError
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, cut: bool = False
+    ) -> None:
+        self.send_response_only(status)
+        dropped = {"transfer-encoding", "connection"}
+        dropped |= {"content-length"} if self.command != "HEAD" else set()
+        for name, value in headers:
+            if name.lower() not in dropped:
+                self.send_header(name, value)
+        if self.command != "HEAD" and status != 204:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if cut else data)
+        self.close_connection = self.close_connection or cut
+        self.wfile.flush()
+
+    def _hang(self) -> None:
+        self.connection.settimeout(0.05)
+        while not self.proxy.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                if not self.connection.recv(1):
+                    break
+        self.close_connection = True
+
+    def _cut(self) -> None:
+        """Resets the connection, rather than ending it."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+
+
+@contextlib.contextmanager
+def proxied(upstream: str) -> Iterator[Proxy]:
+    """A proxy on a free port of 127.0.0.1, in front of the server at a URL; ended with the block."""
+    proxy = Proxy(upstream)
+    handler = type("Handler", (_Handler,), {"proxy": proxy})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.ended.set()
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
