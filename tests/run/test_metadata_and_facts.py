@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
+from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
 STATE = {"w": np.ones(4)}
-
-
-@pytest.fixture(params=["local", "memory"])
-def directory(request: Any, tmp_path: Path) -> str:
-    return str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path.name}/run"
 
 
 def test_run_metadata(directory: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support.paths import ROOT
+from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
+from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
 
 def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,11 +28,6 @@ def in_new_process(code: str, *arguments: str) -> subprocess.CompletedProcess[st
         text=True,
         timeout=60,
     )
-
-
-@pytest.fixture(params=["local", "memory"])
-def directory(request, tmp_path: Path) -> str:
-    return str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path.name}/fence"
 
 
 def test_the_older_writer_is_fenced(directory: str) -> None:

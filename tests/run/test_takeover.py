@@ -20,11 +20,11 @@ from ckpt_core._directory import PosixBackend
 from ckpt_core._run.fence import Fence
 from tests.support import forked
 from tests.support.children import environment
+from tests.support.stores import make_s3_url, make_server, make_store  # noqa: F401 (fixtures)
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,
     OLD,
-    make_directory,  # noqa: F401 (fixtures)
     resume,
     retired,
     save,
@@ -147,9 +147,9 @@ def test_one_history_is_left(
 @pytest.mark.parametrize("stalled", ["before", "after"])
 @pytest.mark.parametrize("order", ["before the claim", "before the first save"])
 def test_one_history_is_left_in_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalled: str, order: str
+    store: str, monkeypatch: pytest.MonkeyPatch, stalled: str, order: str
 ) -> None:
-    directory = f"memory://takeover-{os.getpid()}-{tmp_path.name}/run"
+    directory = store
     write(directory, 0)
     stall = Stall(monkeypatch, stalled)
     old, new = start(directory), start(directory, asynchronous=False)

@@ -1,6 +1,5 @@
-"""A directory of steps on a disk, and one in a store."""
+"""A directory of steps on a disk, and one in a store: in memory, on a server of Google's API, on SeaweedFS."""
 
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._storage import KeyValues, Location
+from tests.support.stores import WITH_STORES, url_of_kind
 
 QUICK = ckpt.Options(durable=False)
 
 
 OWNER = ".ckpt-owner"
-
-
-_numbers = itertools.count()
 
 
 class Place:
@@ -74,11 +71,11 @@ class Place:
         return KeyValues(Location(self.url, False))
 
 
-@pytest.fixture(name="place", params=["local", "memory"])
+@pytest.fixture(name="place", params=WITH_STORES)
 def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    # the store in memory belongs to the process: a name of its own for every test
-    memory = f"memory://test-checkpointer-{os.getpid()}-{next(_numbers)}/run"
-    return Place(str(tmp_path / "run") if request.param == "local" else memory)
+    if request.param == "local":
+        return Place(str(tmp_path / "run"))
+    return Place(url_of_kind(request, request.param))
 
 
 @pytest.fixture(name="local")

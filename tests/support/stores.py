@@ -40,15 +40,25 @@ def make_s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(name="store", params=["memory", "gs", "s3"])
-def make_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def make_store(request: pytest.FixtureRequest) -> str:
     """URL of a prefix of its own."""
-    if request.param == "gs":
+    return url_of_kind(request, request.param)
+
+
+WITH_STORES = ["local", "memory", "gs", pytest.param("s3", marks=pytest.mark.slow)]
+"""For fixtures of tests that are about more than stores: S3 is left to the long run."""
+
+
+def url_of_kind(request: pytest.FixtureRequest, kind: str) -> str:
+    """URL of a prefix of its own in a store of a kind; the environment says how to reach that until the test ends."""
+    if kind == "gs":
         return f"{request.getfixturevalue('server').root}/run"
-    if request.param == "s3":
-        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_url"))
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    if kind == "s3":
+        patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        patch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_url"))
+        patch.setenv("AWS_REGION", "us-east-1")
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         return f"s3://{BUCKET}/{next(_numbers)}/run"
     return f"memory://test-stores-{os.getpid()}-{next(_numbers)}/run"
 

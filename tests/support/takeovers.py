@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.stores import WITH_STORES, url_of_kind
 
 QUICK = ckpt.Options(durable=False)
 
@@ -58,11 +58,11 @@ def save(checkpointer: ckpt.Checkpointer, step: int, base: int) -> None:
     checkpointer.wait_until_finished()
 
 
-@pytest.fixture(name="directory", params=["local", "memory"])
+@pytest.fixture(name="directory", params=WITH_STORES)
 def make_directory(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path / "run")
-    return f"memory://takeover-{os.getpid()}-{tmp_path.name}/run"
+    return url_of_kind(request, request.param)
 
 
 def retired(directory: str) -> dict[str, int]:
