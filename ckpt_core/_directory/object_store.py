@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 import warnings
@@ -34,6 +35,7 @@ from ckpt_core._directory.store_attempt import (
     committed_token,
     logger,
     settle,
+    tidying,
     token_of,
 )
 from ckpt_core._directory.store_leftovers import (
@@ -52,6 +54,10 @@ from ckpt_core._format.apart import apart, name_apart
 from ckpt_core._format.limits import most_bytes
 
 _TREE = "_METADATA"
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.{1,2}(/|$)")
+"""What no request can carry as it is: XML has no control characters, and HTTP resolves ``..``."""
+_UNLISTED = re.compile(r"\\|//")
+"""What some servers take for ``/``. They list nothing there, so training would begin anew beside its steps."""
 _MARK = b'"requires":"ckpt.json"'
 
 
@@ -63,9 +69,14 @@ class ObjectStoreBackend:
     """
 
     def __init__(self, open_keys: Callable[[str], Keys]) -> None:
-        self._open = open_keys
+        self._open_keys = open_keys
+
+    def _open(self, path: str) -> Keys:
+        _refuse_names(path, _NO_NAME)
+        return self._open_keys(path)
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> StoreAttempt:
+        _refuse_names(path, _UNLISTED)
         self._refuse_inside(path)
         keys = self._open(path)
         record, version = keys.get_version(RECORD)
@@ -125,6 +136,7 @@ class ObjectStoreBackend:
         self._open(path).put(name, data)
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
+        _refuse_names(path, _UNLISTED)
         self.put(path, name, data)
         return Claim(None, False)
 
@@ -191,28 +203,43 @@ class ObjectStoreBackend:
         keys = self._open(path)
         present = keys.list()
         for token, place in attempts_in(present).items():
-            below = self._open(f"{path}/{place}".rstrip("/"))
-            committed = committed_token(below)
-            if committed == token:
-                finish(below, token)
-            elif is_dead(below, token):  # it may have died among its copies
-                here = below.list()
-                if committed:
-                    settle(below)
-                elif only_copies(below, here):
-                    delete_rest(below, here)
+            with tidying():
+                _clean_attempt(self._open(f"{path}/{place}".rstrip("/")), token)
         removed = remove_dead_attempts(keys, present)
         for key in present:
             if key.rpartition("/")[2] == DELETED:
                 below = self._open(f"{path}/{key}".removesuffix(f"/{DELETED}"))
-                if committed_token(below) is None:
-                    delete_rest(below, below.list())
-                else:  # it died before the record was gone, or is at it, or somebody has saved since
-                    settle(below)
+                with tidying():
+                    if committed_token(below) is None:
+                        delete_rest(below, below.list())
+                    else:  # it died before the record was gone, or is at it, or somebody has saved since
+                        settle(below)
         return removed
 
     def replaced(self, path: str) -> str | None:
         return None
+
+
+def _refuse_names(path: str, names: re.Pattern[str]) -> None:
+    """Raises CheckpointError if a URL has names in it that stores do not all keep apart from others."""
+    if found := names.search(path.partition("://")[2]):
+        raise CheckpointError(
+            f"{path!r} has {found[0]!r} in it, which stores do not all keep apart from other names: choose another "
+            "path, of parts between single '/', without '\\', '.', '..' and control characters"
+        )
+
+
+def _clean_attempt(keys: Keys, token: str) -> None:
+    """Finishes what an attempt at one place had committed, or removes its copies if it died among them."""
+    committed = committed_token(keys)
+    if committed == token:
+        finish(keys, token)
+    elif is_dead(keys, token):
+        here = keys.list()
+        if committed:
+            settle(keys)
+        elif only_copies(keys, here):
+            delete_rest(keys, here)
 
 
 _asked_of_conditions: set[str] = set()
@@ -287,7 +314,8 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )
-    keys.delete(strays(keys, present))
+    with tidying():
+        keys.delete(strays(keys, present))
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:

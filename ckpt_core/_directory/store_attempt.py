@@ -144,12 +144,12 @@ def remove_attempt(keys: Keys, written: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _tidying() -> Generator[None]:
-    """A save that is committed does not fail if what it no longer needs cannot be deleted."""
+def tidying() -> Generator[None]:
+    """Logs what fails inside: no save fails because what nobody needs any more cannot be deleted."""
     try:
         yield
     except Exception as error:
-        logger.warning("what a save no longer needs cannot be deleted: %s", error)
+        logger.warning("what nobody needs any more cannot be deleted: %s", error)
 
 
 class StoreAttempt:
@@ -234,7 +234,7 @@ class StoreAttempt:
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
             if self._replaced:
                 # until all is copied, Orbax would see a mixture
-                with _tidying():
+                with tidying():
                     self._keys.delete([COMMIT])
             known = self._held | self._apart
             if self._passes:
@@ -255,7 +255,7 @@ class StoreAttempt:
             copied: names of copies, which are needed.
             committed: token of the checkpoint that is there; if another one, all of this attempt is not needed.
         """
-        with _tidying():
+        with tidying():
             if left := self._replaced - copied - {RECORD}:
                 self._keys.delete(left)
                 if committed_token(self._keys) != self._token:

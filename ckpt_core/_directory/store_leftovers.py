@@ -24,6 +24,7 @@ from ckpt_core._directory.store_attempt import (
     remove_attempt,
     roll_forward,
     settle,
+    tidying,
     token_of,
 )
 from ckpt_core._format.apart import apart
@@ -119,15 +120,17 @@ def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[
 
 
 def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
-    """Deletes what attempts of dead processes left, below all checkpoints; returns the keys."""
+    """Deletes what attempts of dead processes left, below all checkpoints; returns the keys, if that was allowed."""
     removed: list[str] = []
     for token, place in attempts_in(present).items():
         if is_dead(keys, token, place) and token_of(keys.get(f"{place}{RECORD}")) != token:
             removed += [
                 key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
             ]
-    remove_attempt(keys, removed)
-    return removed
+    with tidying():
+        remove_attempt(keys, removed)
+        return removed
+    return []
 
 
 def finish(keys: Keys, token: str) -> None:

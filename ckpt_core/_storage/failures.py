@@ -18,6 +18,10 @@ _HTTP_STATUS = re.compile(r"http_response_code='(\d+)'")
 _CODE = re.compile(r"(?:^|: )([A-Z_]{5,}): ")
 _NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 _NO_ANSWER = frozenset({"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+_BAD_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+"""What S3 answers with status 400, as if the request were malformed."""
+_OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
+"""HTTP statuses that say something of the object, or none: every other one is the store's refusal."""
 
 
 def refusal(error: BaseException, doing: str) -> OSError | None:
@@ -30,7 +34,8 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     Returns:
         PermissionError where credentials are missing, wrong or expired; FileNotFoundError where there is
         no such bucket; TimeoutError and ConnectionError where all retries were used up; else an OSError
-        with the number that the system gave. None says that the data itself is at fault.
+        with the number that the system gave, or EPROTO for any other answer of a store that refuses. None says
+        that the data itself is at fault.
     """
     if isinstance(error, OSError) and error.errno:
         return OSError(error.errno, f"{doing}: {os.strerror(error.errno)} ({error})")
@@ -42,7 +47,8 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     found = _HTTP_STATUS.search(text)
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
-    if status in (401, 403) or codes & _NO_ACCESS:
+    expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
+    if status in (401, 403) or codes & _NO_ACCESS or expired:
         return PermissionError(
             errno.EACCES,
             f"{doing}: the store refused access: check that its credentials are there, are not expired, and "
@@ -59,6 +65,11 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
             errno.ECONNABORTED,
             f"{doing}: the store did not answer as it should, and all retries were used up: try again "
             f"({error})",
+        )
+    if status not in _OF_THE_DATA:
+        return OSError(
+            errno.EPROTO,
+            f"{doing}: the store refused the request: check the bucket's region and the endpoint ({error})",
         )
     return None
 

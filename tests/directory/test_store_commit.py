@@ -296,6 +296,33 @@ def test_something_else_is_never_written_into(store: str) -> None:
     assert keys_at(store).list() == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    "name", ["a\\b", "a//b", "a/../b", "./a", "a\x01", "a\nb", ".."], ids=ascii
+)
+def test_names_that_stores_do_not_list_are_refused(store: str, name: str) -> None:
+    """Some servers keep them under another name: a run would be saved, and found by nobody."""
+    with pytest.raises(ckpt.CheckpointError, match="choose another path"):
+        ckpt.save(f"{store}/{name}", tree(1))
+    with (
+        pytest.raises(ckpt.CheckpointError, match="choose another path"),
+        ckpt.Checkpointer(f"{store}/{name}") as checkpointer,
+    ):
+        checkpointer.save(1, tree(1))
+    assert keys_at(store).list() == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [" a  b ", "ü-日本語-\N{ROCKET}", "%2F%41+&=?#", "it's \"*(x)[y]{z}|$~,:;@<é>", "x" * 250],
+)
+def test_names_of_every_other_kind(store: str, name: str) -> None:
+    with ckpt.Checkpointer(f"{store}/{name}", max_to_keep=1, asynchronous=False) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, tree(step))
+        assert checkpointer.all_steps() == [2]
+    assert value_at(f"{store}/{name}/2") == 2 and ckpt.verify(f"{store}/{name}/2").ok
+
+
 def test_a_refused_deletion_after_the_commit_fails_no_save(server: Server, caplog: Any) -> None:
     server.fault = lambda request: 403 if request.kind == "delete" else None
     url = f"{server.root}/1"

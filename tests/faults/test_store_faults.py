@@ -15,7 +15,7 @@ from ckpt_core._errors import is_visible
 from ckpt_core._storage import location
 from tests.support.fault_proxy import Fault, Proxy, Request, proxied
 from tests.support.gcs_server import Server
-from tests.support.stores import BUCKET, backend, tree, value_at
+from tests.support.stores import BUCKET, backend, keys_at, tree, value_at
 from tests.support.stores import make_s3_url as make_s3_url
 from tests.support.stores import make_server as make_server
 
@@ -200,3 +200,92 @@ def test_a_checkpointer_keeps_every_acknowledged_step(spoiled: tuple[Proxy, str]
     proxy.reset()
     assert ckpt.Checkpointer(f"{url}/steps", read_only=True).all_steps() == [3, 4]
     assert [value_at(f"{url}/steps/{step}") for step in (3, 4)] == [3, 4]
+
+
+REFUSALS = [
+    (400, "ExpiredToken", PermissionError),
+    (403, "AccessDenied", PermissionError),
+    (400, "AuthorizationHeaderMalformed", OSError),  # another region's
+    (301, "PermanentRedirect", OSError),
+]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"), REFUSALS, ids=[code for _, code, _ in REFUSALS]
+)
+@pytest.mark.parametrize("spoiled", ["s3"], indirect=True)
+def test_a_refusal_of_s3_is_no_damage(
+    spoiled: tuple[Proxy, str], status: int, code: str, kind: type[OSError]
+) -> None:
+    """Credentials that expire give a 400 there; at no request may a restore go back a step because of one."""
+    proxy, url = spoiled
+    with ckpt.Checkpointer(url) as checkpointer:
+        for step in (0, 1):
+            checkpointer.save(step, tree(step))
+    reader = ckpt.Checkpointer(url, read_only=True)
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+    proxy.reset()
+    assert reader.restore_latest(tree(9)).state["n"] == 1
+    count = len(proxy.requests)
+    for number in range(1, count + 1):
+        proxy.reset()
+        proxy.rule = lambda request, number=number: (
+            (status, body) if request.number == number else None
+        )
+        with pytest.raises(kind, match=url) as caught:  # a warning of damage would fail
+            reader.restore_latest(tree(9))
+        assert type(caught.value) is kind and "the store refused" in str(caught.value)
+    assert count >= 4
+
+
+@pytest.mark.parametrize("spoiled", ["s3"], indirect=True)
+def test_two_conditional_puts_that_collide_are_decided(spoiled: tuple[Proxy, str]) -> None:
+    """Of two at one moment S3 refuses one with a 409, which means: try again."""
+    proxy, url = spoiled
+    body = b"<?xml version='1.0'?><Error><Code>ConditionalRequestConflict</Code></Error>"
+    for number, overwrite in enumerate([False, True]):
+        pending = [True]
+        proxy.rule = lambda request, pending=pending: (
+            (409, body)
+            if request.method == "PUT"
+            and str(request.key).endswith("ckpt.json")
+            and pending
+            and pending.pop()
+            else None
+        )
+        ckpt.save(url, tree(number), overwrite=overwrite)
+        assert not pending and value_at(url) == number
+
+
+def test_who_may_not_delete_goes_on_training(spoiled: tuple[Proxy, str], caplog: Any) -> None:
+    """Credentials of the kind that protect a bucket: each run leaves keys that the next one would remove."""
+    proxy, url = spoiled
+    proxy.rule = lambda request: 403 if request.method == "DELETE" else None
+    for run in range(3):
+        with ckpt.Checkpointer(url, max_to_keep=2) as checkpointer:
+            restored = checkpointer.restore_latest(tree(0))
+            assert (run == 0) == (restored is None)
+            for step in (2 * run, 2 * run + 1):
+                assert restored is None or restored.state["n"] == 2 * run - 1
+                assert checkpointer.save(step, tree(step))
+                checkpointer.wait_until_finished()
+        _forget_owner(url)
+    assert "cannot be deleted" in caplog.text and "could not delete" in caplog.text
+    assert ckpt.Checkpointer(url, read_only=True).all_steps() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(PermissionError, match="cannot delete"):
+        ckpt.Checkpointer(url).delete(1)
+    proxy.reset()
+    with ckpt.Checkpointer(url, max_to_keep=1) as checkpointer:
+        assert checkpointer.restore_latest(tree(0)).state["n"] == 5
+        checkpointer.save(6, tree(6))
+    assert ckpt.Checkpointer(url, read_only=True).all_steps() == [6]
+    assert not [key for key in keys_at(url).list() if key.endswith("/owner")]
+
+
+def _forget_owner(url: str) -> None:
+    """Makes the attempts that are there those of a dead process."""
+    for key in keys_at(url).list():
+        if key.endswith("/owner"):
+            process, _, rest = (keys_at(url).get(key) or b"").decode().partition(" ")
+            host = process.split("-")[0]
+            keys_at(url).put(key, f"{host}-4194304-1 {rest}".encode())

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Fault = int | Literal["reset", "truncate", "flip", "stall", "lost"]
+Fault = int | tuple[int, bytes] | Literal["reset", "truncate", "flip", "stall", "lost"]
 """What becomes of one request:
 
-* a number: the proxy answers with this HTTP status, and does not ask the server
+* a number, or a pair: the proxy answers with this HTTP status, and body, and does not ask the server
 * ``reset``: the connection is reset before the server is asked
 * ``truncate``: half of the body comes, then the end of the connection
 * ``flip``: one bit in the middle of the body of a successful answer is another one
@@ -118,8 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None:
                 with proxy.lock:
                     proxy.struck.append((request, fault))
-            if isinstance(fault, int):
-                return self._answer(fault, [], b"")
+            if isinstance(fault, int | tuple):
+                status, data = (fault, b"") if isinstance(fault, int) else fault
+                return self._answer(status, [("Content-Type", "application/xml")], data)
             if fault in ("reset", "stall"):
                 return self._hang() if fault == "stall" else self._cut()
             status, headers, data = self._ask(body)
