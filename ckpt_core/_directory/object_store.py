@@ -72,6 +72,8 @@ class ObjectStoreBackend:
         self._open_keys = open_keys
 
     def _open(self, path: str) -> Keys:
+        if path.startswith(("s3:///", "gs:///")):
+            raise CheckpointError(f"{path} names no bucket: write {path[:5]}BUCKET{path[5:]}")
         _refuse_names(path, _NO_NAME)
         return self._open_keys(path)
 

@@ -20,6 +20,7 @@ _NO_ACCESS = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED"})
 _NO_ANSWER = frozenset({"ABORTED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 _BAD_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
 """What S3 answers with status 400, as if the request were malformed."""
+_NO_PROFILE = "Failed to create credentials provider"
 _OF_THE_DATA = frozenset({0, 304, 404, 412, 416})
 """HTTP statuses that say something of the object, or none: every other one is the store's refusal."""
 
@@ -48,6 +49,7 @@ def refusal(error: BaseException, doing: str) -> OSError | None:
     status = int(found[1]) if found else 0
     codes = set(_CODE.findall(text[: found.start() if found else None]))
     expired = status == 400 and any(f"<Code>{code}</Code>" in text for code in _BAD_CREDENTIALS)
+    expired = expired or _NO_PROFILE in text
     if status in (401, 403) or codes & _NO_ACCESS or expired:
         return PermissionError(
             errno.EACCES,

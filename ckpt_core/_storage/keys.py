@@ -10,7 +10,7 @@ from ckpt_core._directory import Backend, ObjectStoreBackend, PosixBackend
 from ckpt_core._errors import CheckpointError
 from ckpt_core._options import Options
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.failures import settled
+from ckpt_core._storage.failures import failure, settled
 from ckpt_core._storage.location import Location, new_context, open_store
 
 _OUT_OF_RANGE = "OUT_OF_RANGE"
@@ -32,7 +32,11 @@ class KeyValues:
     def __init__(self, location: Location, timeout_secs: float = Options.timeout_secs) -> None:
         self._path = location.path
         self._timeout_secs = timeout_secs
-        self._store: Any = self._done("open", open_store(location, new_context()))
+        try:
+            opening = open_store(location, new_context())
+        except ValueError as error:  # no such name of a bucket
+            raise failure(error, f"{self._path}: cannot open") from error
+        self._store: Any = self._done("open", opening)
 
     def get(self, key: str, first_bytes: int | None = None) -> bytes | None:
         """The value, or its first bytes; None if there is no such key."""

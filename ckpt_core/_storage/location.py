@@ -13,6 +13,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.aws_profile import profile_credentials
 
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
@@ -99,9 +100,8 @@ def _url_spec(url: str) -> dict[str, Any]:
 def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Endpoint, region and credentials: as chosen, or from the variables that the AWS tools read.
 
-    TensorStore itself reads of those variables only the credentials' and the profile's. The environment is
-    named as their source if they are there: TensorStore would look elsewhere first, and say at length that
-    there is nothing.
+    TensorStore itself reads of those variables only the credentials'. The environment is named as their source
+    if they are there: TensorStore would look elsewhere first, and say at length that there is nothing.
     """
     read = {
         "endpoint": ("endpoint_url", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -114,10 +114,10 @@ def _s3_server(chosen: Mapping[str, Any]) -> dict[str, Any]:
             server[member] = found.rstrip("/")
     if chosen.get("anon"):
         server["aws_credentials"] = {"type": "anonymous"}
-    elif "profile" in chosen:
-        server["aws_credentials"] = {"type": "profile", "profile": chosen["profile"]}
-    elif "AWS_ACCESS_KEY_ID" in os.environ:
+    elif "AWS_ACCESS_KEY_ID" in os.environ and "profile" not in chosen:
         server["aws_credentials"] = {"type": "environment"}
+    elif found := profile_credentials(chosen.get("profile")):
+        server["aws_credentials"] = found
     if chosen.get("requester_pays"):
         server["requester_pays"] = True
     return server

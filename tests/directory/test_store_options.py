@@ -53,7 +53,7 @@ def test_the_project_that_pays_is_named_in_every_request(server: Server) -> None
         (
             "s3://bucket/c",
             {"profile": "lab", "requester_pays": True},
-            {"aws_credentials": {"type": "profile", "profile": "lab"}, "requester_pays": True},
+            {"requester_pays": True},
         ),
         ("gs://bucket/c", {"grpc": True}, {"driver": "gcs_grpc", "bucket": "bucket", "path": "c/"}),
         ("gs://bucket/c", {"anon": False}, {"driver": "gcs", "bucket": "bucket", "path": "c/"}),

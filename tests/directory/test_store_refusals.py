@@ -202,6 +202,16 @@ def test_a_bucket_that_is_not_there(server: Server) -> None:
         ckpt.load("gs://elsewhere/a")
 
 
+@pytest.mark.parametrize("url", ["s3://a/x", "s3://", "s3:///x", "gs:///x"])
+def test_a_name_that_no_bucket_can_have(url: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    for call in (lambda: ckpt.save(url, tree(0)), lambda: ckpt.load(url)):
+        with pytest.raises((ckpt.CheckpointError, ValueError), match=r"(?i)bucket|s3://"):
+            call()
+
+
 def test_damage_in_a_store_is_still_damage(server: Server) -> None:
     with ckpt.Checkpointer(f"{server.root}/run") as checkpointer:
         for step in (0, 1):
