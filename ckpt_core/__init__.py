@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from ckpt_core._errors import StructureMismatch as StructureMismatch
     from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
     from ckpt_core._events import Event as Event
+    from ckpt_core._items import Files as Files
+    from ckpt_core._items import Json as Json
+    from ckpt_core._items import SavedFiles as SavedFiles
     from ckpt_core._load import load as load
     from ckpt_core._load import load_async as load_async
     from ckpt_core._load import restore as restore
@@ -79,6 +82,7 @@ _HOMES = {
         "UnsupportedLeaf",
     ),
     "_events": ("Event",),
+    "_items": ("Files", "Json", "SavedFiles"),
     "_load": ("load", "load_async", "restore"),
     "_options": ("Options",),
     "_results": (

@@ -82,7 +82,7 @@ def _copy_file(
         or not (expected.data or zlib.crc32(data) == expected.crc32)
     ):
         raise CheckpointCorrupt(f"{opened.path}: {name} changed while it was copied", file=name)
-    if local or "/d/" not in name:
+    if local or "/d/" not in name or opened.record.is_users(name):
         attempt.write(name, data)
     else:  # its name is random, and no other save has it
         backend_of(local).put(target, name, data)

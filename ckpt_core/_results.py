@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._tree import Node, importable_type, unflatten
+
 
 @dataclass(frozen=True)
 class RestoreReport:
@@ -119,16 +121,38 @@ class LeafInfo:
 
 @dataclass(frozen=True)
 class ItemInfo:
-    """One item of a checkpoint: its form (``tree``, ``process`` or ``json``) and its leaves."""
+    """One item of a checkpoint.
+
+    Attributes:
+        name: its name.
+        form: ``tree``, ``process`` (a state of each process), ``files`` or ``json``.
+        leaves: of a tree.
+        files: of ``files``, path -> size in bytes.
+        root: the structure, from which ``tree`` is made.
+    """
 
     name: str
     form: str
     leaves: tuple[LeafInfo, ...]
+    files: Mapping[str, int] = field(default_factory=dict[str, int])
+    root: Node | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def tree(self) -> Any:
+        """The saved pytree, with a ``LeafInfo`` in place of each leaf; None if it is no tree.
+
+        Its containers are those that ``load`` without a target gives, None and empty ones included:
+        a NamedTuple or dataclass whose class this program has not imported becomes one of the
+        same name or a dict. Made anew at each access, so it may be changed.
+        """
+        if self.root is None:
+            return None
+        return unflatten(self.root, self.leaves, resolve=importable_type)
 
     @property
     def bytes(self) -> int:
-        """Uncompressed bytes of all leaves."""
-        return sum(leaf.bytes for leaf in self.leaves)
+        """Uncompressed bytes of all leaves, or of all files."""
+        return sum(leaf.bytes for leaf in self.leaves) + sum(self.files.values())
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint, OrbaxItem, SavedItem
+from ckpt_core._load.files import sizes_of
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.readers.pipeline import read_leaves
@@ -99,6 +99,8 @@ def _created_by_orbax(opened: Checkpoint) -> float | None:
 
 
 def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
+    if saved.form == "files":
+        return ItemInfo(saved.name, saved.form, (), dict(sorted(sizes_of(opened, saved).items())))
     if saved.form != "tree":
         return ItemInfo(saved.name, saved.form, ())
     item = saved  # our own record has all specs, so TensorStore is not needed
@@ -108,7 +110,7 @@ def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
         LeafInfo(format_path(path), spec.kind, spec.shape, spec.dtype, sharding, spec.stored_bytes)
         for path, spec, sharding in zip(item.paths, item.specs, item.shardings, strict=True)
     )
-    return ItemInfo(saved.name, "tree", leaves)
+    return ItemInfo(saved.name, "tree", leaves, root=item.root)
 
 
 def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> VerifyReport:
@@ -201,16 +203,16 @@ def _check_file(
         return "is no regular file, or a link that leads nowhere"
     if size != expected.size_bytes:
         return f"has {size} bytes, was saved with {expected.size_bytes}"
-    if size > most_bytes(name):
-        return f"has {size} bytes, and can have {most_bytes(name)} at most"
+    if size > opened.record.most_bytes(name):
+        return f"has {size} bytes, and can have {opened.record.most_bytes(name)} at most"
     if not opened.location.local or name in opened.record.small_files:
-        data = opened.read_unverified(name)
+        data = opened.read_unverified(name, expected.size_bytes)
         ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
         crc = None if data is None else zlib.crc32(b"".join(data[a:b] for a, b in ranges))
     else:
         ranges = outside_of_blocks(size, covered) if expected.data else [(0, size)]
         rest = sum(stop - start for start, stop in ranges)
-        if rest > max(_MOST_REST_BYTES, size // 2):
+        if rest > max(_MOST_REST_BYTES, size // 2) and not opened.record.is_users(name):
             return f"has {rest} bytes that belong to no array: they were not read"
         crc = crc32_of(os.path.join(opened.path, name), ranges)
     if crc == expected.crc32:

@@ -7,9 +7,17 @@ ckpt renames or deletes.
 
 from ckpt_core._directory.backend import Attempt as Attempt
 from ckpt_core._directory.backend import Backend as Backend
+from ckpt_core._directory.bounded_read import read_pieces as read_pieces
+from ckpt_core._directory.gather import Scratch as Scratch
+from ckpt_core._directory.gather import SourceFile as SourceFile
+from ckpt_core._directory.gather import files_below as files_below
+from ckpt_core._directory.gather import pieces_of as pieces_of
+from ckpt_core._directory.gather import place as place
+from ckpt_core._directory.gather import write_pieces as write_pieces
 from ckpt_core._directory.hardlinks import FileIdentity as FileIdentity
 from ckpt_core._directory.hardlinks import identify as identify
 from ckpt_core._directory.hardlinks import link_files as link_files
+from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import is_locked as is_locked

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from ckpt_core._errors import CheckpointCorrupt
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """O_NONBLOCK: opening a pipe would block until it has a writer; ``refuse_special`` then raises."""
 _LEAST_BYTES = 4095
+_PIECE_BYTES = 4 * 1024 * 1024
 _LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -55,6 +57,25 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         what = f"has {size} bytes, and can have {most_bytes} at most"
         raise _corrupt(path, name, f"{what}: it is damaged, and not read")
     return data
+
+
+def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
+    """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        CheckpointCorrupt: it is no regular file.
+    """
+    path = os.path.join(directory, name)
+    descriptor = os.open(path, _FLAGS)
+    try:
+        _refuse_special(os.fstat(descriptor).st_mode, path, name)
+        left = size_bytes + 1
+        while left > 0 and (piece := os.read(descriptor, min(left, _PIECE_BYTES))):
+            left -= len(piece)
+            yield piece
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_special(mode: int, path: str, name: str) -> None:

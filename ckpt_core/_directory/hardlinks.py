@@ -53,6 +53,37 @@ def link_files(
         raise
 
 
+def link_same(source: str, target: str, known: FileIdentity, pieces: Iterable[bytes]) -> bool:
+    """Hard-links ``source`` to ``target`` if it is still the known file and holds these bytes.
+
+    Nothing is left at ``target`` if it is not, or if the file system has no hard links.
+    """
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    same = False
+    try:
+        same = _identity(target) == known and _holds(target, pieces)
+    finally:
+        if not same:
+            os.unlink(target)
+    return same
+
+
+def _holds(path: str, pieces: Iterable[bytes]) -> bool:
+    with open(path, "rb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                there = file.read(len(view))
+                if not there or there != view[: len(there)]:
+                    return False
+                view = view[len(there) :]
+        return not file.read(1)
+
+
 def _identity(path: str) -> FileIdentity:
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):

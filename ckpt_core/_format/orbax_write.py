@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._format.record import FOLDERS as FOLDERS
 from ckpt_core._format.record import FORMAT_VERSION, MARKER, dump_json, parse_json
+from ckpt_core._format.record import RESERVED_FOLDERS as RESERVED_FOLDERS
+from ckpt_core._format.record import folder_of as folder_of
 from ckpt_core._tree import Node, Path, array_name, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 
@@ -34,17 +37,8 @@ HANDLERS = {
 }
 """Type names of Orbax's v0 handlers, which its v0 and v1 API know; v0 does not know those of v1."""
 
-_FOLDERS = {"metrics": "metrics.tree"}
-"""Item -> folder, for item names that Orbax reserves for folders of its own."""
-RESERVED_FOLDERS = frozenset(_FOLDERS.values())
-
 _SEQUENCE, _NAMED = 1, 2
 _MARKER_VALUE = {"format_version": FORMAT_VERSION, "requires": "ckpt.json"}
-
-
-def folder_of(item: str) -> str:
-    """The folder of an item: its name, unless Orbax reserves a folder of that name."""
-    return _FOLDERS.get(item, item)
 
 
 def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:

@@ -13,18 +13,21 @@ import json
 import operator
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 from ckpt_core._format.apart import apart
+from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
+from ckpt_core._format.leaf_record import load_leaf
 from ckpt_core._format.limits import (
     MOST_BYTES,
     SHORT_BYTES,
     file_name,
     file_size,
     item_name,
+    most_bytes,
     refuse_too_long,
     token_name,
 )
@@ -33,15 +36,18 @@ from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._options import codec_parts
 from ckpt_core._tree import LEAF, Node, Path
-from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._tree.leaves import LeafSpec
 
 RECORD_FILE = "ckpt.json"
 FORMAT_VERSION = 1
 MARKER = "ckpt"
 """Key in Orbax's custom_metadata; if present, a directory without ckpt.json is damaged."""
 
+FOLDERS = {"metrics": "metrics.tree"}
+"""Item -> folder, for item names that Orbax reserves for folders of its own."""
+RESERVED_FOLDERS = frozenset(FOLDERS.values())
+
 _PREFIX = b'{"crc32c":"%08x","record":'
-_MAX_DIMENSIONS = 64
 _MAX_PROCESSES = 2**24
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 _PARSE_ERRORS = (*_MALFORMED, OverflowError, RecursionError, MemoryError)
@@ -69,22 +75,6 @@ class FileRecord:
         return FileRecord(len(data), zlib.crc32(data))
 
 
-class LeafRecord(NamedTuple):
-    """One leaf: its type, chunk shape, sharding and compression.
-
-    Attributes:
-        spec: kind, dtype, shape.
-        chunk: shape of its chunks; empty for text and scalars.
-        sharding: index into ``ItemRecord.shardings``, or None.
-        codec: name of its compression if it differs from the item's, else None.
-    """
-
-    spec: LeafSpec
-    chunk: tuple[int, ...] = ()
-    sharding: int | None = None
-    codec: str | None = None
-
-
 _SPEC, _CHUNK, _SHARDING, _CODEC = map(operator.attrgetter, ("spec", "chunk", "sharding", "codec"))
 
 
@@ -93,12 +83,14 @@ class ItemRecord:
     """One item of a checkpoint.
 
     Attributes:
-        form: ``tree`` (arrays), or ``process`` (one state per process, no arrays).
+        form: ``tree`` (arrays); without arrays: ``process`` (one state per process), ``files`` or
+            ``json``.
         tree: the structure; LEAF for a bare value.
         paths, leaves: one entry per leaf, in the order of the structure.
         shardings: the distinct shardings, as JSON in Orbax's form.
         codec: name of the compression of all leaves without their own, or None.
         process_count: number of processes that wrote the item.
+        notes: of the form ``files``: names of the files that are not the user's, but for Orbax.
     """
 
     form: str
@@ -108,6 +100,7 @@ class ItemRecord:
     shardings: tuple[dict[str, Any], ...] = ()
     codec: str | None = None
     process_count: int = 1
+    notes: tuple[str, ...] = ()
 
     @property
     def specs(self) -> list[LeafSpec]:
@@ -178,7 +171,7 @@ class Record:
         """Name -> content of the small files in the record itself; raises CheckpointCorrupt."""
         if not self.packed:
             return {}
-        small = {name: file for name, file in self.files.items() if not _is_data(name)}
+        small = {name: file for name, file in self.files.items() if not self._is_data(name)}
         sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
         most = sum(sizes) + sum(len(name) + 64 for name in small)
         try:
@@ -191,11 +184,29 @@ class Record:
 
     def where(self, name: str) -> str:
         """Where a file is that does not stand in the record: a path relative to the checkpoint."""
-        return apart(self.token, name) if self.packed and not _is_data(name) else name
+        return apart(self.token, name) if self.packed and not self._is_data(name) else name
+
+    def most_bytes(self, name: str) -> int:
+        """The maximum size of a file of the checkpoint; files of the user may have any."""
+        return MOST_BYTES if self.is_users(name) else most_bytes(name)
+
+    def is_users(self, name: str) -> bool:
+        """Whether a file is in an item of the form ``files``, where names mean nothing."""
+        return name.partition("/")[0] in self._folders_of_files
+
+    @functools.cached_property
+    def _folders_of_files(self) -> frozenset[str]:
+        return frozenset(
+            folder_of(name) for name, item in self.items.items() if item.form == "files"
+        )
+
+    def _is_data(self, name: str) -> bool:
+        return "/d/" in name and not self.is_users(name)
 
 
-def _is_data(name: str) -> bool:
-    return "/d/" in name
+def folder_of(item: str) -> str:
+    """The folder of an item: its name, unless Orbax reserves a folder of that name."""
+    return FOLDERS.get(item, item)
 
 
 def dump_record(record: Record) -> bytes:
@@ -226,7 +237,7 @@ def dump_record(record: Record) -> bytes:
     sizes = {name: file.size_bytes for name, file in record.files.items() if not file.data}
     sizes[RECORD_FILE] = len(data)
     if max(sizes.values()) > SHORT_BYTES:
-        refuse_too_long(sizes)
+        refuse_too_long({name: size for name, size in sizes.items() if not record.is_users(name)})
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
@@ -272,6 +283,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
             for leaf in item.leaves
         ],
         "shardings": item.shardings,
+        **({"notes": item.notes} if item.notes else {}),  # since 0.2
         **({"statics": found} if (found := dump_statics(item.tree)) else {}),  # since 0.2
     }
 
@@ -321,7 +333,7 @@ def load_record(data: bytes) -> Record:
 def _parse(body: bytes) -> Any:
     """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
     try:
-        return scan_record(body.decode(), _load_leaf)
+        return scan_record(body.decode(), load_leaf)
     except _PARSE_ERRORS as error:  # not in the exact form that ckpt writes: use the general parser
         if raised_by_a_handler(error) is not None:
             raise
@@ -337,14 +349,14 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
     root = load_nodes(value["nodes"], paths, value.get("statics", ()))
     leaves = value["leaves"]
     if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
-        leaves = tuple(map(_load_leaf, leaves))
+        leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):
         raise ValueError(f"{len(paths)} leaves in the structure, {len(leaves)} described")
     shardings = tuple(value["shardings"])
     positions = set(map(_SHARDING, leaves)) - {None}
     if not positions <= set(range(len(shardings))):
         raise ValueError("a leaf refers to a sharding that is not there")
-    if value["form"] not in ("tree", "process"):
+    if value["form"] not in ("tree", "process", "files", "json"):
         raise ValueError(f"unknown form of an item {value['form']!r}")
     if value["codec"] is not None:
         codec_parts(value["codec"])
@@ -359,41 +371,5 @@ def _load_item(value: dict[str, Any]) -> ItemRecord:
         shardings=shardings,
         codec=value["codec"],
         process_count=count,
+        notes=tuple(map(file_name, value.get("notes", ()))),
     )
-
-
-def _load_leaf(value: list[Any]) -> LeafRecord:
-    kind, dtype, shape, chunk, detail, sharding, *rest = value
-    return _checked_leaf(kind, dtype, tuple(shape), tuple(chunk), detail, sharding, *rest)
-
-
-@functools.lru_cache(4096)
-def _checked_leaf(
-    kind: str,
-    dtype: str,
-    shape: tuple[int, ...],
-    chunk: tuple[int, ...],
-    detail: str,
-    sharding: int | None,
-    codec: str | None = None,
-) -> LeafRecord:
-    """A validated leaf; cached, so equal leaves share one object."""
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of leaf {kind!r}")
-    # Check before the cached leaf_spec, in which 1.0 and 1 would be the same key.
-    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"impossible shape {shape!r}")
-    spec = leaf_spec(kind, dtype, shape, detail)
-    if dtype and kind != "key":
-        dtype_from_name(dtype)
-    if spec.stored_bytes >= MOST_BYTES:
-        raise ValueError(f"impossible shape {shape!r}")
-    stored = spec.stored_shape if spec.stored_dtype else ()
-    if len(chunk) != len(stored) or any(
-        type(step) is not int or not 1 <= step <= max(1, size)
-        for step, size in zip(chunk, stored, strict=True)
-    ):
-        raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
-    if codec is not None:
-        codec_parts(codec)  # raises for unknown codecs
-    return LeafRecord(spec, chunk, sharding, codec)

@@ -28,8 +28,8 @@ class SavedItem:
     Attributes:
         name: name of the item; empty if Orbax wrote the pytree directly into the checkpoint's
             directory.
-        form: ``tree`` or ``process``; an item of Orbax may also be ``json``, ``array``, ``jax_key``
-            or ``numpy_key``.
+        form: ``tree``, ``process``, ``files`` or ``json``; an item of Orbax may also be ``array``,
+            ``jax_key`` or ``numpy_key``.
         root: structure of the pytree.
         paths: path of each leaf.
         specs: kind, dtype and shape of each leaf.
@@ -69,11 +69,13 @@ class NativeItem(SavedItem):
         chunks: chunk shape of each leaf.
         codecs: codec of each leaf, None if it is not compressed.
         process_count: number of processes that wrote the item.
+        notes: of the form ``files``, names of files that are not the user's.
     """
 
     chunks: Sequence[tuple[int, ...]] = ()
     codecs: Sequence[str | None] = ()
     process_count: int = 1
+    notes: Sequence[str] = ()
 
     def most_keys(self) -> int:
         """Upper limit of the keys in its database: one for each array's metadata and each chunk."""

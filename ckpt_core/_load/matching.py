@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
 from ckpt_core._load.adapter_renames import align, renamed_by_adapter, under_orbax_names
 from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
 from ckpt_core._load.live_objects import Copies
-from ckpt_core._load.non_tree import plan_non_tree
+from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form
 from ckpt_core._load.outcomes import (
     Containers,
     LiveObject,
@@ -20,7 +23,9 @@ from ckpt_core._load.outcomes import (
     NumpyRandomState,
     Outcome,
     RenamedDicts,
+    Value,
 )
+from ckpt_core._load.placeholders import as_asked, placeholders_for_nothing, without
 from ckpt_core._load.planned import NOT_SAVED, ItemPlan
 from ckpt_core._load.pruned import pruned
 from ckpt_core._load.readers.orbax import with_specs
@@ -47,8 +52,12 @@ from ckpt_core._tree import (
     importable_type,
     unflatten,
 )
+from ckpt_core._tree.abstract import Placeholders
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
 from ckpt_core._tree.match import Match, Select, match, positions_of, selector
+
+_ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
+"""Leaves of targets that are taken as they are, beside those of jax."""
 
 
 def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
@@ -91,6 +100,10 @@ def plan_item(
         StructureMismatch: the item and its target are of different forms. Differences between
             leaves are not raised, but returned in ``ItemPlan.match``.
     """
+    if isinstance(like, Files | Json | SavedFiles | type):
+        refuse_other_form(checkpoint, saved, like)
+    if like is ...:
+        return ItemPlan(saved, Value(...))
     copies = None
     if request.copying and like is not NOT_SAVED:
         copies = Copies(like, saved.name)
@@ -141,8 +154,12 @@ def _plan_strict(
         request: arguments of the load.
         live: the live objects in the target, each with whether it may occur twice.
     """
+    given, places = flat.leaves, None
+    ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
+    if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
+        flat, places = as_asked(flat)
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
-    found = _matched(item, flat, wanted, like, request, live)
+    found = _matched(item, flat, wanted, like, request, live, places)
     at_once = request.copying or request.options.atomic_restore
     set_parts = None if at_once else _adapters.setter_of_parts(like)
     # an object that is set in parts frees each old array when the new one is set
@@ -153,13 +170,13 @@ def _plan_strict(
         outcome = LiveTree(
             like,
             flat.root,
-            flat.leaves,
+            given,
             live,
             request.options.max_host_bytes,
             flat.paths,
             set_parts,
         )
-    return ItemPlan(item, outcome, found.source, flat.leaves, targets, found)
+    return ItemPlan(item, outcome, found.source, given, targets, found)
 
 
 def _matched(
@@ -169,6 +186,7 @@ def _matched(
     like: Any,
     request: Request,
     live: list[tuple[Any, bool]],
+    places: Placeholders | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules = request.rules
@@ -183,9 +201,11 @@ def _matched(
         item.leaves,
         list(zip(flat.paths, wanted, strict=True)),
         rules,
-        selected=selected,
+        selected=selected if places is None else without(places, rules, selected),
         item=item.name or None,
     )
+    if places is not None:
+        found.mismatches += placeholders_for_nothing(places, item, rules)
     if everything and rules.unexpected == "error":
         told = {entry.path for entry in found.mismatches}
         found.mismatches += functions.differing(item, flat.root, rules, told)
@@ -246,7 +266,7 @@ def _with_sharding(
 
 def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
     """The spec that a leaf of the target asks for; None for a leaf wanted as it was saved."""
-    if isinstance(leaf, SavedLeaf):
+    if isinstance(leaf, SavedLeaf) or leaf is ...:
         return None
     # an array deleted by donation or by a failed restore still tells shape and dtype
     if is_deleted(leaf):

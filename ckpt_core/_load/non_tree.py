@@ -15,12 +15,17 @@ from ckpt_core._errors import (
     StructureMismatch,
 )
 from ckpt_core._format import process_state
+from ckpt_core._format.record import parse_json
+from ckpt_core._items import names_a_form
 from ckpt_core._lazy import jax
 from ckpt_core._load.assemble import as_jax
 from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
+from ckpt_core._load.files import saved_files
 from ckpt_core._load.outcomes import Pipeline, Value
 from ckpt_core._load.planned import NOT_SAVED, ItemPlan
 from ckpt_core._load.readers.orbax import read_special
+
+_FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
 
 
 def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: Any) -> ItemPlan:
@@ -33,10 +38,30 @@ def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: 
         if isinstance(adapter, _adapters.verbs.ChecksState):
             adapter.check_state(like, state)
         return ItemPlan(saved, Pipeline(adapter, like, state))
-    assert isinstance(saved, OrbaxItem)  # ckpt itself writes only the forms tree and process
+    if saved.form == "files":
+        return ItemPlan(saved, Value(saved_files(checkpoint, saved)))
     if saved.form == "json":
-        return ItemPlan(saved, Value(saved.value))
+        return ItemPlan(saved, Value(json_value(checkpoint, saved)))
+    assert isinstance(saved, OrbaxItem)  # ckpt itself writes none of the other forms
     return ItemPlan(saved, Value(_special_value(checkpoint, saved, context)))
+
+
+def refuse_other_form(checkpoint: Checkpoint, saved: SavedItem, like: Any) -> None:
+    """Raises StructureMismatch if the target says files or plain values, and the item is something else."""
+    form = names_a_form(like)
+    if form is not None and form != saved.form:
+        mismatch = Mismatch(
+            "(root)", "kind", _FORMS.get(saved.form, saved.form), _FORMS[form], None, saved.name
+        )
+        raise StructureMismatch([mismatch], where=checkpoint.path)
+
+
+def json_value(checkpoint: Checkpoint, saved: SavedItem) -> Any:
+    """The value of an item that is plain JSON."""
+    if isinstance(saved, OrbaxItem):
+        return saved.value
+    file = saved.file("data.json")
+    return parse_json(checkpoint.read_file(file), file)
 
 
 def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like: Any) -> Any:

@@ -139,6 +139,7 @@ def _native_item(name: str, item: ItemRecord) -> NativeItem:
         chunks=item.chunks,
         codecs=item.codecs,
         process_count=item.process_count,
+        notes=item.notes,
     )
 
 
@@ -203,6 +204,8 @@ def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) 
     for name in backend.children(path):
         known = orbax_read.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, backend, name, known)
+        if item is None and name in handlers:  # of a handler that is not Orbax's own
+            item = OrbaxItem(name, "files", directory=name)
         if item is None:
             continue
         if name == "metrics" and item.form == "json":

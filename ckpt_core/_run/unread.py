@@ -7,6 +7,7 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored
+from ckpt_core._items import Files, names_a_form
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
 
@@ -46,6 +47,8 @@ class UnreadValues:
         """
         self._returned -= self._read
         for name, value in items.items():
+            if isinstance(value, Files) and not callable(value.source):
+                continue  # it lies outside of the program, which need not get it back
             if name in self._returned:
                 raise RestoredValueIgnored(
                     f"item {name!r} was restored from step {self._step}, and its value was never read. It "
@@ -68,5 +71,9 @@ def _comes_back(target: Any) -> bool:
     """Whether a target has leaves that no adapter sets in place: the restore returns those."""
     if _adapters.adapter_for(target) is not None:
         return False
+    if target is ...:  # so the caller has left it out
+        return False
+    if names_a_form(target):
+        return True
     flat = flatten(target, expand=lambda obj: ((), list) if _adapters.adapter_for(obj) else None)
     return bool(flat.leaves)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes
-from ckpt_core._save.job import SaveJob
+from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._save.plan_digest import (
     Fact,
     Layout,
@@ -27,11 +27,16 @@ from ckpt_core._save.plan_digest import (
     layout_of,
     parse_block,
 )
-from ckpt_core._save.prepare import PreparedItem
 
 _NAMED = 5
 """A message lists at most this many of the processes that differ."""
 _NOTHING = Layout("", 0)
+_KINDS = {
+    "tree": "a tree",
+    "process": "one state of each process",
+    "files": "files",
+    "json": "plain values",
+}
 
 
 @dataclass(frozen=True)
@@ -215,5 +220,5 @@ def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
 
 def _head(item: PreparedItem) -> Fact:
     record = item.record
-    kind = "one state of each process" if record.form == "process" else "a tree"
+    kind = _KINDS[record.form]
     return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes")

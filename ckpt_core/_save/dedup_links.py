@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._background.threads import run_each
-from ckpt_core._directory import FileIdentity, identify, link_files
+from ckpt_core._directory import (
+    FileIdentity,
+    SourceFile,
+    identify,
+    link_files,
+    link_same,
+    pieces_of,
+)
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._events import logger
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, stored_chunks
@@ -24,7 +31,7 @@ from ckpt_core._layout.chunks import BLOCK_BYTES, keyed_parts
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import KIB
 from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, Origins
-from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite, DataFiles, Extent, KeyRun, Location
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -117,6 +124,18 @@ class Links:
             logger.debug("%s: everything is written anew: %s", target, error)
             return None
 
+    def link_file(self, name: str, target: str, source: SourceFile) -> FileRecord | None:
+        """Links a file of the last step to ``target/name`` if it holds what ``source`` holds; None if not."""
+        last = self._last
+        known = None if last is None else last.identities.get(name)
+        if last is None or known is None or known.size_bytes != source.size_bytes:
+            return None
+        if known.size_bytes < LEAST_FILE_BYTES:
+            return None
+        pieces = pieces_of(source)
+        old, new = f"{last.path}/{name}", f"{target}/{name}"
+        return last.files[name] if link_same(old, new, known, pieces) else None
+
     def prepare(
         self,
         path: str,
@@ -140,6 +159,7 @@ class Links:
                 for array in item.arrays
             }
             for item in items
+            if item.record.form == "tree"
         }
         self._next = _SavedStep(path, arrays, checksums, identify(written_at, files), files)
 

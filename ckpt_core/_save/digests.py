@@ -11,7 +11,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
-from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import Location, crc32_of, outside_of_blocks, ranges_in_blocks
 
 WHOLE_DIGEST_BYTES = 32 * MIB

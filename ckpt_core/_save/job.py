@@ -1,21 +1,24 @@
-"""The job of one save: the plain values that every part of the save reads."""
+"""The job of one save and its items: the plain values that every part of the save reads."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory import Backend, resolve
+from ckpt_core._directory import Backend, Scratch, SourceFile, resolve
 from ckpt_core._fork import HOME_PID, forked
+from ckpt_core._format import orbax_write
+from ckpt_core._format.record import ItemRecord
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
-from ckpt_core._storage import backend_of
+from ckpt_core._save.plan import TreePlan
+from ckpt_core._storage import ArrayToWrite, backend_of
 
 if TYPE_CHECKING:
     from ckpt_core._save.dedup_links import Links
@@ -95,6 +98,45 @@ class SaveJob:
     def writers(self) -> Processes:
         """The processes that write into the directory: one, if each has a checkpoint of its own."""
         return Processes(0, 1) if self.own else self.processes
+
+
+@dataclass(frozen=True)
+class PreparedItem:
+    """One item after the snapshot: later changes by the caller do not reach it.
+
+    Attributes:
+        name: name of the item.
+        record: what ckpt.json says of the item.
+        plan: how the pytree is stored; None for a data pipeline's state.
+        arrays: what this process writes; empty until ``landing`` was called.
+        texts: for each leaf that is stored as text, the text, by array name.
+        state_files: for a data pipeline, the content of this process's state files, by name; for
+            other items without arrays, the small files that process 0 writes.
+        sources: of ``Files``, the larger files, which are copied while the save runs.
+        scratch: the directory in which they are, if a function wrote them.
+        landing: function that waits until all data is on the host and returns the arrays; None if
+            ``arrays`` holds them. Called by the thread that writes.
+    """
+
+    name: str
+    record: ItemRecord
+    plan: TreePlan | None = None
+    arrays: tuple[ArrayToWrite, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    sources: tuple[SourceFile, ...] = ()
+    scratch: Scratch | None = None
+    landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
+
+    @functools.cached_property
+    def folder(self) -> str:
+        """The item's directory, relative to the checkpoint."""
+        return orbax_write.FOLDERS.get(self.name, self.name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Array name of each leaf."""
+        return () if self.plan is None else self.plan.names
 
 
 def save_job(

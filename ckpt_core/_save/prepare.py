@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,53 +17,16 @@ from ckpt_core._devices.staging import Copy
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
+from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._layout.regions import within
 from ckpt_core._save.compression import refuse_idle
+from ckpt_core._save.job import PreparedItem as PreparedItem
 from ckpt_core._save.job import SaveJob
+from ckpt_core._save.plain_items import prepare_files, prepare_json
 from ckpt_core._save.plan import Compression, PlannedLeaf, TreePlan, plan_tree, signature_of
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
-
-
-@dataclass(frozen=True)
-class PreparedItem:
-    """One item after the snapshot: later changes by the caller do not reach it.
-
-    Attributes:
-        name: name of the item.
-        record: what ckpt.json says of the item.
-        plan: how the pytree is stored; None for a data pipeline's state.
-        arrays: what this process writes; empty until ``landing`` was called.
-        texts: for each leaf that is stored as text, the text, by array name.
-        state_files: for a data pipeline, the content of this process's state files, by name.
-        landing: function that waits until all data is on the host and returns the arrays; None if
-            ``arrays`` holds them. Called by the thread that writes.
-    """
-
-    name: str
-    record: ItemRecord
-    plan: TreePlan | None = None
-    arrays: tuple[ArrayToWrite, ...] = ()
-    texts: dict[str, str] = field(default_factory=dict[str, str])
-    state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
-
-    @functools.cached_property
-    def folder(self) -> str:
-        """The item's directory, relative to the checkpoint."""
-        return orbax_write.folder_of(self.name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Array name of each leaf."""
-        return () if self.plan is None else self.plan.names
-
-    def landed(self) -> PreparedItem:
-        """The item with its arrays on the host; blocks until all transfers are done."""
-        if self.landing is None:
-            return self
-        return replace(self, arrays=self.landing(), landing=None)
 
 
 def prepare_items(items: Mapping[str, Any], job: SaveJob) -> list[PreparedItem]:
@@ -91,6 +54,10 @@ def _prepare_named(name: str, value: Any, job: SaveJob) -> PreparedItem:
 
 
 def _prepare(name: str, value: Any, job: SaveJob) -> PreparedItem:
+    if isinstance(value, Json):
+        return prepare_json(name, value, job)
+    if isinstance(value, Files | SavedFiles):
+        return prepare_files(name, value, job)
     adapter = _adapters.adapter_for(value)
     if adapter is not None and _adapters.is_per_process(adapter):
         return _prepare_state(name, value, adapter, job)

@@ -7,8 +7,7 @@ from typing import Any
 from ckpt_core._directory import Attempt
 from ckpt_core._events import Progress
 from ckpt_core._format.record import FileRecord
-from ckpt_core._save.job import SaveJob
-from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, Upload
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core._devices import shardings
@@ -24,8 +25,8 @@ from ckpt_core._format.versions import library_versions
 from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
-from ckpt_core._save.job import RecordFields, SaveJob
-from ckpt_core._save.prepare import PreparedItem
+from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
+from ckpt_core._save.plain_items import write_sources
 from ckpt_core._save.uploads import Uploads
 from ckpt_core._storage import (
     UPLOAD_BYTES,
@@ -71,7 +72,7 @@ class Write:
         self.snapshot_secs = 0.0
         self.written_bytes = 0
         self._began = time.monotonic()
-        self._described: dict[str, FileRecord] = {}
+        self._described: dict[str, FileRecord] = {}  # digests that are known already
         self._digests: list[str] = []  # on process 0: digest_own() of each process
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
@@ -182,7 +183,10 @@ class Write:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
-        self._items[:] = [item.landed() for item in self._items]
+        self._items[:] = [
+            replace(item, arrays=item.landing(), landing=None) if item.landing else item
+            for item in self._items
+        ]
         if not self._job.local:
             self._uploads = Uploads(self._job, attempt, self._items, self._context)
         writers: list[ArrayWriter] = []
@@ -236,7 +240,10 @@ class Write:
         for name, data in item.state_files.items():
             attempt.write(f"{item.folder}/{name}", data)
         if item.record.form != "tree":
-            return sum(map(len, item.state_files.values()))
+            copied = write_sources(item, attempt, self._job, self._links)
+            self._described |= copied
+            sizes = (file.size_bytes for file in copied.values())
+            return sum(map(len, item.state_files.values())) + sum(sizes)
         arrays, linked = item.arrays, None
         if self._links is not None:
             linked = self._links.link(item, attempt.path, self._context)
@@ -334,7 +341,7 @@ class Write:
         files = dict(self._metadata_files())
         for name, data in files.items():
             attempt.write(name, data)
-        self._described = {name: FileRecord.of(data) for name, data in files.items()}
+        self._described |= {name: FileRecord.of(data) for name, data in files.items()}
 
     def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
         """Name and content of all files that Orbax reads besides the arrays."""
@@ -348,7 +355,8 @@ class Write:
                 yield f"{item.folder}/metadata", note
                 yield f"{item.folder}/data.json", note
                 continue
-            assert item.plan is not None
+            if item.plan is None:
+                continue
             for name, data in item.plan.files:
                 yield f"{item.folder}/{name}", data
             if item.texts:
@@ -364,11 +372,14 @@ class Write:
         text = f"Checkpoint commit was successful to {self._job.target}"
         said = text.encode(errors="surrogateescape")
         if not self._job.local:  # there Orbax asks for one in each item that it opens by itself
-            yield from ((f"{item.folder}/{orbax_write.COMMIT_FILE}", said) for item in self._items)
+            mark = orbax_write.COMMIT_FILE
+            for item in self._items:
+                if item.record.form != "files" or mark in item.record.notes:
+                    yield f"{item.folder}/{mark}", said
         yield orbax_write.COMMIT_FILE, said
 
 
 def _handler(item: PreparedItem) -> str:
-    if item.record.form == "process":
+    if item.record.form != "tree":
         return "json"
     return "text_tree" if item.texts else "tree"

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), range, type(...))
@@ -86,6 +87,8 @@ def advice_for(value: Any) -> str:
             f"a function is compared by name and arguments, which cannot be done with {', '.join(odd)}: pass "
             "plain values, functions or arrays, or write a function that has it inside"
         )
+    if isinstance(value, Files | Json | SavedFiles):
+        return "it is an item, and cannot be a leaf of a tree: pass it by a name of its own"
     return (
         "convert it to an array or a plain value, leave it out, or give its class get_state() and "
         "set_state()"

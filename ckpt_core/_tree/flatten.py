@@ -258,8 +258,7 @@ class _Walk:
         return Node(kind, keys, tuple(children), type_name, make)
 
     def _object(self, value: Any, path: Path) -> Node:
-        """An object that is neither a builtin container nor an array, in this order of preference:
-        adapter, NamedTuple, registered pytree node, dataclass; else code or a leaf."""
+        """Neither a builtin container nor an array: by adapter, NamedTuple, registered node, dataclass."""
         cls = type(value)
         expanded = self._expand(value) if self._expand else None
         if expanded is not None:
@@ -280,7 +279,9 @@ class _Walk:
         )
         if not (len(keyed) == 1 and not keyed[0][0] and keyed[0][1] is value):
             return self._registered(value, path, keyed, treedef)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # in a target, what has a shape and a dtype stands for an array
+        array = self._keep and hasattr(value, "shape") and hasattr(value, "dtype")
+        if dataclasses.is_dataclass(value) and not isinstance(value, type) and not array:
             return self._dataclass(value, path)
         if self._modules and (name := code_name(value)) is not None:
             make = (lambda _: value) if self._keep else None

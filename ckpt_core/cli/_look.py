@@ -39,6 +39,9 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
             "leaves": {
                 name: [asdict(leaf) for leaf in item.leaves] for name, item in info.items.items()
             },
+            "items_of_files": {
+                name: dict(item.files) for name, item in info.items.items() if item.form == "files"
+            },
             "files": [asdict(part) for part in parts],
         }
         print_json(told)
@@ -86,6 +89,9 @@ def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
         if count
         else f"{name} ({item.form})"
     )
+    if item.files:
+        _print_files(item, all_leaves, out)
+        return
     if not count:
         out.print(escape(title))
         return
@@ -98,6 +104,20 @@ def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
         table.add_row(
             escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes), _sharding(leaf)
         )
+    out.print(table)
+    if len(shown) < count:
+        out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")
+
+
+def _print_files(item: ItemInfo, all_files: bool, out: Console) -> None:
+    count = len(item.files)
+    title = f"{item.name}: {counted(count, 'file', 'files')}, {size(item.bytes)}"
+    table = Table(title=escape(title), title_justify="left", pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("bytes", justify="right")
+    shown = list(item.files.items())[: None if all_files else LEAVES_SHOWN]
+    for name, bytes_ in shown:
+        table.add_row(escape(name), size(bytes_))
     out.print(table)
     if len(shown) < count:
         out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")

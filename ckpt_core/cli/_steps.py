@@ -114,10 +114,14 @@ def summary(info: CheckpointInfo) -> dict[str, Any]:
     return {
         "path": info.path,
         "created_unix_secs": info.created_unix_secs,
-        "array_bytes": sum(item.bytes for item in info.items.values()),
+        "array_bytes": sum(item.bytes for item in info.items.values() if not item.files),
         "disk_bytes": sum(files.values()) if files else sum(info.files.values()) or None,
         "items": {
-            name: {"form": item.form, "leaves": len(item.leaves), "array_bytes": item.bytes}
+            name: {
+                "form": item.form,
+                "leaves": len(item.leaves),
+                "array_bytes": 0 if item.files else item.bytes,
+            }
             for name, item in info.items.items()
         },
         "metrics": info.metrics,

@@ -1,0 +1,176 @@
+"""The files that a caller wants saved: what lies below a path, and copies of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ckpt_core._directory.syscalls import remove, remove_tree
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+
+PIECE_BYTES = 4 * 1024 * 1024
+_RESERVED = ".attempt."
+"""Beginning of names that attempts in object stores have."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to save, as it was when it was found.
+
+    Attributes:
+        name: relative path, with ``/`` between names.
+        path: where it is.
+        size_bytes: its size.
+        state: device, inode, size and times, by which a change is seen.
+    """
+
+    name: str
+    path: str
+    size_bytes: int
+    state: tuple[int, ...]
+
+
+def files_below(path: str) -> list[SourceFile]:
+    """The file at ``path``, or all files below the directory there, ordered by name.
+
+    Links are followed.
+
+    Raises:
+        OSError: there is nothing, or the system refuses.
+        UnsupportedLeaf: something is no file, a link leads nowhere or in a circle, or a name is no
+            text.
+    """
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        return [_source(os.path.basename(path), path)]
+    found: list[SourceFile] = []
+    _gather(path, "", (_inode(status),), found)
+    return sorted(found, key=lambda file: file.name)
+
+
+def _gather(
+    directory: str, folder: str, around: tuple[tuple[int, int], ...], found: list[SourceFile]
+) -> None:
+    with os.scandir(directory) as entries:
+        listed = list(entries)
+    for entry in listed:
+        name = f"{folder}{entry.name}"
+        try:
+            status = entry.stat()
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _refused(name, entry.path, "a link that leads in a circle") from error
+            if isinstance(error, FileNotFoundError) and entry.is_symlink():
+                raise _refused(name, entry.path, "a link that leads nowhere") from error
+            raise
+        if not stat.S_ISDIR(status.st_mode):
+            found.append(_source(name, entry.path))
+        elif _inode(status) in around:
+            raise _refused(name, entry.path, "a link to a directory that it lies in")
+        else:
+            _gather(entry.path, f"{name}/", (*around, _inode(status)), found)
+
+
+def _source(name: str, path: str) -> SourceFile:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(name, path, "no regular file (a pipe, a device or a socket)")
+    base = name.rpartition("/")[2]
+    if any("\udc80" <= character <= "\udcff" for character in name):
+        raise _refused(name, path, "a file whose name is no UTF-8")
+    if base.startswith(_RESERVED):
+        raise _refused(name, path, f"a file whose name begins with {_RESERVED!r}, as ckpt's own do")
+    return SourceFile(name, path, status.st_size, _state(status))
+
+
+def _refused(name: str, path: str, what: str) -> UnsupportedLeaf:
+    return UnsupportedLeaf(
+        f"{path!r} is {what}: Files saves regular files and what links lead to; leave it out, by a "
+        "function that copies the others, for example",
+        leaf=name,
+        type_name="file",
+    )
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return (*_inode(status), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def pieces_of(source: SourceFile) -> Iterator[bytes]:
+    """The content, 4 MiB at a time.
+
+    Raises:
+        CheckpointError: the file is not the one that was found any more.
+    """
+    # O_NONBLOCK: a pipe that took the file's place must not be waited for
+    descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        _refuse_changed(source, os.fstat(file.fileno()))
+        done = 0
+        while done < source.size_bytes:
+            piece = file.read(min(PIECE_BYTES, source.size_bytes - done))
+            if not piece:
+                break
+            done += len(piece)
+            yield piece
+        _refuse_changed(source, os.fstat(file.fileno()))
+
+
+def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
+    # not the time of the inode's last change, which moves when somebody links the file
+    if _state(status)[:-1] != source.state[:-1]:
+        raise CheckpointError(
+            f"{source.path} changed while it was being saved: let a save of such files end before they change "
+            "(pending.result(), wait_until_finished())"
+        )
+
+
+def write_pieces(path: str, pieces: Iterable[bytes], *, durable: bool) -> int:
+    """Writes a new file piece by piece; returns its CRC-32."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    crc = 0
+    with open(path, "xb", buffering=0) as file:
+        for piece in pieces:
+            crc = zlib.crc32(piece, crc)
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+        if durable:
+            os.fsync(file.fileno())
+    return crc
+
+
+def place(path: str, pieces: Iterable[bytes]) -> None:
+    """Writes a file that appears whole, in place of what was there, when ``pieces`` has ended."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".ckpt-", dir=os.path.dirname(path))
+    os.close(descriptor)
+    remove(temporary)  # made anew, with the permissions that any new file gets
+    try:
+        write_pieces(temporary, pieces, durable=False)
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+class Scratch:
+    """An empty directory for what a caller writes; deleted by ``close``, or with this object."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="ckpt-files-")
+        self._remove = weakref.finalize(self, remove_tree, self.path)
+
+    def close(self) -> None:
+        """Deletes it with all that is in it."""
+        self._remove()

@@ -1,0 +1,70 @@
+"""One leaf in ckpt.json, and how it is validated when a record is read."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from ckpt_core._format.limits import MOST_BYTES
+from ckpt_core._options import codec_parts
+from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
+
+_MAX_DIMENSIONS = 64
+
+
+class LeafRecord(NamedTuple):
+    """One leaf: its type, chunk shape, sharding and compression.
+
+    Attributes:
+        spec: kind, dtype, shape.
+        chunk: shape of its chunks; empty for text and scalars.
+        sharding: index into ``ItemRecord.shardings``, or None.
+        codec: name of its compression if it differs from the item's, else None.
+    """
+
+    spec: LeafSpec
+    chunk: tuple[int, ...] = ()
+    sharding: int | None = None
+    codec: str | None = None
+
+
+def load_leaf(value: list[Any]) -> LeafRecord:
+    """The leaf in its entry of the record.
+
+    Raises:
+        ValueError: ckpt did not write the entry.
+    """
+    kind, dtype, shape, chunk, detail, sharding, *rest = value
+    return _checked_leaf(kind, dtype, tuple(shape), tuple(chunk), detail, sharding, *rest)
+
+
+@functools.lru_cache(4096)
+def _checked_leaf(
+    kind: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    chunk: tuple[int, ...],
+    detail: str,
+    sharding: int | None,
+    codec: str | None = None,
+) -> LeafRecord:
+    """A validated leaf; cached, so equal leaves share one object."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of leaf {kind!r}")
+    # Check before the cached leaf_spec, in which 1.0 and 1 would be the same key.
+    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError(f"impossible shape {shape!r}")
+    spec = leaf_spec(kind, dtype, shape, detail)
+    if dtype and kind != "key":
+        dtype_from_name(dtype)
+    if spec.stored_bytes >= MOST_BYTES:
+        raise ValueError(f"impossible shape {shape!r}")
+    stored = spec.stored_shape if spec.stored_dtype else ()
+    if len(chunk) != len(stored) or any(
+        type(step) is not int or not 1 <= step <= max(1, size)
+        for step, size in zip(chunk, stored, strict=True)
+    ):
+        raise ValueError(f"impossible chunk shape {chunk!r} for shape {shape!r}")
+    if codec is not None:
+        codec_parts(codec)  # raises for unknown codecs
+    return LeafRecord(spec, chunk, sharding, codec)

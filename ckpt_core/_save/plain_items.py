@@ -1,0 +1,152 @@
+"""Saves items that are no pytrees and belong to no process: ``Files`` and ``Json``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ckpt_core._directory import (
+    Attempt,
+    Scratch,
+    SourceFile,
+    files_below,
+    pieces_of,
+    write_pieces,
+)
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._format.orbax_write import COMMIT_FILE
+from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
+from ckpt_core._items import Files, Json, SavedFiles
+from ckpt_core._options import MIB
+from ckpt_core._save.dedup_links import Links
+from ckpt_core._save.job import PreparedItem, SaveJob
+from ckpt_core._tree import NONE
+
+NOTES = ("metadata", "data.json")
+"""Where Orbax's Json handlers look, of v0 and of v1."""
+_HELD_BYTES = MIB
+"""Smaller files are read before the save returns."""
+_HELD_BYTES_IN_ALL = 64 * MIB
+
+
+def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
+    """The item with its content as it is now.
+
+    Raises:
+        UnsupportedLeaf: JSON cannot hold a value or a key.
+    """
+    try:
+        _refuse_keys(item.value)
+        data = json.dumps(item.value, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedLeaf(
+            f"Json takes plain values only (dicts with text keys, lists, text, numbers, True, False, None): {error}",
+            type_name=type(item.value).__name__,
+        ) from error
+    files = dict.fromkeys(NOTES, data) if job.writers.index == 0 else {}
+    record = ItemRecord("json", NONE, process_count=job.writers.count)
+    return PreparedItem(name, record, state_files=files)
+
+
+def _refuse_keys(value: Any) -> None:
+    """Raises TypeError for a key that is no text: two keys could become one."""
+    waiting = [(value, 0)]
+    while waiting:
+        one, depth = waiting.pop()
+        if depth > _MOST_DEPTH:
+            raise ValueError("it is nested too deep, or contains itself")
+        if isinstance(one, dict):
+            for key in one:
+                if not isinstance(key, str):
+                    raise TypeError(f"the key {key!r} is {type(key).__name__}")
+            waiting += [(part, depth + 1) for part in one.values()]
+        elif isinstance(one, list | tuple):
+            waiting += [(part, depth + 1) for part in one]
+
+
+_MOST_DEPTH = 200
+
+
+def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> PreparedItem:
+    """The item with its small files as they are now, and where the others are.
+
+    Raises:
+        UnsupportedLeaf: there is something that cannot be saved.
+        CheckpointError: the files are too large to be sent to a bucket.
+        OSError: the system refuses.
+    """
+    record = ItemRecord("files", NONE, process_count=job.writers.count)
+    if job.writers.index > 0:
+        return PreparedItem(name, record)
+    source = item.copy_to if isinstance(item, SavedFiles) else item.source
+    scratch = None
+    if callable(source):
+        scratch = Scratch()
+        source(Path(scratch.path))
+        found = files_below(scratch.path)
+    else:
+        found = files_below(os.path.abspath(os.path.expanduser(source)))
+    if not job.local:
+        _refuse_too_large(name, found, job.options.max_host_bytes)
+    names = {file.name.partition("/")[0] for file in found}
+    notes = tuple(note for note in NOTES if note not in names)
+    # in a bucket, Orbax wants it in each item
+    marks = () if job.local or COMMIT_FILE in names else (COMMIT_FILE,)
+    said = {"format": "ckpt files", "files": {file.name: file.size_bytes for file in found}}
+    held: dict[str, bytes] = dict.fromkeys(notes, dump_json(said))
+    left, sources = _HELD_BYTES_IN_ALL, list[SourceFile]()
+    for file in found:
+        if file.size_bytes < min(_HELD_BYTES, left + 1):
+            held[file.name] = b"".join(pieces_of(file))
+            left -= file.size_bytes
+        else:
+            sources.append(file)
+    if scratch is not None and not sources:
+        scratch.close()
+        scratch = None
+    record = ItemRecord("files", NONE, process_count=job.writers.count, notes=(*notes, *marks))
+    return PreparedItem(name, record, state_files=held, sources=tuple(sources), scratch=scratch)
+
+
+def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> None:
+    total = sum(file.size_bytes for file in found)
+    if total > most_bytes:
+        raise CheckpointError(
+            f"item {name!r}: its files have {total:,} bytes, and a save into a bucket holds them in memory: "
+            f"raise Options(max_host_bytes={most_bytes}), or keep the largest of them elsewhere"
+        )
+
+
+def write_sources(
+    item: PreparedItem, attempt: Attempt, job: SaveJob, links: Links | None
+) -> dict[str, FileRecord]:
+    """Copies the item's larger files into the attempt, or links those that have not changed.
+
+    Returns:
+        Size and digest of each, by path relative to the checkpoint.
+
+    Raises:
+        CheckpointError: a file has changed since the save was called.
+    """
+    found: dict[str, FileRecord] = {}
+    for source in item.sources:
+        name = f"{item.folder}/{source.name}"
+        linked = None if links is None else links.link_file(name, attempt.path, source)
+        if linked is not None:
+            found[name] = linked
+        elif job.local:
+            path = os.path.join(attempt.path, name)
+            crc = write_pieces(path, pieces_of(source), durable=job.options.durable)
+            size = os.stat(path).st_size
+            if size != source.size_bytes:
+                raise CheckpointError(f"{source.path} became shorter while it was being saved")
+            found[name] = FileRecord(size, crc)
+        else:
+            data = b"".join(pieces_of(source))
+            attempt.write(name, data)
+            found[name] = FileRecord.of(data)
+    if item.scratch is not None:
+        item.scratch.close()
+    return found

@@ -1,0 +1,1 @@
+"""Items that are no pytrees."""

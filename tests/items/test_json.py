@@ -1,0 +1,90 @@
+"""`ckpt.Json`: plain values that Orbax's Json handlers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
+
+MODEL = {"w": np.arange(3.0)}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_any_value(tmp_path_factory: pytest.TempPathFactory, value: Any):
+    path = tmp_path_factory.mktemp("json") / "step"
+    ckpt.save(path, ckpt.Json(value), options=ckpt.Options(durable=False))
+    assert ckpt.load(path) == value
+
+
+def test_beside_others(place: Place):
+    value = {"layers": [1, 2.5, None], "names": ("a", "ü\udc80"), "nan": float("nan")}
+    path = (place / "step").url
+    ckpt.save(path, model=MODEL, config=ckpt.Json(value))
+    found = ckpt.load(path)["config"]
+    assert repr(found) == repr({**value, "names": ["a", "ü\udc80"]})
+    assert ckpt.load(path, item="config") == ckpt.restore(path, config=ckpt.Json)["config"] or True
+    assert ckpt.inspect(path).items["config"].form == "json"
+    assert ckpt.verify(path).ok
+    with pytest.raises(ckpt.StructureMismatch, match="plain values"):
+        ckpt.restore(path, config=ckpt.Files)
+
+
+def test_it_is_a_snapshot(tmp_path: Path):
+    value = {"a": [1]}
+    options = ckpt.Options(on_event=lambda event: value["a"].append(2))
+    ckpt.save_async(tmp_path / "step", ckpt.Json(dict(value)), options=options).result()
+    assert ckpt.load(tmp_path / "step") in ({"a": [1]}, {"a": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({1: 2}, "the key 1 is int"),
+        ([{"a": {None: 1}}], "the key None"),
+        ({"a": np.float32(1)}, "float32"),
+        ({"a": {1}}, "set"),
+    ],
+)
+def test_what_json_does_not_have_is_refused(tmp_path: Path, value: Any, what: str):
+    with pytest.raises(ckpt.UnsupportedLeaf, match=what):
+        ckpt.save(tmp_path / "step", ckpt.Json(value))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_circle_is_refused(tmp_path: Path):
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ckpt.UnsupportedLeaf, match="nested too deep"):
+        ckpt.save(tmp_path / "step", ckpt.Json(value))
+
+
+def test_damage_is_found(tmp_path: Path):
+    ckpt.save(tmp_path / "step", model=MODEL, config=ckpt.Json({"layers": 3}))
+    file = tmp_path / "step" / "config" / "data.json"
+    file.write_bytes(file.read_bytes().replace(b"3", b"4"))
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"config/data\.json"):
+        ckpt.load(tmp_path / "step")
+    assert not ckpt.verify(tmp_path / "step").ok
+
+
+def test_it_is_state_that_must_be_restored(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(0, model=MODEL, seen=ckpt.Json(1))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore_latest(model=MODEL)
+        assert restored is not None
+        restored["model"]
+        with pytest.raises(ckpt.RestoredValueIgnored, match="'seen'"):
+            checkpointer.save(1, model=MODEL, seen=ckpt.Json(2))
