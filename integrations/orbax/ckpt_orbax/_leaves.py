@@ -1,0 +1,142 @@
+"""Leaves of pytrees: what Orbax takes, what a target may hold, and conversions between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ckpt_core import LeafInfo
+
+PLACEHOLDER = ...
+"""In a target: leave this leaf out."""
+
+_CONCRETE = (jax.Array, np.ndarray, int, float, np.number, np.bool_, str)
+_SCALAR_TYPES = (int, float, str, np.generic)
+
+
+@dataclass(frozen=True)
+class AbstractArray:
+    """Shape and dtype of a numpy array."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether Orbax saves this value as a leaf."""
+    return isinstance(value, _CONCRETE)
+
+
+def is_abstract_leaf(value: Any) -> bool:
+    """Whether this value can stand in a target."""
+    if value is PLACEHOLDER or is_leaf(value):
+        return True
+    if isinstance(value, type):
+        return issubclass(value, _SCALAR_TYPES)
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def converted(value: Any, dtype: Any) -> Any:
+    """An array in another dtype; other leaves as they are."""
+    if dtype is None or not hasattr(value, "dtype") or _is_key(value.dtype):
+        return value
+    return value if value.dtype == dtype else value.astype(dtype)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one leaf of a target asks for.
+
+    Attributes:
+        like: what ckpt takes as the target.
+        finish: turns what ckpt loads into what Orbax would return.
+    """
+
+    like: Any
+    finish: Callable[[Any], Any] = lambda value: value
+
+
+def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
+    """What a leaf of a target asks for, given what was saved at its place.
+
+    Raises:
+        TypeError: it cannot be a target.
+        ValueError: a scalar is wanted, and an array was saved.
+    """
+    if not is_abstract_leaf(leaf):
+        raise TypeError(
+            f"{path}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
+            "jax.ShapeDtypeStruct, an array, a number, a text, or a type of number"
+        )
+    kind: Any = leaf if isinstance(leaf, type) else type(leaf)
+    if issubclass(kind, str):
+        return Wanted("")
+    if isinstance(leaf, type) or issubclass(kind, (int, float)):
+        return _scalar(path, kind, saved)
+    if hasattr(leaf, "sharding") and not isinstance(leaf, np.generic):
+        return Wanted(_on_devices(leaf, saved))
+    return Wanted(_on_host(leaf, saved))
+
+
+def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
+    """A Python number, or one of numpy; also from an array of one element."""
+    if saved is None or saved.kind in ("int", "float", "bool"):
+        python = int if issubclass(kind, (int, np.integer)) else float
+        return Wanted(bool(0) if kind is bool else python(0), kind)
+    if int(np.prod(saved.shape)) != 1:
+        raise ValueError(
+            f"{path}: saved {saved.dtype}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
+        )
+    return Wanted(
+        _empty(saved.shape, saved.dtype), lambda value: kind(np.asarray(value).reshape(()).item())
+    )
+
+
+def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
+    """A ``jax.ShapeDtypeStruct`` of the leaf, on a mesh of real devices."""
+    shape, dtype, sharding = leaf.shape, leaf.dtype, leaf.sharding
+    if saved is not None:  # a description may leave both open
+        shape = saved.shape if shape is None else shape
+        dtype = np.dtype(saved.dtype) if dtype is None else dtype
+    sharding = getattr(sharding, "sharding", sharding)  # a Format has one inside
+    named = isinstance(sharding, jax.sharding.NamedSharding)
+    if named and isinstance(sharding.mesh, jax.sharding.AbstractMesh):
+        sharding = jax.sharding.NamedSharding(jax.sharding.get_mesh(), sharding.spec)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+
+def _on_host(leaf: Any, saved: LeafInfo | None) -> Any:
+    """A numpy array of the leaf's shape, which takes no memory.
+
+    An array without elements stands for one of any shape.
+    """
+    shape, dtype = leaf.shape, leaf.dtype
+    if saved is not None:
+        shape = saved.shape if shape is None or 0 in shape else shape
+        dtype = saved.dtype if dtype is None else dtype
+    return _empty(tuple(shape), dtype)
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def described(leaf: LeafInfo, sharding: Any) -> Any:
+    """A saved leaf as Orbax's metadata shows it."""
+    match leaf.kind:
+        case "int" | "float" | "bool":
+            return {"int": int, "float": float, "bool": bool}[leaf.kind](0)
+        case "str":
+            return ""
+        case "jax" | "key":
+            return jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype), sharding=sharding)
+        case _:
+            return AbstractArray(leaf.shape, np.dtype(leaf.dtype) if leaf.dtype else None)

@@ -1,0 +1,73 @@
+"""``AsyncResponse``: what Orbax's asynchronous calls return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T", covariant=True)
+
+_logger = logging.getLogger("ckpt_orbax")
+
+
+@runtime_checkable
+class AsyncResponse(Protocol[T]):
+    """Work in the background: ``result`` waits for it, ``on_complete`` is told of it."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """Blocks until the work has ended; returns its result or raises its error."""
+        ...
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Calls ``callback`` with the result, in another thread, when the work has succeeded."""
+        ...
+
+
+class Waiting:
+    """An ``AsyncResponse`` over anything that can be waited for.
+
+    Args:
+        wait: takes a timeout in seconds or None; returns the result, raises the error of the work, or
+            ``TimeoutError`` if the work goes on.
+    """
+
+    def __init__(self, wait: Callable[[float | None], Any]) -> None:
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._ended: tuple[Any, BaseException | None] | None = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Blocks until the work has ended.
+
+        Raises:
+            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
+            Exception: the error of the work, at every call.
+        """
+        with self._lock:
+            if self._ended is None:
+                try:
+                    self._ended = self._wait(timeout), None
+                except TimeoutError:
+                    raise  # not necessarily the end: the next call waits again
+                except Exception as error:
+                    self._ended = None, error
+        value, error = self._ended
+        if error is not None:
+            raise error
+        return value
+
+    def on_complete(self, callback: Callable[[Any], None]) -> None:
+        """Calls ``callback(result)`` in a thread of its own when the work has succeeded."""
+
+        def wait_and_tell() -> None:
+            try:
+                value = self.result()
+            except Exception:
+                # result() raises it too, but it may be that nobody calls that
+                _logger.exception("work in the background failed")
+                return
+            callback(value)
+
+        threading.Thread(target=wait_and_tell, name="ckpt-on-complete", daemon=True).start()

@@ -1,0 +1,109 @@
+"""Pytrees out of a checkpoint: without a target as Orbax returns them, or as a target asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ckpt_core as ckpt
+from ckpt_core import ItemInfo, LeafInfo
+from ckpt_orbax._leaves import PLACEHOLDER, Wanted, wanted
+from ckpt_orbax._plain import Path, filled, leaves_of, orbax_form, path_text, plain
+
+
+def load_tree(
+    path: str,
+    item: ItemInfo,
+    target: Any,
+    *,
+    partial: bool,
+    options: ckpt.Options,
+) -> Any:
+    """One item of a checkpoint as a new tree; arrays take the dtype and sharding of the target.
+
+    Args:
+        path: the checkpoint.
+        item: what ``inspect`` says of the item.
+        target: tree of arrays, of their descriptions, of types of numbers; ``...`` leaves a leaf out.
+            None: what was saved, where it was saved.
+        partial: leave out what the target does not name.
+        options: of the load.
+
+    Raises:
+        StructureMismatch: target and checkpoint differ.
+    """
+    if target is None:
+        return orbax_form(ckpt.load(path, item=item.name, options=options))
+    asked = _Asked({leaf.path: leaf for leaf in item.leaves})
+    like = plain(target, asked.ask)
+    asked.refuse_misplaced()
+    loaded = ckpt.load(
+        path,
+        like,
+        item=item.name,
+        only=asked.is_read if asked.left_out else None,
+        cast=True,
+        unexpected="ignore" if partial else "error",
+        options=options,
+    )
+    return filled(target, asked.finished(loaded))
+
+
+class _Asked:
+    """What the leaves of one target ask for.
+
+    Args:
+        saved: the leaves of the checkpoint, by path.
+    """
+
+    def __init__(self, saved: dict[str, LeafInfo]) -> None:
+        self._saved = saved
+        self._wanted: dict[Path, Wanted] = {}
+        self.left_out: dict[str, Path] = {}
+
+    def ask(self, path: Path, leaf: Any) -> Any:
+        """What ckpt takes as the target of one leaf."""
+        text = path_text(path)
+        saved = self._saved.get(text)
+        if leaf is PLACEHOLDER:
+            self.left_out[text] = path
+            leaf = 0 if saved is None else _stand_in(saved)
+        self._wanted[path] = wanted(text, leaf, saved)
+        return self._wanted[path].like
+
+    def refuse_misplaced(self) -> None:
+        """Raises StructureMismatch if ``...`` stands where no leaf was saved."""
+        wrong = [
+            ckpt.Mismatch(text, "missing", None, "... for a leaf, and no leaf has this path")
+            for text in self.left_out
+            if text not in self._saved
+        ]
+        if wrong:
+            raise ckpt.StructureMismatch(wrong)
+
+    def is_read(self, path: Any, _: Any) -> bool:
+        """Whether a saved leaf is read."""
+        return path_text(path) not in self.left_out
+
+    def finished(self, loaded: Any) -> dict[Path, Any]:
+        """The values of the target's leaves, by path."""
+        values = leaves_of(loaded)
+        finished = {path: one.finish(values[path]) for path, one in self._wanted.items()}
+        return {**finished, **dict.fromkeys(self.left_out.values(), PLACEHOLDER)}
+
+
+def _stand_in(saved: LeafInfo) -> Any:
+    """A target of the saved kind that is never filled."""
+    match saved.kind:
+        case "int" | "float" | "bool":
+            return 0
+        case "str":
+            return ""
+        case _:
+            return _Shape(saved.shape, saved.dtype)
+
+
+class _Shape:
+    """Shape and dtype of an array on the host."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype = shape, dtype

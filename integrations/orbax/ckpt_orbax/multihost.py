@@ -1,0 +1,78 @@
+"""The functions of Orbax's ``multihost`` that clients call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+
+from ckpt_orbax._refused import not_offered
+
+
+def process_index() -> int:
+    """The number of this process."""
+    return jax.process_index()
+
+
+def process_count() -> int:
+    """How many processes run."""
+    return jax.process_count()
+
+
+def is_primary_host(primary_host: int | None) -> bool:
+    """Whether this process is ``primary_host``; True in every process for None."""
+    return primary_host is None or primary_host == process_index()
+
+
+def is_pathways_backend() -> bool:
+    """Whether the devices belong to Pathways, which ckpt does not support."""
+    return "pathways" in str(getattr(jax.devices()[0].client, "runtime_type", ""))
+
+
+def is_jax_distributed_client_initialized() -> bool:
+    """Whether ``jax.distributed.initialize`` was called."""
+    return jax.distributed.is_initialized()
+
+
+def sync_global_processes(
+    name: str,
+    *,
+    timeout: int | None = None,
+    processes: Collection[int] | None = None,
+    **_: Any,
+) -> None:
+    """Blocks until all processes have come to the call of this name.
+
+    Raises:
+        NotOffered: ``processes`` names only some of the processes.
+    """
+    if processes is not None and len(set(processes)) != process_count():
+        raise not_offered(
+            "sync_global_processes(processes=)",
+            "all processes take part in a checkpoint",
+            "call it in all of them, without processes=",
+        )
+    if process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(name)
+
+
+def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
+    """``in_tree`` of the source process (0 by default), in all processes."""
+    if process_count() == 1:
+        return in_tree
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(in_tree, is_source=is_source)
+
+
+def reached_preemption(step: int) -> bool:
+    """Whether jax's preemption service says to save this step and stop; False without it."""
+    from jax.experimental import multihost_utils
+
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:
+        return False

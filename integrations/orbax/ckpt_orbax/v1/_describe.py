@@ -1,0 +1,132 @@
+"""Checkpoints without their arrays: finding the items, and Orbax's description of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo, ItemInfo
+from ckpt_orbax._leaves import described
+from ckpt_orbax._paths import as_text
+from ckpt_orbax._plain import orbax_form
+from ckpt_orbax.v1._names import AUTO, STATE
+from ckpt_orbax.v1.errors import InvalidLayoutError, NoCheckpointError
+
+_FIRST = (STATE, "pytree", "default")
+
+
+def inspected(path: str) -> CheckpointInfo:
+    """``ckpt_core.inspect``.
+
+    Raises:
+        NoCheckpointError: there is no checkpoint.
+    """
+    try:
+        return ckpt.inspect(path)
+    except ckpt.CheckpointNotFound as error:
+        raise NoCheckpointError(str(error)) from error
+
+
+def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
+    """The pytree of this name; the only or most likely one for ``AUTO`` or None.
+
+    Raises:
+        InvalidLayoutError: there is none.
+    """
+    trees = [item for item in info.items.values() if item.form == "tree"]
+    if name is None or name == AUTO:
+        order = sorted(trees, key=lambda item: (_rank(item.name), item.name))
+        if order:
+            return order[0]
+    elif name in info.items and info.items[name].form == "tree":
+        return info.items[name]
+    held = ", ".join(f"{item.name} ({item.form})" for item in info.items.values()) or "nothing"
+    wanted = "no pytree" if name is None or name == AUTO else f"no pytree {name!r}"
+    raise InvalidLayoutError(f"{info.path}: {wanted} in this checkpoint: it has {held}")
+
+
+def _rank(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def tree_of(item: ItemInfo) -> Any:
+    """The saved tree with a described leaf at each place."""
+    shardings: dict[int, Any] = {}
+
+    def describe(leaf: Any) -> Any:
+        saved = leaf.sharding
+        if id(saved) not in shardings:
+            shardings[id(saved)] = sharding_of(saved)
+        return described(leaf, shardings[id(saved)])
+
+    return jax.tree.map(describe, orbax_form(_tree(item)))
+
+
+def _tree(item: ItemInfo) -> Any:
+    """The tree of the item's leaves, from their paths: without its empty nodes."""
+    if len(item.leaves) == 1 and item.leaves[0].path == "(root)":
+        return item.leaves[0]
+    root: dict[str, Any] = {}
+    for leaf in item.leaves:
+        *parents, name = (
+            entry.replace("~1", "/").replace("~0", "~") for entry in leaf.path.split("/")
+        )
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return _lists(root)
+
+
+def _lists(node: Any) -> Any:
+    """A dict with the keys "0", "1", ... was a list, or a tuple."""
+    if not isinstance(node, dict):
+        return node
+    named = {key: _lists(child) for key, child in cast(dict[str, Any], node).items()}
+    positions = [str(position) for position in range(len(named))]
+    return [named[key] for key in positions] if named.keys() == set(positions) else named
+
+
+def sharding_of(saved: dict[str, Any] | None) -> Any:
+    """The saved sharding on the devices of this process; None if they are others."""
+    if not saved or saved.get("sharding_type") != "NamedSharding":
+        return None
+    devices = {device.id: device for device in jax.devices()}
+    try:
+        ids = _ids(saved["device_mesh"]["mesh"])
+        mesh = jax.sharding.Mesh(
+            np.vectorize(devices.__getitem__, otypes=[object])(ids).reshape(saved["shape"]),
+            tuple(saved["axis_names"]),
+        )
+        spec = [tuple(part) if isinstance(part, list) else part for part in saved["partition_spec"]]
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ids(mesh: Any) -> Any:
+    if isinstance(mesh, dict):
+        return mesh["id"]
+    return np.array([_ids(part) for part in mesh])
+
+
+def begun_nsecs(info: CheckpointInfo) -> int | None:
+    """When the save began, in nanoseconds since 1970."""
+    ended = committed_nsecs(info)
+    return None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
+
+
+def committed_nsecs(info: CheckpointInfo) -> int | None:
+    """When the checkpoint was committed, in nanoseconds since 1970."""
+    return None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+
+
+def is_orbax_checkpoint(path: Any) -> bool:
+    """Whether there is a checkpoint of ckpt or of Orbax at the path."""
+    try:
+        return bool(ckpt.inspect(as_text(path)).items)
+    except (ckpt.CheckpointError, OSError, ValueError):
+        return False

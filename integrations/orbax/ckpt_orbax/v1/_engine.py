@@ -1,0 +1,137 @@
+"""What a Context means to ckpt: its options, and the refusal of those that ckpt cannot honour."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import jax
+
+import ckpt_core as ckpt
+from ckpt_orbax._leaves import converted
+from ckpt_orbax._plain import plain
+from ckpt_orbax._refused import not_offered
+from ckpt_orbax.v1._context import Context
+from ckpt_orbax.v1.options import AsyncOptions, CheckpointLayout
+
+logger = logging.getLogger("ckpt_orbax")
+
+_REFUSED = {
+    "array.saving.use_ocdbt": (
+        True,
+        "ckpt always writes OCDBT, which all of Orbax's readers take",
+        "leave it at True",
+    ),
+    "array.saving.use_zarr3": (
+        True,
+        "ckpt always writes zarr3, which all of Orbax's readers take",
+        "leave it at True",
+    ),
+    "array.loading.enable_padding_and_truncation": (
+        False,
+        "an array of another shape would be cut or filled silently",
+        "load the saved shape, and slice or jnp.pad it",
+    ),
+    "array.loading.raise_array_data_missing_error": (
+        True,
+        "arrays with missing data would become zeros silently",
+        "leave it at True",
+    ),
+    "pytree.saving.pytree_metadata_options.support_rich_types": (
+        False,
+        "this face stores the containers that Orbax stores by default",
+        "ckpt_core.save and ckpt_core.load, which keep tuples and NamedTuples",
+    ),
+    "multiprocessing.primary_host": (
+        0,
+        "process 0 leads",
+        "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
+    ),
+    "file.path_permission_mode": (None, "ckpt follows the umask of the process", "os.umask"),
+    "deletion.gcs_deletion_options.todelete_full_path": (
+        None,
+        "ckpt moves steps to a directory beside them",
+        "context.engine = ckpt_core.Options(trash_directory='todelete')",
+    ),
+    "memory.serialization_status_callback": (
+        None,
+        "it would never be called",
+        "context.engine = ckpt_core.Options(on_event=...), which also tells progress",
+    ),
+    "pathways.checkpointing_impl": (None, "ckpt does not support Pathways", "leave it at None"),
+}
+
+
+def refuse_unsupported(context: Context) -> None:
+    """Raises for options that would change what is stored or loaded.
+
+    Raises:
+        NotOffered: the message has the option, why, and what to write instead.
+    """
+    for name, (fine, why, instead) in _REFUSED.items():
+        value: Any = context
+        for part in name.split("."):
+            value = getattr(value, part)
+        if value != fine:
+            raise not_offered(f"Context.{name} = {value!r}", why, instead)
+    active = context.multiprocessing.active_processes
+    if active is not None and len(active) != jax.process_count():
+        raise not_offered(
+            "Context.multiprocessing.active_processes",
+            "all processes take part in a checkpoint",
+            "save with all of them",
+        )
+    if context.checkpoint_layout is CheckpointLayout.SAFETENSORS:
+        raise not_offered(
+            "Context.checkpoint_layout = 'safetensors'",
+            "this face reads Orbax's directories",
+            "safetensors.numpy.load_file, and jax.device_put",
+        )
+
+
+def engine_options(context: Context) -> ckpt.Options:
+    """The options of ckpt that a Context stands for.
+
+    Raises:
+        NotOffered: see ``refuse_unsupported``.
+    """
+    refuse_unsupported(context)
+    memory, saving = context.memory, context.array.saving
+    limits = [
+        limit
+        for limit in (
+            memory.write_concurrent_bytes,
+            memory.read_concurrent_bytes,
+            memory.transfer_concurrent_bytes,
+        )
+        if limit is not None
+    ]
+    changes: dict[str, Any] = {}
+    if limits:
+        changes["max_host_bytes"] = max(1024, min(limits))
+    if saving.ocdbt_target_data_file_size is not None:
+        size = saving.ocdbt_target_data_file_size
+        changes["target_data_file_bytes"] = max(1024, size) if size else 2**40
+    if saving.storage_options.chunk_byte_size is not None:
+        changes["chunk_bytes"] = max(1024, saving.storage_options.chunk_byte_size)
+    if context.array.loading.use_load_and_broadcast:
+        changes["broadcast"] = True
+    if context.asynchronous.timeout_secs != AsyncOptions.timeout_secs:
+        changes["timeout_secs"] = float(context.asynchronous.timeout_secs)
+    return dataclasses.replace(context.engine, **changes)
+
+
+def stored(state: Any, context: Context) -> Any:
+    """The tree as it is stored: in the dtypes of ``storage_options``, in plain containers."""
+    saving = context.array.saving
+    for_all, for_one = saving.storage_options.dtype, saving.scoped_storage_options_creator
+    if for_all is None and for_one is None:
+        return plain(state)
+
+    def convert(key: Any, leaf: Any) -> Any:
+        chosen = None if for_one is None else for_one(key, leaf)
+        dtype = getattr(chosen, "dtype", None)
+        return converted(leaf, for_all if dtype is None else dtype)
+
+    return plain(jax.tree_util.tree_map_with_path(convert, state))

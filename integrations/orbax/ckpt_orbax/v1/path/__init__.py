@@ -1,0 +1,16 @@
+"""Paths and step names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ckpt_orbax._paths import path_type
+from ckpt_orbax.v1.path import step
+
+Path: Any = path_type()
+PathLike = str | os.PathLike[str]
+PathAwaitingCreation = Any
+"""What a handler's ``save`` gets: ``await it.await_creation()`` is the directory."""
+
+__all__ = ["Path", "PathAwaitingCreation", "PathLike", "step"]

@@ -1,0 +1,148 @@
+"""Names of step directories."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import ckpt_core as ckpt
+from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax._refused import not_offered
+from ckpt_orbax.v1._step_metadata import CheckpointMetadata
+
+Step = CheckpointMetadata[None]
+_PROBES = (0, 7, 42, 98765432109)
+
+
+@runtime_checkable
+class NameFormat(Protocol):
+    """Names step directories and finds them."""
+
+    def build_name(self, step: int) -> str:
+        """The directory name of a step."""
+        ...
+
+    def find_all(self, base_path: Any) -> Iterator[Step]:
+        """All committed steps in a directory."""
+        ...
+
+    def find_step(self, base_path: Any, step: int) -> Step:
+        """A committed step in a directory; ValueError if there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Standard:
+    """``prefix_000042``; reads only names of its own form."""
+
+    step_prefix: str | None = None
+    step_format_fixed_length: int | None = None
+    single_host_load_and_broadcast: bool = False
+
+    def build_name(self, step: int) -> str:
+        digits = f"{step:0{self.step_format_fixed_length or 1}d}"
+        return digits if self.step_prefix is None else f"{self.step_prefix}_{digits}"
+
+    def find_all(self, base_path: Any) -> Iterator[Step]:
+        directory = as_text(base_path)
+        with _reader(directory) as reader:
+            for step in reader.all_steps():
+                path = as_path(directory) / self.build_name(step)
+                if os.path.exists(path):
+                    yield CheckpointMetadata(step, path)
+
+    def find_step(self, base_path: Any, step: int) -> Step:
+        for found in self.find_all(base_path):
+            if found.step == step:
+                return found
+        raise ValueError(
+            f"{base_path}: there is no step {step}, which would be {self.build_name(step)}"
+        )
+
+
+def _reader(directory: str) -> ckpt.Checkpointer:
+    return ckpt.Checkpointer(directory, read_only=True)
+
+
+@dataclass(frozen=True)
+class _Composite:
+    """Writes one form and reads several."""
+
+    write_name_format: Any
+    read_name_formats: Sequence[Any]
+
+    def build_name(self, step: int) -> str:
+        return self.write_name_format.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Step]:
+        seen: set[str] = set()
+        for names in self.read_name_formats:
+            for found in names.find_all(base_path):
+                if str(found.path) not in seen:
+                    seen.add(str(found.path))
+                    yield found
+
+    def find_step(self, base_path: Any, step: int) -> Step:
+        problems: list[str] = []
+        for names in self.read_name_formats:
+            try:
+                return names.find_step(base_path, step)
+            except ValueError as error:
+                problems.append(str(error))
+        raise ValueError("\n".join(problems))
+
+
+def standard_name_format(
+    *,
+    step_prefix: str | None = None,
+    step_format_fixed_length: int | None = None,
+    single_host_load_and_broadcast: bool = False,
+) -> NameFormat:
+    """Names such as ``42``, ``000042``, ``step_42``.
+
+    Example:
+        >>> from ckpt_orbax import v1 as ocp
+        >>> ocp.path.step.standard_name_format(step_prefix="s", step_format_fixed_length=4).build_name(7)
+        's_0007'
+    """
+    return _Standard(step_prefix, step_format_fixed_length, single_host_load_and_broadcast)
+
+
+def composite_name_format(
+    write_name_format: NameFormat, read_name_formats: Sequence[NameFormat]
+) -> NameFormat:
+    """Names steps by one format, finds those of several.
+
+    Raises:
+        ValueError: ``write_name_format`` is not among ``read_name_formats``.
+    """
+    if write_name_format not in read_name_formats:
+        raise ValueError(
+            "write_name_format must be one of read_name_formats, to find what is written"
+        )
+    return _Composite(write_name_format, tuple(read_name_formats))
+
+
+def prefix_and_length(names: Any) -> tuple[str | None, int | None]:
+    """``step_prefix`` and ``step_format_fixed_length`` of a format, from the names that it builds.
+
+    Raises:
+        NotOffered: its names are not a prefix, ``_`` and the number.
+    """
+    if names is None:
+        return None, None
+    built = names.build_name(0)
+    found = re.fullmatch(r"(?:(.*)_)?(0+)", built, re.DOTALL)
+    if found is not None:
+        prefix, length = found[1], len(found[2]) if len(found[2]) > 1 else None
+        same = _Standard(prefix, length)
+        if all(names.build_name(step) == same.build_name(step) for step in _PROBES):
+            return prefix, length
+    raise not_offered(
+        f"the NameFormat with names such as {built!r}",
+        "steps are named by an optional prefix with '_' and the number",
+        "ocp.path.step.standard_name_format(step_prefix=, step_format_fixed_length=)",
+    )

@@ -1,0 +1,209 @@
+"""Which steps to keep: Orbax's policies, asked after each save. The newest step always stays.
+
+A policy of your own is a class with ``should_preserve(checkpoints, *, context)``, which returns one
+bool for each checkpoint, oldest first.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from ckpt_orbax.v1._step_metadata import CheckpointMetadata
+
+Step = CheckpointMetadata[None]
+
+
+@dataclass(kw_only=True)
+class PreservationContext:
+    """What a policy knows besides the steps: nothing yet."""
+
+
+@runtime_checkable
+class PreservationPolicy(Protocol):
+    """Decides which steps stay."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        """For each checkpoint, oldest first, whether it stays."""
+        ...
+
+
+@dataclass
+class PreserveAll(PreservationPolicy):
+    """Keeps every step."""
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        return [True] * len(checkpoints)
+
+
+@dataclass
+class LatestN(PreservationPolicy):
+    """Keeps the newest ``n`` steps; all for None."""
+
+    n: int | None = None
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        first = 0 if self.n is None else len(checkpoints) - self.n
+        return [position >= first for position in range(len(checkpoints))]
+
+
+@dataclass
+class EveryNSeconds(PreservationPolicy):
+    """Keeps the first step, then each at least ``interval_secs`` after the last one kept."""
+
+    interval_secs: int
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        interval = datetime.timedelta(seconds=self.interval_secs)
+        return _spaced(checkpoints, lambda kept, step: step.time - kept.time >= interval)
+
+
+@dataclass
+class EveryNSteps(PreservationPolicy):
+    """Keeps multiples of ``interval_steps``, or, not exactly, steps at least that far apart."""
+
+    interval_steps: int
+    exact_interval: bool = True
+    max_to_keep: int | None = None
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        interval = _interval(self.interval_steps)
+        if self.exact_interval:
+            kept = [checkpoint.step % interval == 0 for checkpoint in checkpoints]
+        else:
+            kept = _spaced(checkpoints, lambda last, step: step.step - last.step >= interval)
+        return _last_of(kept, self.max_to_keep)
+
+
+@dataclass
+class EveryNStepsClosest(PreservationPolicy):
+    """Keeps, for each multiple of ``interval_steps``, the step closest to it; and the newest."""
+
+    interval_steps: int
+    max_to_keep: int | None = None
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        interval = _interval(self.interval_steps)
+        closest: dict[int, tuple[int, int]] = {}
+        for position, checkpoint in enumerate(checkpoints):
+            multiple = round(checkpoint.step / interval)
+            distance = abs(checkpoint.step - multiple * interval)
+            if multiple not in closest or distance <= closest[multiple][0]:
+                closest[multiple] = distance, position
+        kept = {position for _, position in closest.values()} | {len(checkpoints) - 1}
+        return _last_of(
+            [position in kept for position in range(len(checkpoints))], self.max_to_keep
+        )
+
+
+@dataclass(init=False)
+class CustomSteps(PreservationPolicy):
+    """Keeps the steps with these numbers."""
+
+    steps: frozenset[int]
+
+    def __init__(self, steps: Iterable[int]) -> None:
+        self.steps = frozenset(steps)
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        return [checkpoint.step in self.steps for checkpoint in checkpoints]
+
+
+@dataclass(kw_only=True)
+class BestN(PreservationPolicy):
+    """Keeps the ``n`` steps for which ``get_metric_fn(metrics)`` is greatest; least if ``reverse``."""
+
+    get_metric_fn: Callable[[Any], float]
+    reverse: bool = False
+    n: int | None = None
+    keep_checkpoints_without_metrics: bool = True
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        if self.n is None or len(checkpoints) <= self.n:
+            return [True] * len(checkpoints)
+        measured = [p for p, one in enumerate(checkpoints) if one.metrics is not None]
+        measured.sort(
+            key=lambda position: self.get_metric_fn(checkpoints[position].metrics),
+            reverse=self.reverse,
+        )
+        best = set(measured[-self.n :] if self.n else ())
+        spared = self.keep_checkpoints_without_metrics and self.n > 0
+        return [
+            position in best or (spared and one.metrics is None)
+            for position, one in enumerate(checkpoints)
+        ]
+
+
+@dataclass
+class LatestDuration(PreservationPolicy):
+    """Keeps the steps of the last ``duration``, and those after the first of them."""
+
+    duration: datetime.timedelta
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        oldest = datetime.datetime.now(tz=datetime.UTC) - self.duration
+        recent = [position for position, one in enumerate(checkpoints) if one.time >= oldest]
+        first = recent[0] if recent else len(checkpoints)
+        return [position >= first for position in range(len(checkpoints))]
+
+
+@dataclass
+class AnyPreservationPolicy(PreservationPolicy):
+    """Keeps what one of the policies keeps."""
+
+    policies: Sequence[Any]
+
+    def should_preserve(
+        self, checkpoints: Sequence[Step], *, context: PreservationContext
+    ) -> Sequence[bool]:
+        kept = [policy.should_preserve(checkpoints, context=context) for policy in self.policies]
+        return (
+            [any(flags) for flags in zip(*kept, strict=True)]
+            if kept
+            else [False] * len(checkpoints)
+        )
+
+
+def _interval(steps: int) -> int:
+    if steps == 0:
+        raise ValueError("interval_steps must not be 0")
+    return steps
+
+
+def _spaced(checkpoints: Sequence[Step], far: Callable[[Step, Step], bool]) -> list[bool]:
+    """Keeps the first, then each that is ``far`` from the last one kept."""
+    kept: list[bool] = []
+    last: Step | None = None
+    for checkpoint in checkpoints:
+        kept.append(last is None or far(last, checkpoint))
+        last = checkpoint if kept[-1] else last
+    return kept
+
+
+def _last_of(kept: list[bool], most: int | None) -> list[bool]:
+    """The last ``most`` of those that are kept; all for None, and for 0 as in Orbax."""
+    chosen = [position for position, keep in enumerate(kept) if keep]
+    if not most or len(chosen) <= most:
+        return kept
+    stay = set(chosen[len(chosen) - most :])
+    return [position in stay for position in range(len(kept))]
