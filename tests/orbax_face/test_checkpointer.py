@@ -148,6 +148,18 @@ def test_which_steps_stay_and_always_the_newest(tmp_path, policy, expected):
         assert steps_of(checkpointer) == list(expected)
 
 
+def test_steps_that_a_policy_deletes_are_not_listed(tmp_path):
+    with open_run(tmp_path, preservation_policy=keeping.LatestN(1)) as checkpointer:
+        seen = []
+        for step in range(5):
+            response = checkpointer.save_async(step, state_of(step))
+            while checkpointer.is_saving_in_progress():
+                seen = steps_of(checkpointer)  # also between the commit and the deletion
+            assert response.result()
+            assert steps_of(checkpointer) == [step]
+        assert len(seen) <= 2
+
+
 def test_a_step_exists(tmp_path):
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(0, state_of(0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import jax
+
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path
 from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs
@@ -39,13 +41,13 @@ class Steps:
 
     def noticed(self, event: ckpt.Event) -> None:
         """Listener of the engine: notes the end of a save, in the thread that saves."""
-        if event.step is None or event.kind not in ("committed", "save_failed"):
+        if event.step is None or event.kind not in ("committed", "save_failed", "deleted"):
             return
         with self._lock:
             self._stale = True
             if event.error is not None:
                 self._failed[event.step] = event.error
-            ended = self._begun.get(event.step)
+            ended = None if event.kind == "deleted" else self._begun.get(event.step)
         if ended is not None:
             ended.set()
 
@@ -82,7 +84,8 @@ class Steps:
         with self._lock:
             if not self._stale:
                 return list(self._numbers)
-            self._stale = False
+            # process 0 deletes what no policy keeps, and does not tell the others of it
+            self._stale = jax.process_index() > 0
         numbers = self._engine.all_steps()
         with self._lock:
             self._numbers = numbers

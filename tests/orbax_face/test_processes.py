@@ -1,0 +1,57 @@
+"""``ckpt_orbax`` with several processes: all save and load the same steps."""
+
+from __future__ import annotations
+
+import ckpt_core as ckpt
+from tests.support.launch import launch, reports
+
+RUN = """
+from ckpt_orbax import v1 as ocp
+
+mesh = Mesh(np.array(jax.devices()), ("x",))
+spread = NamedSharding(mesh, P("x"))
+
+def state_of(step):
+    values = np.arange(8.0, dtype=np.float32) + step
+    w = jax.make_array_from_callback((8,), spread, lambda index: values[index])
+    return {"w": w, "step": step}
+
+def numbers(state):
+    shards = {str(shard.index[0].start or 0): shard.data.tolist() for shard in state["w"].addressable_shards}
+    return [shards, state["step"]]
+
+target = {"w": jax.ShapeDtypeStruct((8,), np.float32, sharding=spread), "step": 0}
+keep = ocp.training.preservation_policies.LatestN(2)
+context = ocp.Context()
+context.asynchronous.timeout_secs = 60
+saved = []
+with ocp.training.Checkpointer(
+    directory + "/run", context=context, preservation_policy=keep, custom_metadata={"n": count}
+) as checkpointer:
+    for step in range(4):
+        saved.append(checkpointer.save(step, state_of(step), metrics={"loss": float(step)}))
+    steps = [one.step for one in checkpointer.checkpoints]
+    loaded = numbers(checkpointer.load(None, target))
+    of_run = checkpointer.root_metadata().custom_metadata
+
+same = ocp.multihost.process_index() == index and ocp.multihost.process_count() == count
+ocp.multihost.sync_global_processes("tests")
+report(saved=saved, steps=steps, loaded=loaded, of_run=of_run, same=same)
+"""
+
+
+def test_two_processes(tmp_path):
+    told = reports(launch(RUN, tmp_path, devices=4))
+    assert told[0]["steps"] == [2, 3]  # the others may look before the first one has deleted
+    shards = {}
+    for one in told:
+        assert one["saved"] == [True] * 4
+        assert one["steps"][-2:] == [2, 3]
+        assert one["of_run"] == {"n": 2}
+        assert one["same"]
+        found, step = one["loaded"]
+        assert step == 3
+        shards |= found
+    values = [value for start in sorted(shards, key=int) for value in shards[start]]
+    assert values == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    assert ckpt.verify(tmp_path / "run" / "3").ok
