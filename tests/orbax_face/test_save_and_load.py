@@ -149,7 +149,7 @@ def test_a_partial_load_names_what_it_wants(path, state):
 
 
 def test_a_target_of_what_was_described(path, state):
-    state = {name: leaf for name, leaf in state.items() if leaf is not None}
+    state["empty"] = {}
     ocp.save(path, state, custom_metadata={"rate": 0.1})
     found = ocp.metadata(path)
     assert found.custom_metadata == {"rate": 0.1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,32 +62,7 @@ def tree_of(item: ItemInfo) -> Any:
             shardings[id(saved)] = sharding_of(saved)
         return described(leaf, shardings[id(saved)])
 
-    return jax.tree.map(describe, orbax_form(_tree(item)))
-
-
-def _tree(item: ItemInfo) -> Any:
-    """The tree of the item's leaves, from their paths: without its empty nodes."""
-    if len(item.leaves) == 1 and item.leaves[0].path == "(root)":
-        return item.leaves[0]
-    root: dict[str, Any] = {}
-    for leaf in item.leaves:
-        *parents, name = (
-            entry.replace("~1", "/").replace("~0", "~") for entry in leaf.path.split("/")
-        )
-        node = root
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return _lists(root)
-
-
-def _lists(node: Any) -> Any:
-    """A dict with the keys "0", "1", ... was a list, or a tuple."""
-    if not isinstance(node, dict):
-        return node
-    named = {key: _lists(child) for key, child in cast(dict[str, Any], node).items()}
-    positions = [str(position) for position in range(len(named))]
-    return [named[key] for key in positions] if named.keys() == set(positions) else named
+    return jax.tree.map(describe, orbax_form(item.tree))
 
 
 def sharding_of(saved: dict[str, Any] | None) -> Any:

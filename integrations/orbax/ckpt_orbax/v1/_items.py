@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+import ckpt_core as ckpt
 from ckpt_orbax._leaves import is_leaf
 from ckpt_orbax.v1 import _files
 from ckpt_orbax.v1._context import Context
@@ -43,7 +44,7 @@ def _item(name: str, value: Any, handler: Any, context: Context) -> Any:
             raise ValueError(f"{name}: Found empty item: there is nothing to save")
         return stored(value, context)
     if isinstance(handler, JsonHandler):
-        return stored(value, context)
+        return ckpt.Json(value)
     return _files.written_by(None if isinstance(handler, EngineForm) else handler, value)
 
 
