@@ -45,7 +45,9 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
             f"Json takes plain values only (dicts with text keys, lists, text, numbers, True, False, None): {error}",
             type_name=type(item.value).__name__,
         ) from error
-    files = dict.fromkeys(NOTES, data) if job.writers.index == 0 else {}
+    files: dict[str, bytes] = {}
+    if job.writers.index == 0:
+        files |= dict.fromkeys(NOTES, data)
     record = ItemRecord("json", NONE, process_count=job.writers.count)
     return PreparedItem(name, record, state_files=files)
 
