@@ -5,7 +5,7 @@ of one array; ``index`` finds file and offset of each value in the B+tree that `
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a file its digest
 covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the databases of several processes;
 ``upload`` brings one that was built in memory to an object store; ``keys`` reads and writes objects of a store;
-``failures`` translates TensorStore's errors.
+``failures`` translates TensorStore's errors; ``aws_profile`` finds the credentials of S3.
 """
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles

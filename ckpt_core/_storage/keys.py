@@ -60,9 +60,7 @@ class KeyValues:
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
         """Writes all values, in parallel."""
-        writing = [(key, self._store.write(key, value)) for key, value in values.items()]
-        for key, future in writing:
-            self._done(f"write {key}", future)
+        self._write_all("write", values)
 
     def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool:
         """Writes the value if the key has this version still; whether it was written."""
@@ -104,9 +102,22 @@ class KeyValues:
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes the keys, in parallel; those that do not exist are none of its business."""
         # not delete_range, which lists, and tells of a refusal no more than a listing does
-        deleting = [(key, self._store.write(key, None)) for key in keys]
-        for key, future in deleting:
-            self._done(f"delete {key}", future)
+        self._write_all("delete", dict.fromkeys(keys))
+
+    def _write_all(self, doing: str, values: Mapping[str, bytes | None]) -> None:
+        """Writes values, or deletes, in parallel; a failure is raised when no request is under way any more.
+
+        A request that is carried out after the caller went on would meet what somebody has written since.
+        """
+        writing = [(key, self._store.write(key, value)) for key, value in values.items()]
+        first: Exception | None = None
+        for key, future in writing:
+            try:
+                self._done(f"{doing} {key}", future)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
