@@ -121,6 +121,13 @@ class Backend(Protocol):
         """
         ...
 
+    def release(self, path: str, name: str, beginning: bytes) -> None:
+        """Deletes a file that ``claim`` wrote, if it still begins so; does nothing in an object store.
+
+        There, a file cannot be taken away and put back if it turns out to be another writer's.
+        """
+        ...
+
     def reading(self, path: str, head: bytes) -> AbstractContextManager[None]:
         """Keeps the checkpoint at ``path`` from being deleted while the block runs.
 

@@ -142,6 +142,9 @@ class ObjectStoreBackend:
         self.put(path, name, data)
         return Claim(None, False)
 
+    def release(self, path: str, name: str, beginning: bytes) -> None:
+        return None
+
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 

@@ -46,6 +46,20 @@ class PosixBackend(Writing):
         contested = is_locked(os.path.join(path, name))
         return Claim(self._put_held(path, name, data), contested)
 
+    def release(self, path: str, name: str, beginning: bytes) -> None:
+        file = os.path.join(path, name)
+        if not (self.read(path, name) or b"").startswith(beginning):
+            return
+        taken = hidden_names.make(hidden_names.TEMPORARY, path, name)
+        os.rename(file, taken)
+        try:
+            if not (self.read(path, os.path.basename(taken)) or b"").startswith(beginning):
+                # another writer claimed it since the first look: put it back, unless a third one has
+                with contextlib.suppress(FileExistsError):
+                    os.link(taken, file)
+        finally:
+            remove(taken)
+
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
         # Durable, because a later save syncs only the directories that it creates itself.

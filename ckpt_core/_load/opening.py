@@ -13,6 +13,7 @@ from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_read, orbax_write
+from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_record, parse_json
 from ckpt_core._load.absent import not_found
@@ -209,7 +210,7 @@ def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) 
         if item is None:
             continue
         if name == "metrics" and item.form == "json":
-            metrics = item.value if isinstance(item.value, dict) else {}
+            metrics = numbers_in(item.value)
         else:
             items[name] = item
     if not items:

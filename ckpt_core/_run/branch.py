@@ -103,17 +103,18 @@ class Branch:
 
     # ---------------------------------------------------------------------------------- saves
 
-    def make_room(self, step: int, overwrite: bool, persists: bool) -> None:
+    def make_room(self, step: int, overwrite: bool, persists: bool, older: bool = False) -> None:
         """Called on all processes before a save: moves steps that ``step`` does not continue.
 
         Args:
             step: number of the step about to be saved.
             overwrite: the save may replace a step of this number.
             persists: the save also writes to the persistent directory.
+            older: the step may be older than steps that are there, which is logged.
 
         Raises:
-            CheckpointExists: this number, or newer steps, are on disk, and this writer has neither
-                restored an older step nor seen those steps appear after its claim.
+            CheckpointExists: this number, or newer steps (without ``older``), are on disk, and this
+                writer has neither restored an older step nor seen those appear after its claim.
             CheckpointError: another writer has taken the directory over.
         """
         if self._settled and not persists:
@@ -121,7 +122,9 @@ class Branch:
         if self._local is not None and not self._settled:
             self._local.claim()
         base = self._goes_on_from(step)
-        result = self._on_first(lambda: self._clear(step, overwrite, base), "make way for a step")
+        result = self._on_first(
+            lambda: self._clear(step, overwrite, base, older), "make way for a step"
+        )
         if "run" in result and self._local is not None:
             self._local.begin_lineage(Run(*result["run"]), -1 if base is None else base)
         self._damaged.difference_update(result["gone"])
@@ -140,7 +143,7 @@ class Branch:
                 step,
             )
 
-    def guard(self, step: int, overwrite: bool) -> Guard:
+    def guard(self, step: int, overwrite: bool, older: bool) -> Guard:
         """The ownership check for one save, whose ``make_room`` has returned.
 
         On a disk and without ``overwrite``, it also moves away a step of the same number that the previous
@@ -152,7 +155,7 @@ class Branch:
                 self._fence, at_commit=None if overwrite else lambda: self._move_same_step(step)
             )
         base = self._goes_on_from(step)
-        return Guard(self._fence, at_begin=lambda: self._make_way(step, overwrite, base))
+        return Guard(self._fence, at_begin=lambda: self._make_way(step, overwrite, base, older))
 
     def committed(self, step: int) -> None:
         """After a commit, on process 0: moves newer strangers away, then applies retention.
@@ -173,19 +176,20 @@ class Branch:
     def _goes_on_from(self, step: int) -> int | None:
         return max((s for s in self._restored | self._mine if s < step), default=None)
 
-    def _clear(self, step: int, overwrite: bool, base: int | None) -> dict[str, Any]:
+    def _clear(self, step: int, overwrite: bool, base: int | None, older: bool) -> dict[str, Any]:
         self._claim()
         if self._settled and not self._run.local:
             # A listing takes the time of a round trip: the thread that writes makes it (`guard`).
-            known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
-            self._steps.refuse_taken(step, known, overwrite, self._damaged)
+            if not older:
+                known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
+                self._steps.refuse_taken(step, known, overwrite, self._damaged)
             return {"gone": []}
-        result: dict[str, Any] = {"gone": sorted(self._make_way(step, overwrite, base))}
+        result: dict[str, Any] = {"gone": sorted(self._make_way(step, overwrite, base, older))}
         if not self._settled:
             result["run"] = self._next_run(base)
         return result
 
-    def _make_way(self, step: int, overwrite: bool, base: int | None) -> set[int]:
+    def _make_way(self, step: int, overwrite: bool, base: int | None, older: bool) -> set[int]:
         """Moves the steps away that ``step`` does not continue; returns them. See ``make_room``."""
         listing = self._steps.look()
         if self._steps_at_claim is None:
@@ -198,7 +202,7 @@ class Branch:
         there = {*listing.committed(at_least=step)}
         if self._local is not None and base is None:
             there |= {other for other in self._local.from_earlier_run if other >= step}
-        self._steps.refuse_taken(step, there - moving, overwrite, self._damaged)
+        self._steps.refuse_taken(step, there - moving, overwrite, self._damaged, older)
         self._move(moving, base, _READER_SECS)
         return moving
 

@@ -17,7 +17,7 @@ from ckpt_core._run.directory import open_run_directory
 from ckpt_core._run.in_flight import raise_failures, settle_all
 from ckpt_core._run.parts import make_parts
 from ckpt_core._run.policies import keep, when
-from ckpt_core._run.policies.arguments import check_metrics, choose_keep_policy, choose_save_policy
+from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
 from ckpt_core._run.reading import Reading
 from ckpt_core._run.tiers import local_root
 from ckpt_core._run.turns import Turns, in_turn
@@ -145,9 +145,11 @@ class Checkpointer:
         Args:
             step: number of the step that was just completed.
             state: one pytree or object; or name items instead.
-            metrics: numbers of this step, for ``best_metric`` and ``keep.best``.
+            metrics: numbers of this step, for ``best_metric`` and ``keep.best``. Nested ones and text are
+                kept by ``items={"metrics": ckpt.Json({...})}``: their numbers count as ``eval/loss``.
             metadata: your own JSON-serializable value.
-            force: save regardless of the policies, and in the persistent directory too.
+            force: save regardless of the policies, and in the persistent directory too; also a step
+                that is older than the newest one, from which restore_latest still goes on.
             overwrite: replace a step that is on disk.
             items: named items, for names that are also parameters of this method.
             **named: named items.
@@ -161,7 +163,7 @@ class Checkpointer:
         """
         step = self._writing.step_to_save(step)
         chosen = collect_items(state, items, named)
-        fields = RecordFields(state is not NOTHING, metadata, check_metrics(metrics))
+        fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
         return self._writing.save(step, chosen, fields, force=force, overwrite=overwrite)
 
     @in_turn

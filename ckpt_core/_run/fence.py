@@ -8,13 +8,17 @@ holds a lock on the file while it lives, so a new writer can warn that it took o
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import time
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._events import logger
 
 OWNER_FILE = ".ckpt-owner"
+_TRIES = 5
+_PAUSE_SECS = 0.02
 
 
 class Fence:
@@ -51,12 +55,28 @@ class Fence:
             CheckpointError: another writer has claimed the directory in the meantime.
         """
         now = self._backend.read(self._directory, OWNER_FILE)
+        for _ in range(_TRIES):
+            if now is not None:
+                break
+            # another writer, who is closing, may have it in hand for a moment: see ``release``
+            time.sleep(_PAUSE_SECS)
+            now = self._backend.read(self._directory, OWNER_FILE)
         if now is None or not now.startswith(self._token.encode()):
             raise CheckpointError(
                 f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
                 "one may no longer save here: its step was not committed. Stop this run, or give each "
                 "run its own directory"
             )
+
+    def leave(self) -> None:
+        """Like ``close``; also deletes the owner file of a local directory, if it is this writer's.
+
+        An older writer that wakes up finds none, and is refused as it was before.
+        """
+        if self._claim is not None and not self._closed:
+            with contextlib.suppress(OSError, CheckpointError):
+                self._backend.release(self._directory, OWNER_FILE, self._token.encode())
+        self.close()
 
     def close(self) -> None:
         """Releases the claim, so that the next writer does not warn of a live one."""

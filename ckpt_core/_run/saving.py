@@ -121,7 +121,7 @@ class Saving:
             overwrite=overwrite,
             step=step,
             copy=self._copying(self._staging),
-            guard=self._branch.guard(step, overwrite),
+            guard=self._branch.guard(step, overwrite, what.may_be_older),
             links=self.links,
         )
         return prepare_save(job, what.items, lambda write: self._save_and_retain(step, write))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ckpt_core._directory import Backend
 from ckpt_core._directory.step_names import StepNames, check_step
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._events import logger
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
@@ -167,7 +168,12 @@ class Steps:
         return [facts for step in self.all() if (facts := self.facts(step)) is not None]
 
     def refuse_taken(
-        self, step: int, there: Set[int], overwrite: bool, damaged: Set[int] = frozenset()
+        self,
+        step: int,
+        there: Set[int],
+        overwrite: bool,
+        damaged: Set[int] = frozenset(),
+        older: bool = False,
     ) -> None:
         """Raises if ``step`` exists, or if a newer one does, from which a restart would resume.
 
@@ -176,6 +182,7 @@ class Steps:
             there: steps that exist and will stay.
             overwrite: an existing step of this number is no error.
             damaged: newer steps that are ignored, since no run can resume from them.
+            older: newer steps are logged, and do not raise.
 
         Raises:
             CheckpointExists: the message names the existing steps.
@@ -188,10 +195,19 @@ class Steps:
         newer = sorted(other for other in there if other > step and other not in damaged)
         if newer and step not in there:
             shown = ", ".join(map(str, newer[:5]))
+            if older:
+                logger.warning(
+                    "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
+                    "the newest step, not from this one",
+                    self.directory,
+                    step,
+                    shown,
+                )
+                return
             raise CheckpointExists(
                 f"{self.directory}: step {step} is older than {shown}, which are there already: "
                 f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
-                "them, or save to another directory"
+                "them, save to another directory, or pass force=True to save it all the same"
             )
 
     def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:

@@ -63,8 +63,8 @@ class Writing:
             return False
         persists = parts.local is None or force or self._persists(step)
         parts.saving.make_way(persists)
-        parts.branch.make_room(step, overwrite, persists)
-        what = StepToSave(step, items, fields)
+        parts.branch.make_room(step, overwrite, persists, older=force)
+        what = StepToSave(step, items, fields, may_be_older=force)
         parts.saving.start(what, overwrite, persists, lambda: self._began(step, persists))
         return True
 
@@ -143,7 +143,7 @@ class Writing:
         late = wait_for_all(parts.saves, parts.preemption.secs_left)
         parts.preemption.close()
         if not any(running.running for running in parts.saves):
-            parts.fence.close()
+            parts.fence.leave()
             if parts.local is not None:
                 parts.local.close()
         return late

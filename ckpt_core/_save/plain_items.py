@@ -24,7 +24,7 @@ from ckpt_core._save.dedup_links import Links
 from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._tree import NONE
 
-NOTES = ("metadata", "data.json")
+NOTES: tuple[str, ...] = ("metadata", "data.json")
 """Where Orbax's Json handlers look, of v0 and of v1."""
 _HELD_BYTES = MIB
 """Smaller files are read before the save returns."""

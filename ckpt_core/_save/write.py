@@ -39,6 +39,8 @@ from ckpt_core._storage import (
 
 _FILES_UNDER_WAY = 4
 """Number of data files on their way to an object store at once."""
+_OF_METRICS = "metrics", "json"
+"""Name and form of an item whose values stand where Orbax looks for metrics, too."""
 CALL = "save"
 """The call that this process tells the others, so that a process in another call is detected."""
 
@@ -365,9 +367,13 @@ class Write:
                     f"{item.folder}/{orbax_write.STRINGS_FILE}",
                     orbax_write.strings_file(item.texts, paths),
                 )
-        if self._fields.metrics:
+        told = [
+            one.state_files for one in self._items if (one.name, one.record.form) == _OF_METRICS
+        ]
+        if self._fields.metrics or told:
             handlers["metrics"] = orbax_write.HANDLERS["json"]
-            yield "metrics/metrics", dump_json(dict(self._fields.metrics))
+            numbers = dump_json(dict(self._fields.metrics))
+            yield "metrics/metrics", told[0]["data.json"] if told else numbers
         yield orbax_write.STEP_METADATA, orbax_write.step_metadata(handlers, self._fields.metadata)
         text = f"Checkpoint commit was successful to {self._job.target}"
         said = text.encode(errors="surrogateescape")

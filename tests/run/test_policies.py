@@ -33,6 +33,7 @@ keep_policies = st.one_of(
     st.just(keep.all()),
     st.integers(1, 5).map(keep.latest),
     st.integers(1, 50).map(keep.every_steps),
+    st.integers(1, 50).map(keep.closest_to_every_steps),
     st.floats(0, 500).map(keep.every_secs),
     st.floats(0, 500).map(keep.newer_than),
     st.sets(steps, max_size=5).map(keep.steps),
@@ -172,6 +173,32 @@ def test_every_secs_does_not_wander():
     policy = keep.every_secs(150)
     kept = set(policy(history))
     assert set(policy([entry for entry in history if entry.step in kept])) == kept
+
+
+def test_closest_to_every_steps():
+    def kept(*numbers: int) -> list[int]:
+        return sorted(keep.closest_to_every_steps(100)([keep.StepFacts(n) for n in numbers]))
+
+    assert kept() == []
+    assert kept(37) == [37]
+    assert kept(0, 30, 95, 103, 140, 198, 250) == [0, 103, 198, 250]
+    assert kept(0, 98, 102, 200) == [0, 98, 200]  # as close: the older one
+    assert kept(5, 950) == [5, 950]
+    assert kept(10**12, 10**12 + 1) == [10**12, 10**12 + 1]
+    with pytest.raises(ValueError, match="at least 1"):
+        keep.closest_to_every_steps(0)
+
+
+@given(histories(), st.integers(1, 50))
+def test_closest_is_closest(history: list[keep.StepFacts], interval: int):
+    numbers = [facts.step for facts in history]
+    expected: set[int] = set()
+    if numbers:
+        first, last = numbers[0] // interval, -(-numbers[-1] // interval)
+        for multiple in range(first * interval, last * interval + 1, interval):
+            expected.add(min(numbers, key=lambda n: (abs(n - multiple), n)))
+    # the newest is always kept, and needs no multiple of its own
+    assert {*keep.closest_to_every_steps(interval)(history)} == expected | {*numbers[:1]}
 
 
 def test_best():

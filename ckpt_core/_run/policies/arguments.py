@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ckpt_core._format.metrics import numbers_in
+from ckpt_core._items import Json
 from ckpt_core._options import METRICS_ARE_NUMBERS
 from ckpt_core._run.policies import keep, when
 
@@ -74,6 +76,24 @@ def choose_keep_policy(
     return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
 
 
+def metrics_of(
+    metrics: Mapping[str, float] | None, items: Mapping[str, object]
+) -> dict[str, float]:
+    """The numbers of a step, by name: those of ``metrics=``, or in an item ``metrics`` that is Json.
+
+    Raises:
+        TypeError: both were passed, or ``metrics`` holds something else than numbers.
+    """
+    item = items.get("metrics")
+    if not isinstance(item, Json):
+        return check_metrics(metrics)
+    if metrics:
+        raise TypeError(
+            "pass the metrics by metrics=, or all of them as an item that is Json, not both"
+        )
+    return {name: float(number) for name, number in numbers_in(item.value).items()}
+
+
 def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     """The metrics as Python floats.
 
@@ -108,7 +128,7 @@ def _instead(name: object, value: object) -> str:
         inner = next(iter(value), "train")
         return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
     if isinstance(value, str) or value is None:
-        return "leave it out, or save it as metadata={...}"
+        return 'leave it out, or save all of them by items={"metrics": ckpt.Json({...})}'
     if getattr(value, "shape", None):
         return "take one number of it, such as its mean"
     return METRICS_ARE_NUMBERS

@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-_POLICIES = ("all", "best", "every_secs", "every_steps", "latest", "newer_than", "steps")
+_POLICIES = (
+    "all",
+    "best",
+    "closest_to_every_steps",
+    "every_secs",
+    "every_steps",
+    "latest",
+    "newer_than",
+    "steps",
+)
 
 
 def __dir__() -> list[str]:
@@ -165,6 +174,31 @@ def every_steps(interval: int) -> KeepPolicy:
     )
 
 
+def closest_to_every_steps(interval: int) -> KeepPolicy:
+    """For each multiple of ``interval``, the step closest to it; of two as close, the older one.
+
+    For runs that do not save at fixed numbers, by time for example. Of the multiples beyond the
+    newest step only the next one counts, so the choice for earlier ones never changes.
+    """
+    interval = operator.index(interval)
+    if interval < 1:
+        raise ValueError(f"closest_to_every_steps({interval}): the interval must be at least 1")
+
+    def select(steps: Sequence[StepFacts]) -> dict[int, str]:
+        numbers = [facts.step for facts in steps]
+        kept: dict[int, str] = {}
+        for at, number in enumerate(numbers):
+            # the multiples that are closer to this step than to its neighbours
+            last = -(-number // interval) * interval
+            if at + 1 < len(numbers):
+                last = (number + numbers[at + 1]) // 2 // interval * interval
+            if at == 0 or 2 * last > numbers[at - 1] + number:
+                kept[number] = f"the closest to {last}"
+        return kept
+
+    return KeepPolicy(select, f"closest_to_every_steps({interval})")
+
+
 def every_secs(interval_secs: float) -> KeepPolicy:
     """The oldest step, then each committed at least ``interval_secs`` after the last one kept.
 
@@ -195,7 +229,10 @@ def steps(chosen: Iterable[int]) -> KeepPolicy:
 
 
 def newer_than(secs: float) -> KeepPolicy:
-    """Steps committed at most ``secs`` before the newest one, and those whose time is unknown."""
+    """Steps committed at most ``secs`` before the newest one, and those whose time is unknown.
+
+    So the steps of the latest hour, for example: ``newer_than(3600)``.
+    """
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         if not steps:

@@ -22,11 +22,16 @@ _CALL = "save into local directories"
 
 @dataclass(frozen=True)
 class StepToSave:
-    """The items of one step and the fields of its record; see ``Checkpointer.save``."""
+    """The items of one step and the fields of its record; see ``Checkpointer.save``.
+
+    Attributes:
+        may_be_older: newer steps that are there are no reason to refuse it.
+    """
 
     step: int
     items: Mapping[str, Any]
     fields: RecordFields
+    may_be_older: bool = False
 
 
 class LocalSave:
