@@ -291,7 +291,7 @@ def test_a_time_of_orbax_may_be_any_number(call, tmp_path: Path):
     [
         ({"loss": {"train": 1.0}}, "a name of its own, such as 'loss/train'"),
         ({"loss": np.ones(3)}, "take one number of it, such as its mean"),
-        ({"note": "good"}, "metadata={...}"),
+        ({"note": "good"}, "metadata={...}, or save all metrics as an item: items="),
         ({"model": object()}, 'items={"metrics": ...}'),
     ],
 )

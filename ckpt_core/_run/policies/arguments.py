@@ -128,7 +128,10 @@ def _instead(name: object, value: object) -> str:
         inner = next(iter(value), "train")
         return f"give each number a name of its own, such as {f'{name}/{inner}'!r}"
     if isinstance(value, str) or value is None:
-        return 'leave it out, or save all of them by items={"metrics": ckpt.Json({...})}'
+        return (
+            "leave it out, save it as metadata={...}, or save all metrics as an item: "
+            'items={"metrics": ckpt.Json({...})}'
+        )
     if getattr(value, "shape", None):
         return "take one number of it, such as its mean"
     return METRICS_ARE_NUMBERS
