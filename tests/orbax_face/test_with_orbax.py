@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import ckpt_core as ckpt
 from ckpt_orbax import v1 as ours
 from tests.support.children import environment
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
@@ -216,6 +218,42 @@ def test_checkpointables_go_both_ways(tmp_path, writer, reader):
     assert_same(reader.load_checkpointables(tmp_path / "x"), saved)
     assert reader.checkpointables_metadata(tmp_path / "x").custom_metadata["a"] == [1]
     assert_same(reader.load(tmp_path / "x", checkpointable_name="model"), saved["model"])
+
+
+def test_states_of_nnx_go_both_ways_and_into_a_module(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, seed):
+            rngs = nnx.Rngs(seed)
+            self.layers = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)])
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    model = Net(0)
+    state = nnx.state(model)
+    only_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=only_device), state
+    )
+    paths = {}
+    for library in (theirs, ours):
+        path = tmp_path / library.__name__
+        library.save(path, state)
+        described = json.loads((path / "state" / "_METADATA").read_text())
+        paths[library] = set(described["tree_metadata"])
+        for reader in (theirs, ours):
+            loaded = reader.load(path, target)
+            assert jax.tree.structure(loaded) == jax.tree.structure(state)
+            assert_same(jax.tree.leaves(loaded), jax.tree.leaves(state))
+    assert paths[ours] == paths[theirs]
+
+    other = Net(1)
+    ckpt.restore(tmp_path / theirs.__name__, other)  # ckpt's own call knows Orbax's `value`
+    assert_same(jax.tree.leaves(nnx.state(other)), jax.tree.leaves(state))
+    other = Net(2)
+    without = {"rename": lambda path: path.removesuffix("/value")}
+    ckpt.restore(tmp_path / ours.__name__, other, **without)
+    assert_same(jax.tree.leaves(nnx.state(other)), jax.tree.leaves(state))
 
 
 PROGRAM = """
