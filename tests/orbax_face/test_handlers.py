@@ -204,6 +204,20 @@ def test_json_for_one_name(tmp_path):
     assert ocp.checkpointables_metadata(tmp_path / "x").metadata["config"] is None
 
 
+def test_items_of_ckpts_own(tmp_path):
+    (tmp_path / "file").write_text("text")
+    items = {"files": ckpt.Files(tmp_path / "file"), "json": ckpt.Json([1]), "n": 1}
+    ocp.save_checkpointables(tmp_path / "x", items)
+    loaded = ocp.load_checkpointables(tmp_path / "x")
+    assert loaded.pop("files").read("file") == b"text"
+    assert loaded == {"json": [1], "n": 1}
+    assert ocp.checkpointables_metadata(tmp_path / "x").metadata == {
+        "files": None,
+        "json": None,
+        "n": 0,
+    }
+
+
 def test_a_data_pipeline(tmp_path):
     grain = pytest.importorskip("grain")
 

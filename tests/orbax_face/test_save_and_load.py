@@ -18,6 +18,7 @@ import ckpt_core as ckpt
 from ckpt_orbax import NotOffered
 from ckpt_orbax import v1 as ocp
 from ckpt_orbax._plain import plain
+from ckpt_orbax._response import Waiting
 from tests.support.trees import assert_same
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
@@ -105,6 +106,35 @@ def test_numbers_from_arrays_and_arrays_from_numbers(path):
     assert loaded["d"].tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match=r"d: saved float32\[2\], wanted a scalar, int"):
         ocp.load(path, {**target, "d": int})
+
+
+@pytest.mark.parametrize("saved", [True, 3, 2.5, np.float32(2.5), np.array(2), jnp.array(2.5)])
+@pytest.mark.parametrize("wanted", [int, float, bool, np.int8, np.float64, jnp.bfloat16.dtype.type])
+def test_any_number_as_any_other(path, saved, wanted):
+    ocp.save(path, {"a": saved})
+    for target in (wanted, wanted(0)):
+        loaded = ocp.load(path, {"a": target})["a"]
+        assert type(loaded) is wanted
+        assert loaded == wanted(saved.item() if hasattr(saved, "item") else saved)
+
+
+def test_a_timeout_holds_while_another_waits():
+    release = threading.Event()
+
+    def wait(timeout):
+        if not release.wait(timeout):
+            raise TimeoutError
+        return True
+
+    response = Waiting(wait)
+    told = threading.Event()
+    response.on_complete(lambda value: told.set())
+    for _ in range(3):  # the thread of on_complete waits without a limit
+        with pytest.raises(TimeoutError):
+            response.result(timeout=0.05)
+    release.set()
+    assert response.result(timeout=60)
+    assert told.wait(60)
 
 
 def test_a_placeholder_leaves_a_leaf_out(path, state, monkeypatch):

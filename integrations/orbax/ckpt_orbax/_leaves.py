@@ -15,6 +15,8 @@ PLACEHOLDER = ...
 """In a target: leave this leaf out."""
 
 _CONCRETE = (jax.Array, np.ndarray, int, float, np.number, np.bool_, str)
+_ZEROS: dict[str, Any] = {"int": 0, "float": 0.0, "bool": False}
+"""For each kind of Python number, one that stands for any."""
 _SCALAR_TYPES = (int, float, str, np.generic)
 
 
@@ -79,18 +81,19 @@ def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
     kind: Any = leaf if isinstance(leaf, type) else type(leaf)
     if issubclass(kind, str):
         return Wanted("")
-    if isinstance(leaf, type) or issubclass(kind, (int, float)):
+    if isinstance(leaf, type) or issubclass(kind, (int, float, np.generic)):
         return _scalar(path, kind, saved)
-    if hasattr(leaf, "sharding") and not isinstance(leaf, np.generic):
+    if hasattr(leaf, "sharding"):
         return Wanted(_on_devices(leaf, saved))
     return Wanted(_on_host(leaf, saved))
 
 
 def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
     """A Python number, or one of numpy; also from an array of one element."""
-    if saved is None or saved.kind in ("int", "float", "bool"):
-        python = int if issubclass(kind, (int, np.integer)) else float
-        return Wanted(bool(0) if kind is bool else python(0), kind)
+    if saved is None:
+        return Wanted(0, kind)  # which the load will name as missing
+    if saved.kind in _ZEROS:
+        return Wanted(_ZEROS[saved.kind], kind)
     if int(np.prod(saved.shape)) != 1:
         raise ValueError(
             f"{path}: saved {saved.dtype}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
@@ -133,7 +136,7 @@ def described(leaf: LeafInfo, sharding: Any) -> Any:
     """A saved leaf as Orbax's metadata shows it."""
     match leaf.kind:
         case "int" | "float" | "bool":
-            return {"int": int, "float": float, "bool": bool}[leaf.kind](0)
+            return _ZEROS[leaf.kind]
         case "str":
             return ""
         case "jax" | "key":

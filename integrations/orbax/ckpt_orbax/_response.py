@@ -45,7 +45,10 @@ class Waiting:
             TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
             Exception: the error of the work, at every call.
         """
-        with self._lock:
+        # on_complete's thread may be waiting, and holds the lock as long
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"not done after {timeout:g} s; it goes on")
+        try:
             if self._ended is None:
                 try:
                     self._ended = self._wait(timeout), None
@@ -53,7 +56,9 @@ class Waiting:
                     raise  # not necessarily the end: the next call waits again
                 except Exception as error:
                     self._ended = None, error
-        value, error = self._ended
+            value, error = self._ended
+        finally:
+            self._lock.release()
         if error is not None:
             raise error
         return value

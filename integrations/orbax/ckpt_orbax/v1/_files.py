@@ -144,6 +144,8 @@ def load_item(
     loaded = ckpt.load(info.path, item=name, options=options)
     if info.items[name].form != "files":
         return loaded
+    if target is None and info.format_version is not None and _NOTE not in loaded.names():
+        return loaded  # saved as ckpt.Files, by nobody's handler
     handler = _handler(info, name, target, context, loaded)
 
     async def load(directory: Any) -> Any:

@@ -21,6 +21,8 @@ from ckpt_orbax.v1._registry import (
     handler_for_save,
 )
 
+_NATIVE = (ckpt.Files, ckpt.Json, ckpt.SavedFiles)
+
 
 def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any]:
     """What ckpt saves for each checkpointable.
@@ -31,7 +33,9 @@ def items_of(checkpointables: dict[str, Any], context: Context) -> dict[str, Any
     """
     registry = context.checkpointables.registry
     return {
-        name: _item(name, value, handler_for_save(registry, name, value), context)
+        name: value
+        if isinstance(value, _NATIVE)
+        else _item(name, value, handler_for_save(registry, name, value), context)
         for name, value in checkpointables.items()
     }
 

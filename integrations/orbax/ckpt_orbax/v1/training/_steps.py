@@ -56,6 +56,7 @@ class Steps:
         with self._lock:
             self._failed.pop(step, None)
             self._known.pop(step, None)
+            self._begun = {one: end for one, end in self._begun.items() if not end.is_set()}
             self._begun[step] = ended = threading.Event()
         return ended
 
