@@ -40,7 +40,6 @@ def load_tree(
         path,
         like,
         item=item.name,
-        only=asked.is_read if asked.left_out else None,
         cast=True,
         unexpected="ignore" if partial else "error",
         options=options,
@@ -66,7 +65,7 @@ class _Asked:
         saved = self._saved.get(text)
         if leaf is PLACEHOLDER:
             self.left_out[text] = path
-            leaf = 0 if saved is None else _stand_in(saved)
+            return leaf
         self._wanted[path] = wanted(text, leaf, saved)
         return self._wanted[path].like
 
@@ -80,30 +79,8 @@ class _Asked:
         if wrong:
             raise ckpt.StructureMismatch(wrong)
 
-    def is_read(self, path: Any, _: Any) -> bool:
-        """Whether a saved leaf is read."""
-        return path_text(path) not in self.left_out
-
     def finished(self, loaded: Any) -> dict[Path, Any]:
         """The values of the target's leaves, by path."""
         values = leaves_of(loaded)
         finished = {path: one.finish(values[path]) for path, one in self._wanted.items()}
         return {**finished, **dict.fromkeys(self.left_out.values(), PLACEHOLDER)}
-
-
-def _stand_in(saved: LeafInfo) -> Any:
-    """A target of the saved kind that is never filled."""
-    match saved.kind:
-        case "int" | "float" | "bool":
-            return 0
-        case "str":
-            return ""
-        case _:
-            return _Shape(saved.shape, saved.dtype)
-
-
-class _Shape:
-    """Shape and dtype of an array on the host."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
-        self.shape, self.dtype = shape, dtype
