@@ -160,6 +160,32 @@ def test_steps_that_a_policy_deletes_are_not_listed(tmp_path):
         assert len(seen) <= 2
 
 
+def test_metrics_may_be_any_json(tmp_path):
+    best = keeping.BestN(get_metric_fn=lambda found: found["eval"]["loss"], n=1, reverse=True)
+    told = [{"eval": {"loss": loss, "by": "hand"}, "curve": [1, 2]} for loss in (3.0, 1.0, 2.0)]
+    with open_run(tmp_path, preservation_policy=best) as checkpointer:
+        for step, metrics in enumerate(told):
+            checkpointer.save(step, state_of(step), metrics=metrics)
+        assert [one.metrics for one in checkpointer.checkpoints] == told[1:]
+        assert checkpointer.metadata(1).metrics == told[1]
+        assert checkpointer.load_checkpointables(1).keys() == {"state"}
+        assert checkpointer.checkpointables_metadata(1).metadata.keys() == {"state"}
+        checkpointer.save(3, state_of(3), metrics={"eval/loss": np.float32(0.5), "n": 1})
+        assert checkpointer.latest.metrics == {"eval/loss": 0.5, "n": 1}
+        assert steps_of(checkpointer) == [3]
+
+
+def test_a_forced_step_may_be_older(tmp_path):
+    with open_run(tmp_path) as checkpointer:
+        checkpointer.save(5, state_of(5))
+        assert not checkpointer.save(3, state_of(3))
+        assert checkpointer.save(3, state_of(3), force=True)
+        assert steps_of(checkpointer) == [3, 5]
+        assert checkpointer.latest.step == 5
+        assert_same(checkpointer.load(3), state_of(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "5"]  # and nothing else
+
+
 def test_a_step_exists(tmp_path):
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(0, state_of(0))

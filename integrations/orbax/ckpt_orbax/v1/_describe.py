@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -19,15 +20,28 @@ _FIRST = (STATE, "pytree", "default")
 
 
 def inspected(path: str) -> CheckpointInfo:
-    """``ckpt_core.inspect``.
+    """``ckpt_core.inspect``, without the item that holds the metrics.
 
     Raises:
         NoCheckpointError: there is no checkpoint.
     """
     try:
-        return ckpt.inspect(path)
+        info = ckpt.inspect(path)
+        items = {name: item for name, item in info.items.items() if not _is_metrics(item)}
+        return dataclasses.replace(info, items=items)
     except ckpt.CheckpointNotFound as error:
         raise NoCheckpointError(str(error)) from error
+
+
+def _is_metrics(item: ItemInfo) -> bool:
+    return item.name == "metrics" and item.form == "json"
+
+
+def metrics_of(info: CheckpointInfo) -> Any:
+    """The metrics of a step as they were saved; None without any."""
+    if "metrics" in info.items and _is_metrics(info.items["metrics"]):
+        return ckpt.load(info.path, item="metrics")
+    return dict(info.metrics) or None
 
 
 def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:

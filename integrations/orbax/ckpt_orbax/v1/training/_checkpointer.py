@@ -15,7 +15,7 @@ from ckpt_orbax.v1._context import Context, get_context
 from ckpt_orbax.v1._names import STATE, check_checkpointables
 from ckpt_orbax.v1.path.step import NameFormat, prefix_and_length, standard_name_format
 from ckpt_orbax.v1.training import errors, save_decision_policies
-from ckpt_orbax.v1.training._decisions import keep_policy, save_policy
+from ckpt_orbax.v1.training._decisions import as_saved, keep_policy, save_policy
 from ckpt_orbax.v1.training._earlier_names import EarlierNames
 from ckpt_orbax.v1.training._reading import Reading
 from ckpt_orbax.v1.training._steps import Steps
@@ -209,7 +209,8 @@ class Checkpointer(Reading, EarlierNames):
             self._engine.should_save(step) if overwrite else self.should_save(step)
         ):
             return None
-        items = _items.items_of(checkpointables, context)
+        metrics, told = as_saved(metrics)
+        items = {**_items.items_of(checkpointables, context), **told}
         ended = self._steps.begin(step)
         try:
             begun = self._engine.save(

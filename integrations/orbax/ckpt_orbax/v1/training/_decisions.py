@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import jax
+import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
@@ -70,7 +71,7 @@ def keep_policy(policy: Any) -> Any:
                 one.step,
                 None,
                 commit_timestamp_nsecs=int(one.created_unix_secs * 1e9),
-                metrics=dict(one.metrics) or None,
+                metrics=_nested(one.metrics) or None,
             )
             for one in facts
         ]
@@ -79,3 +80,27 @@ def keep_policy(policy: Any) -> Any:
 
     choose.__name__ = type(policy).__name__
     return choose
+
+
+def _nested(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """The numbers by name; those with "/" in it also nested, as they may have been saved."""
+    found: dict[str, Any] = {}
+    for name, number in numbers.items():
+        *parents, last = name.split("/")
+        inside = found
+        for parent in parents:
+            below = inside.setdefault(parent, {})
+            inside = below if isinstance(below, dict) else {}
+        inside[last] = number
+    return {**found, **numbers}
+
+
+def as_saved(metrics: Any) -> tuple[Any, dict[str, Any]]:
+    """Metrics as ckpt takes them: numbers by name, or an item with whatever JSON they are."""
+    flat = isinstance(metrics, Mapping) and all(
+        isinstance(name, str) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub"
+        for name, value in cast(Mapping[Any, Any], metrics).items()
+    )
+    if metrics is None or flat:
+        return metrics, {}
+    return None, {"metrics": ckpt.Json(metrics)}

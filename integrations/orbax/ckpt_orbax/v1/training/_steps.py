@@ -9,7 +9,7 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path
-from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs
+from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 
 Step = CheckpointMetadata[None]
@@ -130,7 +130,7 @@ class Steps:
             as_path(info.path),
             init_timestamp_nsecs=begun_nsecs(info),
             commit_timestamp_nsecs=committed_nsecs(info),
-            metrics=dict(info.metrics) or None,
+            metrics=metrics_of(info),
         )
 
     def _path(self, step: int) -> Any:
