@@ -180,9 +180,9 @@ class Branch:
         self._claim()
         if self._settled and not self._run.local:
             # A listing takes the time of a round trip: the thread that writes makes it (`guard`).
-            if not older:
-                known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
-                self._steps.refuse_taken(step, known, overwrite, self._damaged)
+            known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
+            there = known & {step} if older else known
+            self._steps.refuse_taken(step, there, overwrite, self._damaged)
             return {"gone": []}
         result: dict[str, Any] = {"gone": sorted(self._make_way(step, overwrite, base, older))}
         if not self._settled:

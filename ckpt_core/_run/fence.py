@@ -104,5 +104,7 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
 
 def _owner_text(content: bytes | None) -> str:
     """Process, host and start time that an owner file names, for messages."""
-    first = "" if content is None else content.decode(errors="replace").partition("\n")[0]
+    if content is None:
+        return "one that was closed since"
+    first = content.decode(errors="replace").partition("\n")[0]
     return first.strip().partition(" ")[2] or "an unknown one"

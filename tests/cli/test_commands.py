@@ -354,7 +354,7 @@ def test_a_real_ctrl_c_in_two_processes(suite, tmp_path: Path):
             if seen == 3:
                 break
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)  # of a busy machine
     assert process.returncode == 130
     records = [
         json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()

@@ -302,10 +302,11 @@ def test_taking_over_from_a_living_writer_warns(tmp_path: Path, caplog: Any) -> 
     assert caplog.text == ""
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as new:
         new.save(2, {"w": np.ones(2)})
-    assert f"taken over from process {os.getpid()} on" in caplog.text
-    with pytest.raises(
-        ckpt.CheckpointError, match=rf"another Checkpointer \(process {os.getpid()}"
-    ):
+        assert f"taken over from process {os.getpid()} on" in caplog.text
+        told = rf"another Checkpointer \(process {os.getpid()}"
+        with pytest.raises(ckpt.CheckpointError, match=told):
+            old.save(3, {"w": np.ones(2)})
+    with pytest.raises(ckpt.CheckpointError, match="one that was closed since"):
         old.save(3, {"w": np.ones(2)})
     caplog.clear()
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as third:  # the last one was closed
