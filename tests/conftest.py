@@ -37,6 +37,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+# Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
+from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E402, F401
+
+
 @pytest.fixture(autouse=True)
 def sigterm_as_before() -> Iterator[None]:
     """A fit that a test interrupts goes on listening, and would hear the signals of later tests."""

@@ -14,9 +14,6 @@ from ckpt_core._storage import KeyValues
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 from tests.support.stores import keys_at, tree, value_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
-from tests.support.stores import make_store as make_store
 
 pytest.importorskip("typer")
 ZSTD = ckpt.Options(compression="zstd")

@@ -21,9 +21,6 @@ from ckpt_core._format.record import load_record
 from ckpt_core._storage import KeyValues
 from tests.support.gcs_server import Request, Server
 from tests.support.stores import backend, keys_at, saved, tree, unfinished, value_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
-from tests.support.stores import make_store as make_store
 
 RECORD, COMMIT = "ckpt.json", "commit_success.txt"
 

@@ -11,7 +11,6 @@ import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import _events
 from tests.support.gcs_server import Server
-from tests.support.stores import make_server as make_server
 from tests.support.units import MIB
 
 

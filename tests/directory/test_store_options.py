@@ -11,8 +11,6 @@ import ckpt_core as ckpt
 from ckpt_core._storage import Location
 from tests.support.gcs_server import Server
 from tests.support.stores import BUCKET, tree
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
 
 
 def test_every_call_takes_them(s3_url: str, monkeypatch: Any) -> None:

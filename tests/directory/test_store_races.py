@@ -12,9 +12,6 @@ from ckpt_core._directory import store_attempt, store_leftovers
 from ckpt_core._errors import is_visible
 from ckpt_core._storage import KeyValues
 from tests.support.stores import backend, keys_at, saved, tree, value_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
-from tests.support.stores import make_store as make_store
 
 RECORD = "ckpt.json"
 

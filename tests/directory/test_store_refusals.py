@@ -15,9 +15,6 @@ from ckpt_core._storage import Location, StoreFiles, location, new_context
 from ckpt_core._storage.failures import failure, refusal
 from tests.support.gcs_server import Request, Server
 from tests.support.stores import backend, keys_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
-from tests.support.stores import make_store as make_store
 
 ZSTD = ckpt.Options(compression="zstd")
 

@@ -23,8 +23,6 @@ from tests.faults.harness import Nursery, Outcome
 from tests.support.fault_proxy import Fault, Proxy, Request, proxied
 from tests.support.gcs_server import Server
 from tests.support.stores import BUCKET, backend, keys_at, tree, value_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
 
 pytestmark = pytest.mark.faults
 MOST_REQUESTS = 400

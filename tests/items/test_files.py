@@ -18,7 +18,6 @@ from tests.processes.test_two_processes import _PRELUDE
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.launch import launch, reports
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.support.units import MIB
 
 BIG = 3 * MIB

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 
 MODEL = {"w": np.arange(3.0)}
 VALUES = st.recursive(

@@ -15,7 +15,6 @@ import ckpt_core as ckpt
 from ckpt_core._format.metrics import numbers_in
 from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
 from tests.support.places import Place, make_place, open_at  # noqa: F401 (fixture)
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 
 
 def metrics(step: int, loss: float) -> dict[str, object]:

@@ -25,7 +25,6 @@ from tests.support.orbax_routes import (
     named,
     sharded_tree,
 )
-from tests.support.stores import make_server  # noqa: F401 (fixture)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
 

@@ -10,9 +10,6 @@ import ckpt_core as ckpt
 from tests.processes.test_two_processes import _PRELUDE
 from tests.support.launch import launch, reports
 from tests.support.stores import keys_at
-from tests.support.stores import make_s3_url as make_s3_url
-from tests.support.stores import make_server as make_server
-from tests.support.stores import make_store as make_store
 
 SERVERS = pytest.mark.parametrize("store", ["gs", "s3"], indirect=True)
 

@@ -13,7 +13,6 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,

@@ -13,7 +13,6 @@ import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._run.fence import Fence
 from tests.support.places import Place, make_place, open_at, same, state, write  # noqa: F401
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 
 OWNER = ".ckpt-owner"
 

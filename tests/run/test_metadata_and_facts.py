@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
 STATE = {"w": np.ones(4)}

@@ -23,7 +23,6 @@ from tests.support.places import (  # noqa: F401 (fixtures)
     state,
     write,
 )
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 
 # ---- what is there -----------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support.paths import ROOT
-from tests.support.stores import make_s3_url, make_server  # noqa: F401 (fixtures)
 from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
 

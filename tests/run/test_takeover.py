@@ -20,7 +20,6 @@ from ckpt_core._directory import PosixBackend
 from ckpt_core._run.fence import Fence
 from tests.support import forked
 from tests.support.children import environment
-from tests.support.stores import make_s3_url, make_server, make_store  # noqa: F401 (fixtures)
 from tests.support.takeovers import (
     LIMIT_SECS,
     NEW,

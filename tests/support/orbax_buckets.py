@@ -14,7 +14,6 @@ from etils.epath import backend as epath_backend
 from orbax.checkpoint._src.path import gcs_utils
 
 from tests.support.gcs_server import Request, Server
-from tests.support.stores import make_server  # noqa: F401 (fixture)
 
 
 class _Written(io.BytesIO):
