@@ -25,10 +25,11 @@ from ckpt_core._load.checkpoint import (
     SavedItem,
 )
 from ckpt_core._options import Options
-from ckpt_core._storage import Location, backend_of
+from ckpt_core._storage import INDEX_FILE, Location, backend_of
 from ckpt_core._tree import array_name, stored_paths
 
 _HEAD_BYTES = 32
+_OF_ARRAYS = (f"/{INDEX_FILE}", "zarr.json", ".zarray")
 
 
 def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None) -> Checkpoint:
@@ -205,8 +206,8 @@ def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) 
     for name in backend.children(path):
         known = orbax_read.handler_form(str(handlers.get(name, "")))
         item = _orbax_item(path, backend, name, known)
-        if item is None and name in handlers:  # of a handler that is not Orbax's own
-            item = OrbaxItem(name, "files", directory=name)
+        if item is None and name in handlers and not _is_tree(backend, path, name):
+            item = OrbaxItem(name, "files", directory=name)  # of a handler that is not Orbax's own
         if item is None:
             continue
         if name == "metrics" and item.form == "json":
@@ -254,6 +255,12 @@ def _orbax_item(path: str, backend: Backend, name: str, known: str) -> OrbaxItem
     if any(part.startswith("process_") for part in _files_in(backend, path, name)):
         return OrbaxItem(name, "process", directory=name)
     return None
+
+
+def _is_tree(backend: Backend, path: str, name: str) -> bool:
+    """Whether arrays lie there: then the item has lost its metadata, and is not one of any files."""
+    files = backend.files(f"{path}/{name}")
+    return any(file == INDEX_FILE or file.endswith(_OF_ARRAYS) for file in files)
 
 
 def _files_in(backend: Backend, path: str, name: str) -> list[str]:

@@ -41,7 +41,8 @@ def test_help_shows_no_objects_of_ours_by_address(name: str):
 
 def test_completion_of_policies_lists_policies():
     when = ["at_steps", "continuously", "every_secs", "every_steps", "first", "preempted"]
-    keep = ["all", "best", "every_secs", "every_steps", "latest", "newer_than", "steps"]
+    keep = ["all", "best", "closest_to_every_steps", "every_secs", "every_steps", "latest"]
+    keep += ["newer_than", "steps"]
     assert (dir(ckpt.when), dir(ckpt.keep)) == (when, keep)
     assert all(callable(getattr(ckpt.when, name)) for name in when)
     assert all(callable(getattr(ckpt.keep, name)) for name in keep)

@@ -74,7 +74,8 @@ class Checkpointer(Reading, EarlierNames):
         self._steps = steps = Steps(
             step_name_format or standard_name_format(), lightweight_initialize
         )
-        heard = [steps.noticed] if options.on_event is None else [steps.noticed, options.on_event]
+        # The caller's listener first: a save whose listener has not returned goes on.
+        heard = [steps.noticed] if options.on_event is None else [options.on_event, steps.noticed]
         self._engine = ckpt.Checkpointer(
             as_text(directory),
             save_policy=save_policy(
