@@ -173,7 +173,7 @@ class Record:
             return {}
         small = {name: file for name, file in self.files.items() if not self._is_data(name)}
         sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
-        most = sum(sizes) + sum(len(name) + 64 for name in small)
+        most = sum(sizes) + sum(12 * len(name) + 64 for name in small)  # JSON: "\\ud83d\\ude00"
         try:
             found = unpack(self.packed, most)
             if unknown := found.keys() - self.files.keys():  # names that nobody has checked

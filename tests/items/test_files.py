@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ckpt_core as ckpt
@@ -361,6 +361,7 @@ PARTS = NAMES.filter(lambda name: name not in (".", "..") and len(name.encode())
 
 
 @settings(max_examples=30)
+@example({"\U0001f600" * 40: b""})
 @given(st.dictionaries(PARTS, st.binary(max_size=99), max_size=5))
 def test_any_names(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]):
     top = tmp_path_factory.mktemp("any")
