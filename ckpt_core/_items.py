@@ -29,7 +29,7 @@ class Files:
       they may have ``Options.max_host_bytes`` together.
 
     Args:
-        source: path of a file or a directory; or a function, which is called once for each save,
+        source: path of a file or a directory, in which the checkpoint itself must not lie; or a function, which is called once for each save,
             before the save returns, with the path of an empty directory to write into. With
             ``local_directory=`` it may be called for each tier.
 
@@ -46,10 +46,13 @@ class Files:
 
     def __init__(self, source: str | os.PathLike[str] | Callable[[Path], Any]) -> None:
         self.source: Any = source
-        if not callable(source) and not isinstance(source, str | os.PathLike):
+        if callable(source):
+            return
+        if not isinstance(source, str | os.PathLike):
             raise TypeError(
                 f"Files takes a path, or a function that writes into a directory; got {source!r}"
             )
+        _refuse_no_path(source)
 
     def __repr__(self) -> str:
         return f"Files({self.source!r})"
@@ -131,11 +134,14 @@ class SavedFiles:
         Each file is verified and appears whole, in place of one of its name.
 
         Raises:
+            ValueError: ``directory`` is empty, or a URL.
             CheckpointCorrupt: a file is damaged; it is not copied.
             CheckpointNotFound: the checkpoint was deleted or replaced.
         """
-        self._copy(os.fspath(directory))
-        return Path(directory)
+        _refuse_no_path(directory)
+        target = os.path.expanduser(directory)
+        self._copy(target)
+        return Path(target)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
@@ -153,6 +159,17 @@ class SavedFiles:
         if name not in self._sizes:
             known = ", ".join(list(self._sizes)[:5]) or "none"
             raise KeyError(f"{self._where} holds no file {name!r}; it holds {known}")
+
+
+def _refuse_no_path(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError for what would be taken for a path in the present directory."""
+    text = os.fspath(path)
+    if not text:
+        raise ValueError("the path is empty; '.' is the present directory")
+    if "://" in text:
+        raise ValueError(
+            f"{text!r} is a URL, where a path on a disk is wanted: copy between the two, or mount the bucket"
+        )
 
 
 def names_a_form(target: Any) -> str | None:

@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpt_core._directory.syscalls import remove, remove_tree
+from ckpt_core._directory.syscalls import remove
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 
 PIECE_BYTES = 4 * 1024 * 1024
 _RESERVED = ".attempt."
 """Beginning of names that attempts in object stores have."""
+_DELETED = ".deleted"
+"""Name of the object by which a store knows that all beside it may be deleted."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ def _source(name: str, path: str) -> SourceFile:
         raise _refused(name, path, "a file whose name is no UTF-8")
     if base.startswith(_RESERVED):
         raise _refused(name, path, f"a file whose name begins with {_RESERVED!r}, as ckpt's own do")
+    if base == _DELETED:
+        raise _refused(
+            name, path, f"a file of the name {_DELETED!r}, which ckpt's own have in stores"
+        )
     return SourceFile(name, path, status.st_size, _state(status))
 
 
@@ -123,7 +129,12 @@ def pieces_of(source: SourceFile) -> Iterator[bytes]:
                 break
             done += len(piece)
             yield piece
+        more = file.read(1)
         _refuse_changed(source, os.fstat(file.fileno()))
+        if more:  # in /proc and in some mounts, sizes are not the real ones
+            raise CheckpointError(
+                f"{source.path} holds more than the {done} bytes of its size: save a copy of it"
+            )
 
 
 def _refuse_changed(source: SourceFile, status: os.stat_result) -> None:
@@ -169,8 +180,14 @@ class Scratch:
 
     def __init__(self) -> None:
         self.path = tempfile.mkdtemp(prefix="ckpt-files-")
-        self._remove = weakref.finalize(self, remove_tree, self.path)
+        self._remove = weakref.finalize(self, _remove_at_home, self.path, os.getpid())
 
     def close(self) -> None:
         """Deletes it with all that is in it."""
         self._remove()
+
+
+def _remove_at_home(path: str, home: int) -> None:
+    """Deletes a directory, but not in a forked child, which ends while its parent still reads there."""
+    if os.getpid() == home:
+        remove(path)

@@ -44,7 +44,9 @@ from ckpt_core._directory.store_leftovers import (
     delete_rest,
     finish,
     is_dead,
+    mark,
     only_copies,
+    own_folders,
     remove_dead_attempts,
     strays,
     written_by_attempts,
@@ -197,11 +199,12 @@ class ObjectStoreBackend:
             )
         keys = self._open(path)
         present = keys.list()
-        token = token_of(keys.get(RECORD))
-        keys.put(DELETED, b"")
+        record = keys.get(RECORD)
+        own = own_folders(present, record)
+        keys.put(DELETED, mark(own))
         keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
         keys.delete([RECORD])  # and without that one not for us
-        delete_rest(keys, [*present, DELETED], token)
+        delete_rest(keys, [*present, DELETED], token_of(record), own)
 
     def clean(self, path: str) -> list[str]:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""

@@ -8,9 +8,11 @@ put again (``settle``).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ckpt_core._directory.owner import lives
 from ckpt_core._directory.store_attempt import (
@@ -27,10 +29,13 @@ from ckpt_core._directory.store_attempt import (
     tidying,
     token_of,
 )
+from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.apart import apart
+from ckpt_core._format.record import load_record
 
 DELETED = ".deleted"
-"""Key that a deletion puts before it removes the record: what is left beside it belongs to nobody."""
+"""Key that a deletion puts before it removes the record: what is left beside it belongs to nobody. It holds the folders
+in the checkpoint that look like checkpoints, and are files that a user saved in it; mostly none."""
 OF_ATTEMPT = re.compile(r"^\.attempt\.([^./]+)\.|/d/([0-9a-f]{32})\.[0-9a-f]{32}$")
 """Files of an attempt; without its owner, and without its record, they belong to nobody."""
 _COPY = re.compile(
@@ -42,7 +47,9 @@ FOREIGN_ATTEMPT_SECS = 24 * 3600.0
 """Age after which an attempt of a process on another host counts as left over."""
 
 
-def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> list[str]:
+def strays(
+    keys: Keys, present: Iterable[str], deleted: str | None = None, own: Sequence[str] = ()
+) -> list[str]:
     """Those of the keys that belong to attempts which have ended, and not to the checkpoint that is there.
 
     An attempt puts its owner's key first and deletes it when nothing is left to do, after its commit. So who
@@ -53,9 +60,10 @@ def strays(keys: Keys, present: Iterable[str], deleted: str | None = None) -> li
         keys: the keys of the checkpoint.
         present: an earlier listing of them.
         deleted: token of a checkpoint whose record the caller has deleted.
+        own: folders in it that look like checkpoints.
     """
     found: dict[str, list[str]] = {}
-    for key in outside_of_others(present):
+    for key in outside_of_others(present, own):
         if writer := OF_ATTEMPT.search(key):
             found.setdefault(writer[1] or writer[2], []).append(key)
     ended = [token for token in found if token == deleted or keys.get(apart(token, OWNER)) is None]
@@ -75,17 +83,23 @@ def only_copies(keys: Keys, present: Iterable[str]) -> bool:
     return all(map(_COPY.fullmatch, others)) and any(is_dead(keys, token) for token in here)
 
 
-def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) -> None:
+def delete_rest(
+    keys: Keys, present: Iterable[str], deleted: str | None = None, own: Sequence[str] | None = None
+) -> None:
     """Where there is no checkpoint: deletes all but attempts that may be running; the mark of the deletion last.
 
     Args:
         keys: the keys of the checkpoint.
         present: an earlier listing of them.
         deleted: token of a checkpoint whose record the caller has deleted.
+        own: folders in it that look like checkpoints; None to ask the mark.
     """
-    present = outside_of_others(present)
+    present = list(present)
+    if own is None:
+        own = _marked_folders(keys) if DELETED in present else ()
+    present = outside_of_others(present, own)
     kept = {*written_by_attempts(present), RECORD, DELETED}
-    left = strays(keys, present, deleted)
+    left = strays(keys, present, deleted, own)
     owner = apart(deleted or "", OWNER)
     if owner in left and not is_dead(keys, deleted or ""):
         left.remove(owner)  # it is still copying, and deletes this when it sees that it was deleted
@@ -95,15 +109,55 @@ def delete_rest(keys: Keys, present: Iterable[str], deleted: str | None = None) 
     settle(keys)
 
 
-def outside_of_others(present: Iterable[str]) -> list[str]:
-    """The keys that lie in no other checkpoint, below this one."""
+def outside_of_others(present: Iterable[str], own: Sequence[str] = ()) -> list[str]:
+    """The keys that lie in no other checkpoint, below this one.
+
+    Args:
+        present: the keys.
+        own: folders that look like checkpoints, and are files of this one.
+    """
     present = list(present)
-    inside = tuple(
+    inside = tuple(folder for folder in _folders(present) if folder not in own)
+    return [key for key in present if not (inside and key.startswith(inside))]
+
+
+def _folders(present: Iterable[str]) -> list[str]:
+    """The folders among these keys that look like checkpoints, ending with ``/``."""
+    found = {
         key.rpartition("/")[0] + "/"
         for key in present
         if key.endswith((f"/{RECORD}", f"/{DESCRIPTION}"))
-    )
-    return [key for key in present if not (inside and key.startswith(inside))]
+    }
+    return sorted(found)
+
+
+def own_folders(present: Iterable[str], record: bytes | None) -> list[str]:
+    """Of the folders that look like checkpoints, those that a user saved in this one as files.
+
+    Args:
+        present: the keys.
+        record: what ``ckpt.json`` holds.
+    """
+    folders = _folders(present)
+    if not folders or record is None:
+        return []
+    with contextlib.suppress(CheckpointCorrupt):
+        mine = {*_folders(load_record(record).files)}
+        return [folder for folder in folders if folder in mine]
+    return []
+
+
+def _marked_folders(keys: Keys) -> list[str]:
+    """The folders that the mark of a deletion names."""
+    with contextlib.suppress(ValueError):
+        said = json.loads(keys.get(DELETED) or b"[]")
+        return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
+    return []
+
+
+def mark(own: Sequence[str]) -> bytes:
+    """The content of ``DELETED``."""
+    return json.dumps(own).encode() if own else b""
 
 
 def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[str]:

@@ -89,7 +89,9 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
         source(Path(scratch.path))
         found = files_below(scratch.path)
     else:
-        found = files_below(os.path.abspath(os.path.expanduser(source)))
+        path = os.path.abspath(os.path.expanduser(source))
+        _refuse_itself(path, job)
+        found = files_below(path)
     if not job.local:
         _refuse_too_large(name, found, job.options.max_host_bytes)
     names = {file.name.partition("/")[0] for file in found}
@@ -110,6 +112,18 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
         scratch = None
     record = ItemRecord("files", NONE, process_count=job.writers.count, notes=(*notes, *marks))
     return PreparedItem(name, record, state_files=held, sources=tuple(sources), scratch=scratch)
+
+
+def _refuse_itself(path: str, job: SaveJob) -> None:
+    """Raises UnsupportedLeaf if the checkpoint lies below ``path``: each would hold all the earlier ones."""
+    around = os.path.realpath(path)
+    on_disk = job.target.startswith("/")  # or in a bucket that is mounted
+    if on_disk and os.path.realpath(job.target).startswith(f"{around.rstrip('/')}/"):
+        raise UnsupportedLeaf(
+            f"{path!r} holds the checkpoint that is being saved, {job.target!r}: save what is beside it, or by a "
+            "function that copies that",
+            type_name="file",
+        )
 
 
 def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> None:
