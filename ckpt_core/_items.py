@@ -42,10 +42,12 @@ class Files:
         b'a b c'
     """
 
-    __slots__ = ("source",)
+    __slots__ = ("orbax_handler", "source")
 
     def __init__(self, source: str | os.PathLike[str] | Callable[[Path], Any]) -> None:
         self.source: Any = source
+        # type name of the handler by which Orbax loads them; None: it loads a list of them, as JSON
+        self.orbax_handler: str | None = None
         if callable(source):
             return
         if not isinstance(source, str | os.PathLike):

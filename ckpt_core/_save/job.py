@@ -114,6 +114,7 @@ class PreparedItem:
             other items without arrays, the small files that process 0 writes.
         sources: of ``Files``, the larger files, which are copied while the save runs.
         scratch: the directory in which they are, if a function wrote them.
+        handler: of ``Files``, type name of the handler by which Orbax loads them; None: as JSON.
         landing: function that waits until all data is on the host and returns the arrays; None if
             ``arrays`` holds them. Called by the thread that writes.
     """
@@ -126,6 +127,7 @@ class PreparedItem:
     state_files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     sources: tuple[SourceFile, ...] = ()
     scratch: Scratch | None = None
+    handler: str | None = None
     landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
 
     @functools.cached_property

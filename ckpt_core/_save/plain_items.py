@@ -95,7 +95,8 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
     if not job.local:
         _refuse_too_large(name, found, job.options.max_host_bytes)
     names = {file.name.partition("/")[0] for file in found}
-    notes = tuple(note for note in NOTES if note not in names)
+    handler = item.orbax_handler if isinstance(item, Files) else None
+    notes = () if handler else tuple(note for note in NOTES if note not in names)
     # in a bucket, Orbax wants it in each item
     marks = () if job.local or COMMIT_FILE in names else (COMMIT_FILE,)
     said = {"format": "ckpt files", "files": {file.name: file.size_bytes for file in found}}
@@ -111,7 +112,9 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
         scratch.close()
         scratch = None
     record = ItemRecord("files", NONE, process_count=job.writers.count, notes=(*notes, *marks))
-    return PreparedItem(name, record, state_files=held, sources=tuple(sources), scratch=scratch)
+    return PreparedItem(
+        name, record, state_files=held, sources=tuple(sources), scratch=scratch, handler=handler
+    )
 
 
 def _refuse_itself(path: str, job: SaveJob) -> None:

@@ -349,7 +349,7 @@ class Write:
         """Name and content of all files that Orbax reads besides the arrays."""
         handlers: dict[str, str] = {}
         for item in self._items:
-            handlers[item.folder] = orbax_write.HANDLERS[_handler(item)]
+            handlers[item.folder] = item.handler or orbax_write.HANDLERS[_handler(item)]
             if item.record.form == "process":
                 note = dump_json(
                     {"format": "ckpt process state", "process_count": self._job.writers.count}

@@ -80,7 +80,8 @@ def wanted(path: str, leaf: Any, saved: LeafInfo | None) -> Wanted:
         )
     kind: Any = leaf if isinstance(leaf, type) else type(leaf)
     if issubclass(kind, str):
-        return Wanted("")
+        number = _ZEROS.get(saved.kind) if saved is not None and isinstance(leaf, type) else None
+        return Wanted("") if number is None else Wanted(number, str)
     if isinstance(leaf, type) or issubclass(kind, (int, float, np.generic)):
         return _scalar(path, kind, saved)
     if hasattr(leaf, "sharding"):
@@ -94,9 +95,11 @@ def _scalar(path: str, kind: type, saved: LeafInfo | None) -> Wanted:
         return Wanted(0, kind)  # which the load will name as missing
     if saved.kind in _ZEROS:
         return Wanted(_ZEROS[saved.kind], kind)
-    if int(np.prod(saved.shape)) != 1:
+    if saved.kind == "bigint":  # of more than 64 bits
+        return Wanted(2**64, kind)
+    if not saved.dtype or int(np.prod(saved.shape)) != 1:
         raise ValueError(
-            f"{path}: saved {saved.dtype}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
+            f"{path}: saved {saved.dtype or saved.kind}{list(saved.shape)}, wanted a scalar, {kind.__name__}"
         )
     return Wanted(
         _empty(saved.shape, saved.dtype), lambda value: kind(np.asarray(value).reshape(()).item())

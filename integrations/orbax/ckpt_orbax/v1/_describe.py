@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo
 from ckpt_orbax._leaves import described
-from ckpt_orbax._paths import as_text
+from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._plain import orbax_form
 from ckpt_orbax.v1._names import AUTO, STATE
 from ckpt_orbax.v1.errors import InvalidLayoutError, NoCheckpointError
@@ -41,7 +42,17 @@ def metrics_of(info: CheckpointInfo) -> Any:
     """The metrics of a step as they were saved; None without any."""
     if "metrics" in info.items and _is_metrics(info.items["metrics"]):
         return ckpt.load(info.path, item="metrics")
+    if info.metrics and info.format_version is None:
+        return _orbax_metrics(info)
     return dict(info.metrics) or None
+
+
+def _orbax_metrics(info: CheckpointInfo) -> Any:
+    """The metrics of a step of Orbax, which ckpt knows as numbers: nested, and with their text and lists."""
+    try:
+        return json.loads((as_path(info.path) / "metrics" / "metrics").read_text())
+    except (OSError, ValueError):
+        return dict(info.metrics)
 
 
 def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:

@@ -29,6 +29,11 @@ from ckpt_orbax.v1._registry import (
 
 _NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
+_STATEFUL = (
+    "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler."
+    "StatefulCheckpointableHandler"
+)
+"""The type name under which Orbax records what saved itself."""
 
 
 class Directory:
@@ -76,7 +81,9 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
 
     if jax.process_index() > 0:  # there ckpt does not ask for the files
         _refuse_files(kind, save)
-    return ckpt.Files(write)
+    files = ckpt.Files(write)
+    files.orbax_handler = _STATEFUL if handler is None else type_name(kind)
+    return files
 
 
 def _refuse_files(kind: type, save: Callable[[Any], Awaitable[None]]) -> None:

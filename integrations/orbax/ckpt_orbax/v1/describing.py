@@ -33,7 +33,7 @@ class CheckpointMetadata(Generic[Described]):
         path: where it is.
         metadata: the saved tree with a description at each leaf, or such a tree for each name.
         init_timestamp_nsecs, commit_timestamp_nsecs: when the save began and was committed.
-        custom_metadata: the value that was saved with it.
+        custom_metadata: the value that was saved with it; an empty dict if there was none.
     """
 
     path: Any
@@ -86,7 +86,7 @@ def metadata(path: Any, checkpointable_name: str | None = AUTO) -> CheckpointMet
         metadata=tree,
         init_timestamp_nsecs=begun_nsecs(info),
         commit_timestamp_nsecs=committed_nsecs(info),
-        custom_metadata=info.metadata,
+        custom_metadata={} if info.metadata is None else info.metadata,
     )
 
 
@@ -104,7 +104,7 @@ def checkpointables_metadata(path: Any) -> CheckpointMetadata[dict[str, Any]]:
         metadata=described,
         init_timestamp_nsecs=begun_nsecs(info),
         commit_timestamp_nsecs=committed_nsecs(info),
-        custom_metadata=info.metadata,
+        custom_metadata={} if info.metadata is None else info.metadata,
     )
 
 

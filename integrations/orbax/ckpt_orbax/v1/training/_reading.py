@@ -47,7 +47,10 @@ class Reading:
 
     def root_metadata(self) -> RootMetadata:
         """What was said of the whole run."""
-        return RootMetadata(directory=self.directory, custom_metadata=self._engine.run_metadata)
+        found = self._engine.run_metadata
+        return RootMetadata(
+            directory=self.directory, custom_metadata={} if found is None else found
+        )
 
     def metadata(self, step: Any = None) -> CheckpointMetadata[Any]:
         """The tree of a step, without its arrays; of the newest step for None.
