@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import stat
 import tempfile
@@ -11,12 +13,14 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ckpt_core._directory.owner import lives, this_owner
 from ckpt_core._directory.syscalls import remove
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 
 PIECE_BYTES = 4 * 1024 * 1024
-_RESERVED = ".attempt."
-"""Beginning of names that attempts in object stores have."""
+_RESERVED = (".attempt.", ".ckpt-put.")
+"""Beginnings of names that attempts in object stores have, and halves of files in mounted ones."""
+_SCRATCH = "ckpt-files-"
 _DELETED = ".deleted"
 """Name of the object by which a store knows that all beside it may be deleted."""
 
@@ -87,7 +91,8 @@ def _source(name: str, path: str) -> SourceFile:
     if any("\udc80" <= character <= "\udcff" for character in name):
         raise _refused(name, path, "a file whose name is no UTF-8")
     if base.startswith(_RESERVED):
-        raise _refused(name, path, f"a file whose name begins with {_RESERVED!r}, as ckpt's own do")
+        begin = ".".join(base.split(".")[:2]) + "."
+        raise _refused(name, path, f"a file whose name begins with {begin!r}, as ckpt's own do")
     if base == _DELETED:
         raise _refused(
             name, path, f"a file of the name {_DELETED!r}, which ckpt's own have in stores"
@@ -179,7 +184,8 @@ class Scratch:
     """An empty directory for what a caller writes; deleted by ``close``, or with this object."""
 
     def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="ckpt-files-")
+        _remove_of_the_dead()
+        self.path = tempfile.mkdtemp(prefix=f"{_SCRATCH}{this_owner()}.")
         self._remove = weakref.finalize(self, _remove_at_home, self.path, os.getpid())
 
     def close(self) -> None:
@@ -191,3 +197,13 @@ def _remove_at_home(path: str, home: int) -> None:
     """Deletes a directory, but not in a forked child, which ends while its parent still reads there."""
     if os.getpid() == home:
         remove(path)
+
+
+@functools.cache  # once for each process
+def _remove_of_the_dead() -> None:
+    """Deletes the directories of processes that were killed on this host."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            owner = entry.name.removeprefix(_SCRATCH).rpartition(".")[0]
+            if entry.name.startswith(_SCRATCH) and lives(owner) is False:
+                remove(entry.path)  # or not, if it is somebody else's

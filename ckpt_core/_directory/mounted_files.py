@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import secrets
 import time
@@ -27,7 +28,7 @@ _HALF_SECS = 86_400.0
 _CANNOT = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.EXDEV})
 """What a mount answers that does not know a call."""
 _NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_TRIES = 5
+_TRIES = 20
 
 
 class KeyRange(Protocol):
@@ -133,7 +134,7 @@ class MountedFiles:
                     value = file.read()
                 else:
                     file.seek(byte_range.start)
-                    value = file.read(byte_range.stop - byte_range.start)
+                    value = b"".join(_pieces(file, byte_range.stop - byte_range.start))
         except _NO_FILE:
             return Found("missing", b"", Stamp(_generation(None)))
         return Found("value", value, Stamp(_generation(value)))
@@ -188,14 +189,23 @@ class MountedFiles:
                     yield os.fsencode(path.removeprefix(f"{self._root}/"))
 
 
+def _pieces(file: io.RawIOBase, size_bytes: int) -> Iterator[bytes]:
+    """So many bytes from here, or all to the end; one call may give less, of 2 GiB and of some mounts."""
+    while size_bytes > 0 and (piece := file.read(size_bytes)):
+        size_bytes -= len(piece)
+        yield piece
+
+
 def _open_for_writing(path: str) -> int:
     """The descriptor of a new or emptied file; makes its directory."""
     # not for reading: rclone without a cache refuses that
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     for _ in range(_TRIES):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # a deletion has removed the empty directory
+        # a deletion that goes on may remove the directory when it is empty, at any moment
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             return os.open(path, flags)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     return os.open(path, flags)
 
 

@@ -22,6 +22,10 @@ _BUCKETS = frozenset(
     }
 )
 """Programs that mount buckets. Others may well rename (sshfs, glusterfs, juicefs): those are disks to us."""
+_NAMELESS = "FUSE"
+"""For a bucket whose mount does not name the program: Kubernetes' drivers mount as ``fuse BUCKET``."""
+_ENDLESS_BYTES = 2**50
+"""Size of which, and all of it free, gcsfuse and the like tell: buckets have no end. No disk is as empty."""
 
 
 def mounted_bucket(path: str) -> str | None:
@@ -37,7 +41,10 @@ def mounted_bucket(path: str) -> str | None:
         return None
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-            return bucket_program(file.read(), f"{os.major(device)}:{os.minor(device)}")
+            mounts, number = file.read(), f"{os.major(device)}:{os.minor(device)}"
+        if _mounts_of(mounts, number, nameless=True) and _has_no_end(path):
+            return _NAMELESS
+        return bucket_program(mounts, number)
     except OSError:
         return None
 
@@ -49,16 +56,31 @@ def bucket_program(mounts: str, device: str) -> str | None:
         mounts: content of ``/proc/self/mountinfo``; its format is in proc_pid_mountinfo(5).
         device: ``major:minor``.
     """
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        kind, _, source = rest.partition(" ")
-        if fields.split(" ")[2:3] != [device] or not kind.startswith("fuse"):
-            continue
+    for kind, source in _mounts_of(mounts, device):
         # s3fs is ``fuse.s3fs s3fs``, rclone ``fuse.rclone remote:bucket``, mountpoint-s3 ``fuse mountpoint-s3``
-        for name in (kind.partition(".")[2], source.partition(" ")[0]):
+        for name in (kind.partition(".")[2], source):
             if name in _BUCKETS:
                 return name
     return None
+
+
+def _mounts_of(mounts: str, device: str, nameless: bool = False) -> list[tuple[str, str]]:
+    """Type and source of each FUSE mount of a device; only of those that name no program if ``nameless``."""
+    found: list[tuple[str, str]] = []
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, source = rest.partition(" ")
+        if fields.split(" ")[2:3] == [device] and kind.startswith("fuse"):
+            found.append((kind, source.partition(" ")[0]))
+    return [one for one in found if not nameless or (one[0] == "fuse" and one[1] not in _BUCKETS)]
+
+
+def _has_no_end(path: str) -> bool:
+    """Whether the file system of a path says that it is huge and empty."""
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize >= _ENDLESS_BYTES and status.f_bfree == status.f_blocks
 
 
 def _device(path: str) -> int:

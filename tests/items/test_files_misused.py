@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import Scratch, object_store, resolve
+from ckpt_core._directory import Scratch, gather, object_store, resolve
+from ckpt_core._directory.owner import this_owner
 from ckpt_core._storage import backend_of
 from tests.support.units import MIB
 
@@ -86,11 +90,12 @@ def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (copied / "file").read_text() == "1"
 
 
-def test_the_name_of_a_deletion_is_refused(tmp_path: Path):
-    """In a bucket, the next writer would take it for a deletion that died, and remove what is beside it."""
+@pytest.mark.parametrize("name", [".deleted", ".ckpt-put.1", ".attempt.a.b"])
+def test_names_that_buckets_need_are_refused(name: str, tmp_path: Path):
+    """The next writer would take it for a deletion or an attempt that died, and remove it or what is beside it."""
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / ".deleted").touch()
-    with pytest.raises(ckpt.UnsupportedLeaf, match=r"'\.deleted'"):
+    (tmp_path / "source" / name).touch()
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"ckpt's own"):
         ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "source"))
 
 
@@ -114,6 +119,23 @@ def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path: Path):
     assert (Path(scratch.path) / "large").exists()
     scratch.close()
     assert not Path(scratch.path).exists()
+
+
+def test_what_a_killed_process_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host, _, start = this_owner().split("-")
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE
+    )
+    dead = tmp_path / f"ckpt-files-{host}-{int(gone.stdout)}-{start}.a"
+    living = tmp_path / f"ckpt-files-{this_owner()}.b"
+    foreign = tmp_path / "ckpt-files-abc"
+    for folder in (dead, living, foreign):
+        folder.mkdir()
+        (folder / "large").touch()
+    gather._remove_of_the_dead.cache_clear()
+    ckpt.save(tmp_path / "step", ckpt.Files(lambda folder: None))
+    assert (dead.exists(), living.exists(), foreign.exists()) == (False, True, True)
 
 
 def test_a_function_may_delete_its_directory(tmp_path: Path):
