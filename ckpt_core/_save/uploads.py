@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core._directory import Attempt
@@ -36,10 +37,13 @@ class Uploads:
         self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
 
     def begin(self, item: PreparedItem, database: NewDatabase) -> Upload:
-        """The upload of an item, whose database is in memory."""
+        """The upload of an item, whose database is in memory; the writer writes into ``Upload.database``."""
+        target = self._target / item.folder
+        if not item.record.compressed and target.sends:
+            database = replace(database, sent_to=target)
         upload = self._by_folder[item.folder] = Upload(
             database,
-            self._target / item.folder,
+            target,
             self._context,
             self._processes.index,
             self._processes.count,
@@ -58,7 +62,9 @@ class Uploads:
         for folder, upload in self._by_folder.items():
             if count == 1:
                 self._write_manifest(folder, upload.index())
-            elif index > 0:
+            elif index == 0:
+                upload.complete()
+            else:
                 packed = upload.packed_index()
                 self._attempt.write(f"{folder}/index_{index}", packed, passing=True)
 

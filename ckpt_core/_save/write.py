@@ -253,7 +253,10 @@ class Write:
         # all pytrees are written at the same time, so they share max_host_bytes
         trees = sum(one.record.form == "tree" for one in self._items)
         database, most = self._database(attempt, item), options.max_host_bytes
-        upload = None if self._uploads is None else self._uploads.begin(item, database)
+        upload = None
+        if self._uploads is not None:
+            upload = self._uploads.begin(item, database)
+            database = upload.database
         writer = ArrayWriter(
             database,
             self._job.writers.index,

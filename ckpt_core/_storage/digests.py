@@ -13,12 +13,25 @@ from typing import Any
 
 from ckpt_core._layout.ranges import gaps
 from ckpt_core._options import MIB
-from ckpt_core._storage.index import read_index
+from ckpt_core._storage.index import Index, read_index
 from ckpt_core._storage.location import Location
 
 _AT_ONCE_BYTES = 4 * MIB
 
 Ranges = list[tuple[int, int]]
+StoredValues = list[tuple[int, int, str]]
+"""(offset, size, key) of values in a data file, ascending."""
+
+
+def values_in_files(index: Index) -> dict[str, StoredValues]:
+    """Data file -> the values in it."""
+    found: dict[str, StoredValues] = {}
+    for key, extent in index.items():
+        if extent.file:
+            found.setdefault(extent.file, []).append((extent.offset, extent.size_bytes, key))
+    for values in found.values():
+        values.sort()
+    return found
 
 
 def ranges_in_blocks(
@@ -35,13 +48,16 @@ def ranges_in_blocks(
     Raises:
         CheckpointCorrupt: the index cannot be read.
     """
-    found: dict[str, Ranges] = {}
     index = read_index(checkpoint / folder, context, manifest=manifest)
-    for key, extent in index.items():
-        if extent.file and not key.endswith("zarr.json"):
-            ranges = found.setdefault(f"{folder}/{extent.file}", [])
-            ranges.append((extent.offset, extent.size_bytes))
-    return found
+    return {
+        f"{folder}/{file}": [(offset, size) for offset, size, key in values if not is_metadata(key)]
+        for file, values in values_in_files(index).items()
+    }
+
+
+def is_metadata(key: str) -> bool:
+    """Whether a key is that of an array's metadata, which no block checksum covers."""
+    return key.endswith("zarr.json")
 
 
 def outside_of_blocks(size_bytes: int, in_blocks: Iterable[tuple[int, int]]) -> Ranges:

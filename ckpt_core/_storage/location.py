@@ -21,6 +21,9 @@ _NODE_BYTES = 64 * 1024
 INDEX_FILE = "manifest.ocdbt"
 """The file of a database that leads to all others."""
 _STAGED = "memory_key_value_store#staged"
+_LANES = "0123456789abcdef"
+"""The digits with which TensorStore's random names begin; see ``NewDatabase.lanes``."""
+_LANE_DRIVERS = ("s3", "gcs")
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "8s"}
 """About a minute in all; by default it would be a quarter of an hour."""
 _STALLS = {
@@ -31,6 +34,16 @@ _STALLS = {
 reads these at its first request, would wait for ever. It has no other way to be told."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores write no faster, and would slow the training step down."""
+
+
+def _lane(driver: str, digit: str) -> str:
+    """Name of the resource by which one lane of a store has one request at a time."""
+    return f"{driver}_request_concurrency#lane{digit}"
+
+
+_ONE_AT_A_TIME = {
+    _lane(driver, digit): {"limit": 1} for driver in _LANE_DRIVERS for digit in _LANES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,11 @@ class Location:
 
     def __truediv__(self, name: str) -> Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{name}")
+
+    @property
+    def sends(self) -> bool:
+        """Whether TensorStore sends what it writes there: neither a mount nor memory, which would keep it."""
+        return not (self.local or self.staged or self.path.startswith(("/", "memory://")))
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location.
@@ -161,6 +179,7 @@ def new_context(*, durable: bool = True) -> Any:
             "s3_request_retries": _RETRIES,
             "gcs_request_retries": _RETRIES,
             _STAGED: {},
+            **_ONE_AT_A_TIME,
         },
         _process_wide(),
     )
@@ -190,11 +209,13 @@ class NewDatabase:
 
     Attributes:
         location: where it is written. For an object store that is memory (``Location.staged``), from which
-            ``Upload`` takes it.
+            ``Upload`` takes it, or the index alone.
         prefix: beginning of the name of each data file and node.
         target_data_file_bytes: size at which TensorStore begins another data file.
         values_in: folder of the data files, relative to the database; ends with ``/``, if not empty.
         manifest: folder of the manifest, if not the database's own.
+        sent_to: an object store, to which TensorStore sends the data files while it writes; None if they
+            are written beside the index.
     """
 
     location: Location
@@ -202,6 +223,7 @@ class NewDatabase:
     target_data_file_bytes: int
     values_in: str = ""
     manifest: str = ""
+    sent_to: Location | None = None
 
     def of_process(self, process: int, process_count: int) -> NewDatabase:
         """The database that one process writes, which ``merge`` joins with the others.
@@ -219,8 +241,11 @@ class NewDatabase:
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec, for writing."""
         manifest = self.location / self.manifest if self.manifest else None
+        spec = database_spec(self.location, manifest)
+        if self.sent_to is not None:
+            spec["base"] = self._base(self.sent_to)
         return {
-            **database_spec(self.location, manifest),
+            **spec,
             "value_data_prefix": f"{self.values_in}d/{self.prefix}",
             "btree_node_data_prefix": f"d/{self.prefix}",
             "version_tree_node_data_prefix": f"d/{self.prefix}",
@@ -232,6 +257,30 @@ class NewDatabase:
             },
             "assume_config": True,
         }
+
+    def _base(self, store: Location) -> dict[str, Any]:
+        """The index in memory, and over it the data files in a store."""
+        folder = f"{self.values_in}d/"
+        base = (store / folder).spec()
+        layers: list[Any] = [{"base": self.location.spec()}]
+        for lane in self.lanes():
+            shared = _lane(base["driver"], lane[-1])
+            own = (
+                {**base, shared.partition("#")[0]: shared}
+                if base["driver"] in _LANE_DRIVERS
+                else base
+            )
+            layers.append({"base": own, "prefix": lane, "strip_prefix": len(folder)})
+        return {"driver": "kvstack", "layers": layers}
+
+    def lanes(self) -> list[str]:
+        """Beginnings of the names of data files, by each of which ``sent_to`` has one request at a time.
+
+        TensorStore reports the first request that fails, while others are on their way, and tells nothing of
+        those. In a lane requests are carried out in their order, so what is asked of it is answered
+        when all before it have ended.
+        """
+        return [f"{self.values_in}d/{self.prefix}{digit}" for digit in _LANES]
 
 
 def counters() -> dict[str, float]:

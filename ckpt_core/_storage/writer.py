@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,7 +71,7 @@ class ArrayWriter:
         context: TensorStore context of the save.
         max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
             committed; a larger save is split into several.
-        upload: takes the data files of a database in memory, after each transaction.
+        upload: is told of each transaction; takes the data files of a database in memory.
     """
 
     def __init__(
@@ -90,14 +91,16 @@ class ArrayWriter:
         self._limit_bytes = max_host_bytes
         self._first = process == 0
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
-        self._held_bytes = 0
-        self._committing: list[Any] = []
+        self._committing: deque[tuple[Any, int]] = deque()
+        # nothing has an end in a store, if it is not given one
+        self._timeout_secs = None if upload is None else upload.timeout_secs
         self._begin()
 
     def _begin(self) -> None:
         self._transaction: Any = ts.Transaction(atomic=True)
         self._keys: Any = self._store.with_transaction(self._transaction)
         self._writes: list[Any] = []
+        self._held_bytes = 0
 
     def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
         """Queues copies of index entries from a database in a directory below; copies no data.
@@ -139,6 +142,8 @@ class ArrayWriter:
             if self._first:
                 # the metadata is the same on all processes
                 self._keys[f"{prefix}zarr.json"] = metadata
+                if self._upload is not None:
+                    self._upload.metadata[f"{prefix}zarr.json"] = metadata
             if size_bytes > SMALL_LEAF_BYTES or codec is not None:
                 self._put_large(array)
                 large.append(array)
@@ -205,16 +210,15 @@ class ArrayWriter:
     def _make_room(self, size_bytes: int) -> None:
         if self._held_bytes and self._held_bytes + size_bytes > self._limit_bytes:
             self.start()
-            self.finish()
+            self._wait(0 if self._upload is None else self._upload.overlap)
             self._begin()
-            self._held_bytes = 0
         self._held_bytes += size_bytes
 
     def start(self) -> None:
         """Starts the commit of the queued writes; does not wait for it."""
         for write in self._writes:
             settled(write.copy, "writing arrays")
-        self._committing.append(self._transaction.commit_async())
+        self._committing.append((self._transaction.commit_async(), self._held_bytes))
 
     def finish(self, watch: Callable[[], None] | None = None) -> None:
         """Blocks until all started writes are in the database, and durable if the context is.
@@ -222,21 +226,29 @@ class ArrayWriter:
         Args:
             watch: called about every 0.1 s during the wait, for example to report progress.
         """
-        for committing in self._committing:
-            while watch is not None and not committing.done():
-                with contextlib.suppress(TimeoutError):
-                    committing.result(timeout=_WATCH_SECS)
-                watch()
-            settled(committing, "writing arrays")
-        self._committing.clear()
-        if self._upload is not None:
-            self._upload.data_files()
+        while watch is not None and self._committing:
+            with contextlib.suppress(TimeoutError):
+                self._committing[-1][0].exception(timeout=_WATCH_SECS)
+                break
+            watch()
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Blocks until at most so many transactions are being committed."""
+        while len(self._committing) > most:
+            committing, size_bytes = self._committing[0]
+            settled(committing, f"{self._location.path}: writing arrays", self._timeout_secs)
+            self._committing.popleft()
+            if self._upload is not None:
+                self._upload.committed(size_bytes)
 
     def abort(self) -> None:
         """Drops the queued writes; blocks until running ones and uploads have ended."""
         self._transaction.abort()
-        for future in [*(write.copy for write in self._writes), *self._committing]:
-            future.exception()
+        committing = [future for future, _ in self._committing]
+        for future in [*(write.copy for write in self._writes), *committing]:
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=self._timeout_secs)
         if self._upload is not None:
             self._upload.abandon()
 

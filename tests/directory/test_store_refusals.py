@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,28 @@ def test_what_a_failure_stands_for(text: str, kind: type[OSError] | None) -> Non
     told = failure(ValueError(text), "gs://b/a: cannot read x")
     assert "gs://b/a: cannot read x" in str(told) and text in str(told)
     assert isinstance(told, OSError | ckpt.CheckpointError)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_what_is_on_its_way_when_an_upload_is_refused_is_removed_too(
+    server: Server, compression: Any
+) -> None:
+    first = threading.Lock()
+
+    def refused(request: Request) -> int | None:
+        if "/ocdbt.process_0/d/" not in request.name or request.kind != "put":
+            return None
+        if first.acquire(blocking=False):
+            return 403
+        time.sleep(0.5)  # while the save finds that it failed
+        return None
+
+    server.fault = refused
+    state = {f"w{number}": np.random.default_rng(number).random(2**17) for number in range(8)}
+    options = ckpt.Options(target_data_file_bytes=2**20, compression=compression)
+    with pytest.raises(PermissionError):
+        ckpt.save(f"{server.root}/a", state, options=options)
+    sent = [request for request in server.requests if "/d/" in request.name]
+    assert len({request.name for request in sent}) >= 4
+    time.sleep(1)  # for those that came after the save had cleaned up
+    assert not server.names()

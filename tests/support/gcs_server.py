@@ -48,6 +48,8 @@ class Server:
     ignores_conditions: bool = False
     projects: set[str | None] = field(default_factory=set)
     """Projects that paid; None for the owner of the bucket."""
+    read_bytes: int = 0
+    """How much of objects' content was read so far."""
     generation: int = 0
     uploads: dict[str, tuple[str, bytearray]] = field(default_factory=dict)
     """Name and bytes so far of what is being uploaded in parts."""
@@ -99,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(416)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
             data, status = data[first : last + 1], 206
+        with self.state.lock:
+            self.state.read_bytes += len(data)
         return self._send(status, data, headers)
 
     def do_POST(self) -> None:
