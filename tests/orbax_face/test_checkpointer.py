@@ -243,6 +243,10 @@ def test_what_is_known_of_a_step(tmp_path):
 
 
 def test_metadata_of_the_run(tmp_path):
+    with open_run(tmp_path / "none") as checkpointer:
+        checkpointer.save(0, state_of(0))
+        assert checkpointer.root_metadata().custom_metadata == {}
+        assert checkpointer.metadata().custom_metadata == {}
     first = open_run(tmp_path, custom_metadata={"a": 1})
     second = open_run(tmp_path, custom_metadata={"b": 2})
     for checkpointer in (first, second):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_orbax import NotOffered
+from ckpt_orbax import NotOffered, pathways
 from ckpt_orbax import v1 as ocp
 from ckpt_orbax.v1._engine import engine_options
 
@@ -34,7 +34,7 @@ def at(context, name):
         ("file.path_permission_mode", 0o750),
         ("deletion.gcs_deletion_options.todelete_full_path", "trash"),
         ("memory.serialization_status_callback", print),
-        ("pathways.checkpointing_impl", object()),
+        ("pathways.checkpointing_impl", pathways.CheckpointingImpl.PERSISTENCE),
         ("checkpoint_layout", "safetensors"),
     ],
 )
@@ -51,6 +51,17 @@ def test_options_that_would_change_the_meaning_are_refused(tmp_path, name, value
             call()
         assert f"Context.{name}" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_programs_may_say_that_there_is_no_pathways(tmp_path):
+    kinds = pathways.CheckpointingImpl
+    context = ocp.Context()
+    context.pathways.checkpointing_impl = kinds.from_options(use_persistence_array_handler=False)
+    with context:
+        ocp.save(tmp_path / "x", {"w": 1})
+        assert ocp.load(tmp_path / "x") == {"w": 1}
+    assert kinds.from_options(use_persistence_array_handler=True) is kinds.PERSISTENCE
+    assert kinds.from_options(use_colocated_python=True) is kinds.COLOCATED_PYTHON
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,9 @@ def test_trees_that_differ_are_told_whole(path, state):
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value.__cause__, ckpt.StructureMismatch)
     assert {difference.path for difference in caught.value.__cause__.mismatches} == {"m", "n", "w"}
+    with pytest.raises(KeyError) as caught:  # as in Orbax, in this form
+        ocp.load_checkpointables(path, {"state": {"m": np.ones(2)}})
+    assert str(caught.value).startswith("User-provided restore item")
 
 
 def test_a_partial_load_names_what_it_wants(path, state):
@@ -181,6 +184,9 @@ def test_a_target_of_what_was_described(path, state):
     ocp.save(path, state, custom_metadata={"rate": 0.1})
     found = ocp.metadata(path)
     assert found.custom_metadata == {"rate": 0.1}
+    ocp.save(path, state, overwrite=True)
+    assert ocp.metadata(path).custom_metadata == {}
+    assert ocp.checkpointables_metadata(path).custom_metadata == {}
     assert found.path.name == "checkpoint"
     assert 0 < found.init_timestamp_nsecs <= found.commit_timestamp_nsecs
     assert found.metadata["w"].sharding == state["w"].sharding

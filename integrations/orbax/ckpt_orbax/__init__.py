@@ -12,10 +12,10 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the list of what is offered, a
 beside it.
 """
 
-from ckpt_orbax import multihost, v1
+from ckpt_orbax import multihost, pathways, v1
 from ckpt_orbax._refused import NotOffered
 
-__all__ = ["NotOffered", "multihost", "v1"]
+__all__ = ["NotOffered", "multihost", "pathways", "v1"]
 
 
 def __getattr__(name: str) -> object:

@@ -12,12 +12,13 @@ import ckpt_core as ckpt
 from ckpt_orbax._leaves import converted
 from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import not_offered
+from ckpt_orbax.pathways import CheckpointingImpl
 from ckpt_orbax.v1._context import Context
 from ckpt_orbax.v1.options import AsyncOptions, CheckpointLayout
 
 logger = logging.getLogger("ckpt_orbax")
 
-_REFUSED = {
+_REFUSED: dict[str, tuple[Any, str, str]] = {
     "array.saving.use_ocdbt": (
         True,
         "ckpt always writes OCDBT, which all of Orbax's readers take",
@@ -59,7 +60,11 @@ _REFUSED = {
         "it would never be called",
         "context.engine = ckpt_core.Options(on_event=...), which also tells progress",
     ),
-    "pathways.checkpointing_impl": (None, "ckpt does not support Pathways", "leave it at None"),
+    "pathways.checkpointing_impl": (
+        (None, CheckpointingImpl.NO_DISPATCHER),
+        "ckpt does not support Pathways",
+        "leave it at None",
+    ),
 }
 
 
@@ -73,7 +78,7 @@ def refuse_unsupported(context: Context) -> None:
         value: Any = context
         for part in name.split("."):
             value = getattr(value, part)
-        if value != fine:
+        if value not in (fine if isinstance(fine, tuple) else (fine,)):
             raise not_offered(f"Context.{name} = {value!r}", why, instead)
     active = context.multiprocessing.active_processes
     if active is not None and len(active) != jax.process_count():

@@ -25,8 +25,13 @@ class DeletionRecoveryError(CheckpointError, ValueError):
     """Never raised: ckpt deletes a step at once, and parts of one not at all."""
 
 
-class TreeMismatchError(CheckpointError, ValueError):
-    """Target and checkpoint differ; the cause, a ``StructureMismatch``, has all differences."""
+class TreeMismatchError(CheckpointError, ValueError, KeyError):
+    """Target and checkpoint differ; the cause, a ``StructureMismatch``, has all differences.
+
+    Of the builtin types, Orbax raises the first in ``load``, the second in ``load_checkpointables``.
+    """
+
+    __str__ = Exception.__str__  # KeyError shows its message in quotes
 
 
 class MissingCheckpointablesError(CheckpointError, KeyError):
