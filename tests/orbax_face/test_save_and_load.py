@@ -355,6 +355,22 @@ def test_the_first_api_points_to_the_second():
         _ = ckpt_orbax.CheckpointManager
 
 
+def test_targets_made_of_a_state(path, state):
+    state |= {"key": jax.random.key(3), "layers": [np.ones(2, np.float32)]}
+    target = jax.tree.map(ocp.arrays.to_shape_dtype_struct, {**state, "name": 0})
+    target["name"] = ocp.PLACEHOLDER
+    assert target["step"] == state["step"]  # a number stays one
+    ocp.save(path, state)
+    loaded = ocp.load(path, target)
+    assert loaded["name"] is ...
+    assert loaded["step"] == state["step"]
+    assert isinstance(loaded["step"], int)
+    assert (loaded["key"] == state["key"]).all()
+    assert loaded["w"].sharding == state["w"].sharding
+    assert ocp.arrays.to_shape_dtype_struct(1, scalar_dtype=float) == 1.0
+    assert ocp.arrays.to_shape_dtype_struct(np.ones(2), jnp.bfloat16).dtype == jnp.bfloat16
+
+
 def test_merging_trees():
     assert ocp.tree.merge({"a": {"x": 1}}, {"a": {"y": 2}}, {"b": 3}) == {
         "a": {"x": 1, "y": 2},

@@ -72,6 +72,7 @@ FUNCTIONS = [
     "partial.save",
     "partial.save_async",
     "partial.finalize",
+    "arrays.to_shape_dtype_struct",
     "path.step.standard_name_format",
     "path.step.composite_name_format",
     "handlers.register_handler",

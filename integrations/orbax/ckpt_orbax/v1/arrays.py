@@ -17,11 +17,21 @@ AbstractShardedArray = jax.ShapeDtypeStruct
 ArrayLike = AbstractArray | AbstractShardedArray
 
 
-def to_shape_dtype_struct(x: Any, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding of an array, as a target of ``load``."""
-    return jax.ShapeDtypeStruct(
-        np.shape(x), dtype or np.result_type(x), sharding=getattr(x, "sharding", None)
-    )
+def to_shape_dtype_struct(
+    arr: Any, dtype: Any = None, scalar_dtype: Any = None, support_format: bool = False
+) -> Any:
+    """Shape, dtype and sharding of an array or random key, as a target of ``load``.
+
+    Args:
+        arr: an array, its description, or a number, which is its own target.
+        dtype: instead of the array's.
+        scalar_dtype: a type of number, for numbers.
+        support_format: accepted; a target's layout in memory is of no effect.
+    """
+    if isinstance(arr, (int, float, np.number)):
+        return arr if scalar_dtype is None else scalar_dtype(arr)
+    sharding = getattr(arr, "sharding", None)
+    return jax.ShapeDtypeStruct(arr.shape, arr.dtype if dtype is None else dtype, sharding=sharding)
 
 
 __all__ = [
