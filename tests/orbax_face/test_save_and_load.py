@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
-from ckpt_orbax import NotOffered
+from ckpt_orbax import NotOffered, multihost
 from ckpt_orbax import v1 as ocp
 from ckpt_orbax._plain import plain
 from ckpt_orbax._response import Waiting
@@ -369,6 +369,14 @@ def test_targets_made_of_a_state(path, state):
     assert loaded["w"].sharding == state["w"].sharding
     assert ocp.arrays.to_shape_dtype_struct(1, scalar_dtype=float) == 1.0
     assert ocp.arrays.to_shape_dtype_struct(np.ones(2), jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_arrays_of_one_process_become_arrays_of_all_devices():
+    local = jax.device_put(jnp.arange(3.0), jax.devices()[0])
+    found = multihost.fully_replicated_host_local_array_to_global_array(local)
+    assert len(found.devices()) == jax.device_count()
+    assert found.sharding.is_fully_replicated
+    np.testing.assert_array_equal(found, local)
 
 
 def test_merging_trees():

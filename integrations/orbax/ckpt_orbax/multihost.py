@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import numpy as np
 
 from ckpt_orbax._refused import not_offered
 
@@ -66,6 +67,16 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.broadcast_one_to_all(in_tree, is_source=is_source)
+
+
+def fully_replicated_host_local_array_to_global_array(arr: jax.Array) -> jax.Array:
+    """An array that each process has whole, as one over all devices; ``utils`` has it in Orbax."""
+    whole = np.asarray(arr.addressable_data(0))
+    if whole.shape != arr.shape:  # of pmap: one copy for each device, in the first dimension
+        whole = whole[0]
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.make_array_from_callback(whole.shape, everywhere, lambda index: whole[index])
 
 
 def reached_preemption(step: int) -> bool:
