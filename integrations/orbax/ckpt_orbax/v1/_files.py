@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import json
-import pathlib
-import tempfile
-import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
-
-import jax
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
+from ckpt_orbax._handler_files import NOTE, run, saved_by, with_directory, written
 from ckpt_orbax._paths import as_path
-from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v1._context import Context
 from ckpt_orbax.v1._registry import (
     EngineForm,
@@ -24,11 +15,8 @@ from ckpt_orbax.v1._registry import (
     StatefulCheckpointable,
     StatefulCheckpointableHandler,
     handler_for_load,
-    type_name,
 )
 
-_NOTE = ".ckpt-orbax-handler"
-"""File in an item of files: the type name of the handler that wrote them."""
 _STATEFUL = (
     "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler."
     "StatefulCheckpointableHandler"
@@ -61,12 +49,7 @@ class Directory:
 
 
 def written_by(handler: Any, value: Any) -> ckpt.Files:
-    """The files that a handler, or the object itself if that is None, writes.
-
-    They are written while the save takes its snapshot; what Orbax would do in the background is done
-    then, too.
-    """
-    kind = StatefulCheckpointableHandler if handler is None else type(handler)
+    """The files that a handler, or the object itself if that is None, writes."""
 
     async def save(directory: Any) -> None:
         target = Directory(as_path(directory))
@@ -75,54 +58,11 @@ def written_by(handler: Any, value: Any) -> ckpt.Files:
         if background is not None:
             await background
 
-    def write(directory: pathlib.Path) -> None:
-        run(lambda: save(directory))
-        (directory / _NOTE).write_text(type_name(kind))
-
-    if jax.process_index() > 0:  # there ckpt does not ask for the files
-        _refuse_files(kind, save)
-    files = ckpt.Files(write)
-    files.orbax_handler = _STATEFUL if handler is None else type_name(kind)
+    kind = StatefulCheckpointableHandler if handler is None else type(handler)
+    files = written(kind, lambda directory: run(lambda: save(directory)))
+    if handler is None:
+        files.orbax_handler = _STATEFUL
     return files
-
-
-def _refuse_files(kind: type, save: Callable[[Any], Awaitable[None]]) -> None:
-    """Runs a handler in a process other than 0; raises if it has written anything."""
-    with tempfile.TemporaryDirectory(prefix="ckpt-orbax-") as directory:
-        run(lambda: save(directory))
-        if any(pathlib.Path(directory).iterdir()):
-            raise not_offered(
-                f"a handler that writes in every process ({kind.__name__})",
-                "the files of process 0 are the checkpoint's",
-                "gather the states in process 0, or save them as a pytree of arrays",
-            )
-
-
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of a coroutine; also where an event loop runs already."""
-
-    async def awaited() -> Any:
-        return await work()
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(awaited())
-    ended: list[Any] = []
-    failed: list[BaseException] = []
-
-    def in_thread() -> None:
-        try:
-            ended.append(asyncio.run(awaited()))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(in_thread,))
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return ended[0]
 
 
 def needed(name: str, target: Any) -> Any:
@@ -151,7 +91,7 @@ def load_item(
     loaded = ckpt.load(info.path, item=name, options=options)
     if info.items[name].form != "files":
         return loaded
-    if target is None and info.format_version is not None and _NOTE not in loaded.names():
+    if target is None and info.format_version is not None and NOTE not in loaded.names():
         return loaded  # saved as ckpt.Files, by nobody's handler
     handler = _handler(info, name, target, context, loaded)
 
@@ -163,7 +103,7 @@ def load_item(
             return target
         return await (await handler.load(directory, target))
 
-    return _with_directory(loaded, load)
+    return with_directory(loaded, lambda directory: run(lambda: load(directory)))
 
 
 def _handler(
@@ -172,36 +112,17 @@ def _handler(
     """The handler that loads an item of files; an ``EngineForm`` if the target does it itself."""
     if isinstance(target, StatefulCheckpointable):
         return StatefulCheckpointableHandler()
-    saved_by = _saved_by(info, name, files)
-    handler = handler_for_load(context.checkpointables.registry, name, target, saved_by)
+    wrote = saved_by(info, name, files)
+    handler = handler_for_load(context.checkpointables.registry, name, target, wrote)
     if isinstance(handler, StatefulCheckpointableHandler) or (
         handler is not None and not isinstance(handler, EngineForm)
     ):
         return handler
     raise NoEntryError(
         f"{name}: no handler is registered that loads these {len(files)} files"
-        f"{f' of {saved_by}' if saved_by else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
+        f"{f' of {wrote}' if wrote else ''}{'' if target is None else f' into a {type(target).__name__}'}: "
         "register one with ocp.handlers.register_handler; ckpt_core.load gives the files themselves"
     )
-
-
-def _saved_by(info: CheckpointInfo, name: str, files: ckpt.SavedFiles) -> str | None:
-    """Type name of the handler that wrote an item, here or in Orbax; None if unknown."""
-    if _NOTE in files.names():
-        return files.read(_NOTE).decode()
-    try:
-        text = (pathlib.Path(info.path) / "_CHECKPOINT_METADATA").read_text()
-        return json.loads(text)["item_handlers"][name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _with_directory(files: ckpt.SavedFiles, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Runs ``work`` on a directory with the files, which were verified on the way."""
-    with tempfile.TemporaryDirectory(prefix="ckpt-orbax-") as directory:
-        files.copy_to(directory)
-        (pathlib.Path(directory) / _NOTE).unlink(missing_ok=True)
-        return run(lambda: work(as_path(directory)))
 
 
 def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
@@ -210,7 +131,7 @@ def describe_item(info: CheckpointInfo, name: str, context: Context) -> Any:
         return None
     files = ckpt.load(info.path, item=name)
     registry = context.checkpointables.registry
-    handler = handler_for_load(registry, name, None, _saved_by(info, name, files))
+    handler = handler_for_load(registry, name, None, saved_by(info, name, files))
     if handler is None or isinstance(handler, EngineForm):
         return None
-    return _with_directory(files, handler.metadata)
+    return with_directory(files, lambda directory: run(lambda: handler.metadata(directory)))

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from ckpt_core import CheckpointError
+from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._leaves import is_abstract_leaf, is_leaf
 from ckpt_orbax._refused import not_offered
 
@@ -230,11 +231,6 @@ def register_handler(
     """Adds a handler to the global registry, and returns it."""
     _GLOBAL.add(cls, checkpointable_name, secondary_typestrs=secondary_typestrs)
     return cls
-
-
-def type_name(handler: Any) -> str:
-    """The name under which Orbax records that a handler saved an item."""
-    return f"{handler.__module__}.{handler.__qualname__}"
 
 
 def handler_for_save(registry: Any, name: str, value: Any) -> Any:
