@@ -32,6 +32,7 @@ class Steps:
         self._numbers: list[int] = []
         self._known: dict[int, Step] = {}
         self._begun: dict[int, threading.Event] = {}
+        self._told: dict[int, Any] = {}
         self._failed: dict[int, BaseException] = {}
         self._stale = True
 
@@ -51,11 +52,12 @@ class Steps:
         if ended is not None:
             ended.set()
 
-    def begin(self, step: int) -> threading.Event:
-        """Notes that a save begins; the event is set at its end."""
+    def begin(self, step: int, metrics: Any = None) -> threading.Event:
+        """Notes that a save begins, with these metrics; the event is set at its end."""
         with self._lock:
             self._failed.pop(step, None)
             self._known.pop(step, None)
+            self._told = {step: metrics}  # one save runs at a time
             self._begun = {one: end for one, end in self._begun.items() if not end.is_set()}
             self._begun[step] = ended = threading.Event()
         return ended
@@ -75,10 +77,16 @@ class Steps:
         with self._lock:
             return [step for step, ended in self._begun.items() if not ended.is_set()]
 
-    def look(self) -> None:
-        """Lists the directory again."""
+    def look(self, *, light: bool = True) -> None:
+        """Lists the directory again.
+
+        Args:
+            light: False to describe all steps from now on.
+        """
         with self._lock:
             self._stale = True
+            if not light and self._light:
+                self._light, self._known = False, {}
 
     def numbers(self) -> list[int]:
         """The committed steps, ascending."""
@@ -112,7 +120,9 @@ class Steps:
         """The steps that are committed or being saved, oldest first."""
         steps = {one.step: one for one in self.all()}
         for step in self.running:
-            steps.setdefault(step, CheckpointMetadata(step, self._path(step)))
+            steps.setdefault(
+                step, CheckpointMetadata(step, self._path(step), metrics=self._told.get(step))
+            )
         return [steps[step] for step in sorted(steps)]
 
     def _or_gone(self, step: int) -> Step | None:

@@ -1,0 +1,114 @@
+"""Which handler takes which arguments: ``CheckpointArgs`` and their registration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ckpt_orbax._handler_files import type_name
+
+Args = TypeVar("Args", bound="CheckpointArgs")
+
+
+class CheckpointArgs:
+    """Base of what ``save(args=)`` and ``restore(args=)`` take.
+
+    A subclass, mostly a dataclass, is registered for a handler with ``register_with_handler``.
+    """
+
+
+_FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
+_FOR_RESTORE: dict[type[CheckpointArgs], Any] = {}
+_BY_TYPE_NAME: dict[str, Any] = {}
+
+
+def register_with_handler(
+    handler_cls: Any, for_save: bool = False, for_restore: bool = False
+) -> Callable[[type[Args]], type[Args]]:
+    """A decorator for a class of arguments: its objects go to a ``handler_cls()``.
+
+    Raises:
+        ValueError: it is neither for saves nor for restores.
+
+    Example:
+        >>> import ckpt_orbax as ocp, dataclasses
+        >>> class Text(ocp.CheckpointHandler):
+        ...     def save(self, directory, args):
+        ...         (directory / "text").write_text(args.item)
+        ...     def restore(self, directory, args):
+        ...         return (directory / "text").read_text()
+        >>> @ocp.args.register_with_handler(Text, for_save=True)
+        ... @dataclasses.dataclass
+        ... class TextSave(ocp.args.CheckpointArgs):
+        ...     item: str
+    """
+    if not for_save and not for_restore:
+        raise ValueError(
+            "for_save and for_restore cannot both be False: one says what the class is for"
+        )
+
+    def register(cls: type[Args]) -> type[Args]:
+        if not issubclass(cls, CheckpointArgs):
+            raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+        if for_save:
+            _FOR_SAVE[cls] = handler_cls
+        if for_restore:
+            _FOR_RESTORE[cls] = handler_cls
+        _BY_TYPE_NAME[type_name(handler_cls)] = handler_cls
+        return cls
+
+    return register
+
+
+def get_registered_handler_cls(arg: Any) -> Any:
+    """The class of handler for arguments, given an object or its class.
+
+    Raises:
+        TypeError: it is no subclass of CheckpointArgs.
+        ValueError: none is registered.
+    """
+    cls = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(cls, CheckpointArgs):
+        raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
+    handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
+    if handler is None:
+        raise ValueError(
+            f"no handler is registered for {cls.__name__}: use ocp.args.register_with_handler"
+        )
+    return handler
+
+
+def get_registered_args_cls(
+    handler: Any,
+) -> tuple[type[CheckpointArgs], type[CheckpointArgs]]:
+    """The classes of arguments of a handler, or of its class: for saves, for restores.
+
+    Raises:
+        ValueError: one of them is not registered.
+    """
+    cls = handler if isinstance(handler, type) else type(handler)
+    found = [
+        next((args for args, kind in table.items() if kind is cls), None)
+        for table in (_FOR_SAVE, _FOR_RESTORE)
+    ]
+    if found[0] is None or found[1] is None:
+        what = "saves" if found[0] is None else "restores"
+        raise ValueError(
+            f"no CheckpointArgs are registered for {what} with {cls.__name__}: use "
+            "ocp.args.register_with_handler"
+        )
+    return found[0], found[1]
+
+
+def has_registered_args(handler: Any) -> bool:
+    """Whether a handler has arguments for saves and for restores."""
+    try:
+        get_registered_args_cls(handler)
+    except ValueError:
+        return False
+    return True
+
+
+def handler_of_type_name(name: str | None) -> Any:
+    """The registered class of handler with this type name, or None."""
+    return _BY_TYPE_NAME.get(name or "")

@@ -1,0 +1,166 @@
+"""Items out of a checkpoint, as their arguments and their handlers ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+from typing import Any
+
+import ckpt_core as ckpt
+from ckpt_core import CheckpointInfo
+from ckpt_orbax import _trees
+from ckpt_orbax._handler_files import saved_by, with_directory
+from ckpt_orbax._paths import as_path
+from ckpt_orbax._plain import filled, leaves_of
+from ckpt_orbax.v0 import _registration, _tree_targets, handlers
+from ckpt_orbax.v0 import args as args_lib
+from ckpt_orbax.v1.errors import TreeMismatchError
+
+ARRAY = "checkpoint"
+"""Name of the array in the tree of an item that is a single array."""
+
+
+def restored_item(
+    info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
+) -> Any:
+    """One item of a checkpoint.
+
+    Args:
+        info: of the checkpoint.
+        name: of the item.
+        args: how it is wanted; None for what was saved.
+        handler: who restores it; None for whoever saved it.
+        options: of the load.
+
+    Raises:
+        TreeMismatchError: target and checkpoint differ.
+        ValueError: the arguments do not fit what was saved.
+    """
+    item = info.items[name]
+    value = getattr(args, "item", None)
+    if item.form == "process":
+        return _set_live(info, name, value, options)
+    if handler is None and args is None:
+        handler = _who_saved(info, name)
+    if handler is not None and handlers.overrides(handler):
+        return _by_handler(info, name, args, handler, options)
+    if item.form == "tree" and not isinstance(args, args_lib.JsonRestore):
+        return _tree(info, name, args, handler, options)
+    if item.form == "files":
+        raise ValueError(
+            f"{info.path}: item {name!r} was saved by a handler that is not known here: register it with "
+            "ocp.args.register_with_handler; ckpt_core.load gives the files themselves"
+        )
+    return ckpt.load(info.path, item=name, options=options)
+
+
+def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options) -> Any:
+    item = info.items[name]
+    single = isinstance(args, args_lib.ArrayRestore) or isinstance(
+        handler, handlers.ArrayCheckpointHandler
+    )
+    if single:
+        wanted = getattr(args, "restore_args", None)
+        args = args_lib.PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
+    own: dict[Any, Any] = {}
+    if isinstance(args, args_lib.PyTreeRestore):
+        target, partial = _tree_targets.pytree_target(args, item), _tree_targets.is_partial(args)
+        own = _tree_targets.own_values(args, item)
+    else:
+        args = args or args_lib.StandardRestore()
+        target, partial = _tree_targets.standard_target(args, item), False
+    try:
+        loaded = _trees.load_tree(info.path, item, target, partial=partial, options=options)
+    except ckpt.StructureMismatch as error:
+        _tree_targets.refuse_other_shapes(args, error)
+        raise TreeMismatchError(
+            f"User-provided restore item and on-disk value differ ({name or info.path}): {error}\n"
+            "To leave saved leaves out: ocp.PLACEHOLDER in their place, or "
+            "ocp.args.PyTreeRestore(partial_restore=True)"
+        ) from error
+    if own:
+        loaded = filled(args.item, {**leaves_of(loaded), **own})
+    return loaded[ARRAY] if single and isinstance(loaded, dict) and ARRAY in loaded else loaded
+
+
+def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:
+    if target is None:
+        raise ValueError(
+            f"{info.path}: item {name!r} is the state of each process: give the object as item="
+        )
+    ckpt.restore(info.path, items={name: target}, options=options)
+    return target
+
+
+def _who_saved(info: CheckpointInfo, name: str) -> Any:
+    """A new handler of the registered class that saved an item of files; None for other forms."""
+    if info.items[name].form != "files":
+        return None
+    files = ckpt.load(info.path, item=name)
+    cls = _registration.handler_of_type_name(saved_by(info, name, files))
+    return None if cls is None else cls()
+
+
+def _by_handler(
+    info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
+) -> Any:
+    if info.items[name].form != "files":
+        raise ValueError(
+            f"{info.path}: item {name!r} is a {info.items[name].form} of ckpt's own, and "
+            f"{type(handler).__name__} reads files"
+        )
+    if args is None and _registration.has_registered_args(handler):
+        args = _registration.get_registered_args_cls(handler)[1]()
+    files = ckpt.load(info.path, item=name, options=options)
+    return with_directory(files, lambda directory: restored_by(handler, directory, args))
+
+
+def restored_by(handler: Any, directory: Any, args: Any) -> Any:
+    """What a handler of the user reads in a directory."""
+    if args is None:
+        return handler.restore(directory)
+    if isinstance(args, Called):
+        return handler.restore(directory, *args.args, **args.kwargs)
+    return handler.restore(directory, args=args)
+
+
+class Called(args_lib.CheckpointArgs):
+    """Arguments for a handler without registered arguments: those of the call itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def item(self) -> Any:
+        """The object to save."""
+        return self.kwargs.get("item", self.args[0] if self.args else None)
+
+
+def saved_files(handler: Any, directory: Any, args: Any) -> None:
+    """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
+    given = (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+    if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
+        futures = asyncio.run(handler.async_save(directory, *given[0], **given[1]))
+        for future in futures or ():
+            future.result()
+    else:
+        handler.save(directory, *given[0], **given[1])
+    finalize = getattr(handler, "finalize", None)
+    if finalize is not None:
+        finalize(directory)
+
+
+def flat_value(path: str, handler: Any, args: Any) -> Any:
+    """What a handler reads in a directory that Orbax wrote for it alone.
+
+    Raises:
+        FileNotFoundError: there is no such directory.
+    """
+    if not os.path.isdir(path):
+        raise FileNotFoundError(f"Checkpoint at {path} not found.")
+    if isinstance(handler, handlers.JsonCheckpointHandler):
+        with open(os.path.join(path, "metadata"), "rb") as file:
+            return json.load(file)
+    return restored_by(handler, as_path(path), args)

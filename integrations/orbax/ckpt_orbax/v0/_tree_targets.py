@@ -1,0 +1,208 @@
+"""Restore arguments of pytrees as targets that ckpt loads into, leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ckpt_core import ItemInfo, LeafInfo
+from ckpt_orbax._leaves import PLACEHOLDER, AbstractArray, is_abstract_leaf, is_leaf
+from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text
+from ckpt_orbax._refused import not_offered
+from ckpt_orbax.v0.args import PyTreeRestore, StandardRestore
+from ckpt_orbax.v0.checkpoint_utils import python_type
+from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, as_sharding, sharding_of
+from ckpt_orbax.v0.metadata import (
+    ArrayMetadata,
+    ScalarMetadata,
+    ShardingMetadata,
+    StringMetadata,
+    TreeMetadata,
+)
+
+_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+"""Kinds of saved leaves that are values of Python."""
+
+
+def standard_target(args: StandardRestore, item: ItemInfo) -> Any:
+    """The target of a ``StandardRestore``; None for the tree as it was saved.
+
+    Raises:
+        ValueError: a leaf of the target is of a type that Orbax refuses.
+    """
+    tree = _tree(args.item)
+    if tree is None:
+        return None
+    saved = _saved_leaves(item)
+
+    def wanted(path: Any, leaf: Any) -> Any:
+        if leaf is PLACEHOLDER or not _is_target(leaf):
+            raise ValueError(f"Unsupported type: {type(leaf)} for key: {path_text(path)}")
+        return _like(leaf, saved.get(path), args.fallback_sharding)
+
+    return filled(tree, {path: wanted(path, leaf) for path, leaf in leaves_of(tree).items()})
+
+
+def _is_target(leaf: Any) -> bool:
+    return isinstance(leaf, (ArrayMetadata, StringMetadata)) or is_abstract_leaf(leaf)
+
+
+def _like(leaf: Any, saved: LeafInfo | None, fallback: Any) -> Any:
+    """A leaf that is wanted as ``leaf`` looks: its type, dtype, shape and sharding."""
+    if isinstance(leaf, StringMetadata):
+        return str
+    if isinstance(leaf, ScalarMetadata):
+        return python_type(leaf.dtype)
+    if not isinstance(leaf, (ArrayMetadata, jax.ShapeDtypeStruct)):
+        return leaf
+    sharding = None if leaf.sharding is None else as_sharding(leaf.sharding)
+    if sharding is None and saved is not None and saved.kind not in ("jax", "key"):
+        return AbstractArray(leaf.shape, leaf.dtype)
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding or _saved_sharding(saved, fallback)
+    )
+
+
+def pytree_target(args: PyTreeRestore, item: ItemInfo) -> Any:
+    """The target of a ``PyTreeRestore``; None for the tree as it was saved.
+
+    Raises:
+        NotOffered: the arguments transform the tree.
+        ValueError: ``transforms={}`` without ``item``; ``restore_args`` without a saved leaf.
+    """
+    _refuse_transforms(args)
+    given = leaves_of(_tree(args.restore_args))
+    tree = _tree(args.item)
+    if tree is None and not given:
+        return None
+    saved, own = _saved_leaves(item), own_values(args, item)
+    if tree is None:
+        tree = orbax_form(item.tree)
+        if unknown := [path_text(path) for path in given if path not in saved]:
+            raise ValueError(
+                f"restore_args name leaves that were not saved: {', '.join(unknown[:10])}"
+            )
+    return filled(
+        tree,
+        {
+            path: leaf
+            if leaf is PLACEHOLDER
+            else None
+            if path in own
+            else _as_asked(given.get(path) or RestoreArgs(), saved.get(path))
+            for path, leaf in leaves_of(tree).items()
+        },
+    )
+
+
+def _refuse_transforms(args: PyTreeRestore) -> None:
+    if args.transforms or args.legacy_transform_fn is not None:
+        what = "transforms" if args.transforms else "legacy_transform_fn"
+        raise not_offered(
+            f"PyTreeRestore({what}=)",
+            "functions and patterns would change the tree between the file and its checks",
+            "ckpt_core.load(path, like, rename=...) for other names, missing= and unexpected= for other "
+            "leaves; or restore the saved tree, and change that",
+        )
+    if args.transforms is not None and not args.transforms_default_to_original:
+        raise not_offered(
+            "PyTreeRestore(transforms_default_to_original=False)",
+            "nothing would be restored but what a transform names",
+            "partial_restore=True",
+        )
+    if args.transforms is not None and args.item is None:
+        raise ValueError("transforms={} needs item=: the tree of what is wanted")
+
+
+def is_partial(args: PyTreeRestore) -> bool:
+    """Whether saved leaves that the target does not name are left out."""
+    return args.partial_restore or args.transforms is not None
+
+
+def own_values(args: PyTreeRestore, item: ItemInfo) -> dict[Any, Any]:
+    """With ``transforms={}``: the values in the target, by path, that the checkpoint lacks."""
+    if args.transforms is None:
+        return {}
+    saved = _saved_leaves(item)
+    leaves = leaves_of(_tree(args.item)).items()
+    return {path: leaf for path, leaf in leaves if path not in saved and is_leaf(leaf)}
+
+
+def _as_asked(args: RestoreArgs, saved: LeafInfo | None) -> Any:
+    """A leaf that is wanted as its arguments say."""
+    if saved is None:
+        return 0  # the load names it as missing
+    kind, dtype = args.restore_type, args.dtype
+    if kind is type(PLACEHOLDER):
+        return PLACEHOLDER
+    sharding = sharding_of(args)
+    if kind is None and sharding is None:
+        return _as_saved(saved, dtype)
+    if kind is np.ndarray:
+        return AbstractArray(None, dtype)
+    if isinstance(kind, type) and issubclass(kind, (int, float, str, np.generic)):
+        return kind
+    if kind is not None and not issubclass(kind, jax.Array):
+        raise ValueError(
+            f"{saved.path}: Unsupported restore_type {kind!r}: give jax.Array, np.ndarray or a type of "
+            "number or text"
+        )
+    return jax.ShapeDtypeStruct(
+        getattr(args, "global_shape", None) or saved.shape,
+        _array_dtype(saved, dtype),
+        sharding=sharding or _saved_sharding(saved, None),
+    )
+
+
+def _as_saved(saved: LeafInfo, dtype: Any) -> Any:
+    if saved.kind in _TYPES:
+        number = _TYPES[saved.kind]
+        return number if dtype is None or number is str else python_type(dtype)
+    if saved.kind in ("jax", "key"):
+        return jax.ShapeDtypeStruct(
+            saved.shape, _array_dtype(saved, dtype), sharding=_saved_sharding(saved, None)
+        )
+    return AbstractArray(None, dtype)
+
+
+def _array_dtype(saved: LeafInfo, dtype: Any) -> Any:
+    return np.dtype(saved.dtype) if dtype is None else dtype
+
+
+def _saved_sharding(saved: LeafInfo | None, fallback: Any) -> Any:
+    """The saved sharding on the devices of this process, else ``fallback``."""
+    if saved is None or not saved.sharding:
+        return fallback
+    try:
+        return ShardingMetadata(saved.sharding).to_jax_sharding()
+    except ValueError:
+        return fallback
+
+
+def _tree(given: Any) -> Any:
+    return given.tree if isinstance(given, TreeMetadata) else given
+
+
+def _saved_leaves(item: ItemInfo) -> dict[Any, LeafInfo]:
+    return leaves_of(orbax_form(item.tree))
+
+
+def refuse_other_shapes(args: Any, error: Any) -> None:
+    """Raises NotOffered if shapes differ, and the arguments want arrays padded or cut.
+
+    Args:
+        args: of the restore.
+        error: the StructureMismatch of the load.
+    """
+    leaves = leaves_of(_tree(getattr(args, "restore_args", None)))
+    lenient = not getattr(args, "strict", True) or any(
+        isinstance(leaf, ArrayRestoreArgs) and not leaf.strict for leaf in leaves.values()
+    )
+    if lenient and any(mismatch.kind == "shape" for mismatch in error.mismatches):
+        raise not_offered(
+            "strict=False for a leaf of another shape",
+            f"an array would be cut or filled silently: {error}",
+            "restore the saved shape, and slice or jnp.pad it",
+        ) from error

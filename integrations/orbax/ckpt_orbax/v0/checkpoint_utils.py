@@ -1,0 +1,99 @@
+"""``construct_restore_args``: the arguments of a restore from a tree that looks like the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ckpt_orbax._leaves import PLACEHOLDER
+from ckpt_orbax._refused import missing_name
+from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, as_sharding
+from ckpt_orbax.v0.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
+
+
+def construct_restore_args(
+    target: Any,
+    sharding_tree: Any = None,
+    set_global_shape: bool = True,
+    support_layout: bool = False,
+    strict: bool = True,
+) -> Any:
+    """``RestoreArgs`` for each leaf of ``target``.
+
+    Args:
+        target: tree of arrays, numbers, texts, ``jax.ShapeDtypeStruct`` or metadata.
+        sharding_tree: shardings for its leaves; by default those of ``target``.
+        set_global_shape: whether the arguments name the shape.
+        support_layout: of no effect.
+        strict: see ``ArrayRestoreArgs``.
+
+    Raises:
+        ValueError: a leaf is none of these.
+
+    Example:
+        >>> import ckpt_orbax as ocp, numpy as np
+        >>> ocp.checkpoint_utils.construct_restore_args({"w": np.zeros(2, np.float32), "n": 1})["n"]
+        RestoreArgs(restore_type=<class 'int'>, dtype=None)
+    """
+    if isinstance(target, TreeMetadata):
+        target = target.tree
+    if isinstance(sharding_tree, TreeMetadata):
+        sharding_tree = sharding_tree.tree
+    target = jax.tree.map(_key_data, target)
+
+    def arguments(value: Any, sharding: Any) -> RestoreArgs:
+        found = _restore_args(value, sharding)
+        if isinstance(found, ArrayRestoreArgs):
+            found.strict = strict
+            if set_global_shape and not _is_key(value):
+                found.shape = found.global_shape = tuple(value.shape)
+        return found
+
+    if sharding_tree is None:
+        return jax.tree.map(
+            lambda value: arguments(value, getattr(value, "sharding", None)), target
+        )
+    return jax.tree.map(arguments, target, sharding_tree)
+
+
+def _is_key(value: Any) -> bool:
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _key_data(value: Any) -> Any:
+    """What is stored of a key."""
+    return jax.random.key_data(value) if isinstance(value, jax.Array) and _is_key(value) else value
+
+
+def _restore_args(value: Any, sharding: Any) -> RestoreArgs:
+    if value is PLACEHOLDER:
+        return RestoreArgs(restore_type=type(PLACEHOLDER))
+    if isinstance(value, (str, StringMetadata)):
+        return RestoreArgs(restore_type=str)
+    if isinstance(value, ScalarMetadata):
+        return RestoreArgs(restore_type=python_type(value.dtype), dtype=value.dtype)
+    if isinstance(value, jax.Array):
+        return ArrayRestoreArgs(sharding=sharding, dtype=value.dtype)
+    if isinstance(value, (jax.ShapeDtypeStruct, ArrayMetadata)):
+        if sharding is None:
+            return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
+        return ArrayRestoreArgs(sharding=as_sharding(sharding), dtype=value.dtype)
+    if isinstance(value, np.ndarray):
+        return RestoreArgs(restore_type=np.ndarray, dtype=value.dtype)
+    if isinstance(value, (int, float, np.number)):
+        return RestoreArgs(restore_type=type(value))
+    raise ValueError(
+        f"Unsupported type: {type(value)}: give arrays, numbers, texts or jax.ShapeDtypeStruct"
+    )
+
+
+def python_type(dtype: Any) -> type:
+    """The type of Python number for a dtype."""
+    kind = np.dtype(dtype).kind
+    return bool if kind == "b" else int if kind in "iu" else float
+
+
+def __getattr__(name: str) -> object:
+    raise missing_name("ckpt_orbax.checkpoint_utils", name)
