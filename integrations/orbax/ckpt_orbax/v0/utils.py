@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text
@@ -16,8 +17,8 @@ from ckpt_orbax.multihost import (
     reached_preemption,
     sync_global_processes,
 )
+from ckpt_orbax.v0.leaf_args import as_sharding
 from ckpt_orbax.v0.tree import from_flat_dict, serialize_tree, to_flat_dict
-from ckpt_orbax.v1.arrays import to_shape_dtype_struct as _described
 from ckpt_orbax.v1.path.step import standard_name_format
 
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
@@ -109,9 +110,20 @@ def get_save_directory(
     return found if name is None else found / name
 
 
-def to_shape_dtype_struct(x: Any, dtype: Any = None) -> Any:
-    """The tree with shapes, dtypes and shardings for arrays, and numbers and texts as they are."""
-    return jax.tree.map(lambda leaf: _described(leaf, dtype) if hasattr(leaf, "shape") else leaf, x)
+def to_shape_dtype_struct(x: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
+    """Shape, dtype and sharding of an array; a number, in ``scalar_dtype`` if that is given.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(x, (int, float, np.number)):
+        return x if scalar_dtype is None else scalar_dtype(x)
+    if not hasattr(x, "shape"):
+        raise ValueError(f"{x!r} is no array: use jax.tree.map for the leaves of a tree")
+    sharding = getattr(x, "sharding", None)
+    return jax.ShapeDtypeStruct(
+        x.shape, dtype or x.dtype, sharding=None if sharding is None else as_sharding(sharding)
+    )
 
 
 __all__ = [

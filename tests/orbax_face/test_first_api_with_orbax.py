@@ -1,0 +1,311 @@
+"""Orbax's first API beside Orbax itself: names, arguments, results, and one run that goes back and forth."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+import textwrap
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ckpt_orbax as ours
+from tests.support.children import environment
+from tests.support.orbax import make_quiet_orbax  # noqa: F401 (fixture)
+from tests.support.trees import assert_same
+
+theirs = pytest.importorskip("orbax.checkpoint")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+
+def at(module, name):
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+CALLS = [
+    "CheckpointManager",
+    "CheckpointManager.save",
+    "CheckpointManager.restore",
+    "CheckpointManager.item_metadata",
+    "CheckpointManager.metadata",
+    "CheckpointManager.should_save",
+    "CheckpointManager.all_steps",
+    "CheckpointManager.delete",
+    "CheckpointManager.metrics",
+    "CheckpointManager.reached_preemption",
+    "PyTreeCheckpointer",
+    "StandardCheckpointer.save",
+    "StandardCheckpointer.restore",
+    "Checkpointer.save",
+    "args.StandardSave",
+    "args.StandardRestore",
+    "args.PyTreeSave",
+    "args.PyTreeRestore",
+    "args.JsonSave",
+    "args.ArraySave",
+    "args.ArrayRestore",
+    "args.register_with_handler",
+    "RestoreArgs",
+    "ArrayRestoreArgs",
+    "SaveArgs",
+    "checkpoint_utils.construct_restore_args",
+    "tree.to_flat_dict",
+    "utils.checkpoint_steps",
+    "utils.get_save_directory",
+]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_arguments_and_defaults_are_the_same(name):
+    mine = inspect.signature(at(ours, name)).parameters
+    expected = dict(inspect.signature(at(theirs, name)).parameters)
+    expected.pop("save_context", None)  # Orbax's own statistics
+    assert set(expected) <= set(mine)
+    for argument, parameter in expected.items():
+        assert mine[argument].kind == parameter.kind
+        plain = isinstance(parameter.default, int | str | None | tuple)
+        if plain or parameter.default is inspect.Parameter.empty:
+            assert mine[argument].default == parameter.default
+
+
+@pytest.mark.parametrize(
+    "name", ["CheckpointManagerOptions", "AsyncOptions", "options.MultiprocessingOptions"]
+)
+def test_options_have_the_same_fields_and_defaults(name):
+    def of(module):
+        options = at(module, name)()
+        return {one.name: getattr(options, one.name) for one in dataclasses.fields(options)}
+
+    mine, expected = of(ours), of(theirs)
+    assert set(expected) <= set(mine)
+    for field, value in expected.items():
+        if isinstance(value, int | str | None):
+            assert mine[field] == value, field
+
+
+class Pair(typing.NamedTuple):
+    left: typing.Any
+    right: typing.Any
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory, mesh):
+    """A tree, and where each of the two libraries has saved it."""
+    spread = NamedSharding(mesh, P("data"))
+    tree = {
+        "w": jax.device_put(jnp.arange(8.0), spread),
+        "n": np.arange(3),
+        "i": 3,
+        "f": 2.5,
+        "list": [1, 2.0],
+        "none": None,
+        "empty": {},
+        "pair": Pair(np.ones(2, np.float32), 4),
+    }
+    paths = []
+    for library in (theirs, ours):
+        paths.append(tmp_path_factory.mktemp("trees") / "saved")
+        with library.StandardCheckpointer() as checkpointer:
+            checkpointer.save(paths[-1], tree)
+    return tree, paths
+
+
+def cases(ocp, tree, mesh):
+    """Restores by name, each a function of the path, in the words of one library."""
+    whole = NamedSharding(mesh, P())
+    restored, standard = ocp.PyTreeCheckpointer().restore, ocp.StandardCheckpointer().restore
+    target = {**tree, "w": jax.device_put(jnp.zeros(8, jnp.bfloat16), whole), "n": jnp.zeros(3)}
+    args = ocp.checkpoint_utils.construct_restore_args(target)
+    stored = {**args, "pair": args["pair"]._asdict()}
+
+    def described(sharding):
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32, sharding=sharding), tree
+        )
+
+    def with_leaf(**leaves):
+        return lambda path: restored(path, restore_args={**stored, **leaves})
+
+    def asked(**named):
+        return lambda path: restored(path, args=ocp.args.PyTreeRestore(**named))
+
+    leaf = ocp.RestoreArgs
+    return {
+        "as saved": restored,
+        "structure": lambda path: restored(path, item=jax.tree.map(lambda _: 0, tree)),
+        "structure of others": lambda path: restored(path, item=target),
+        "arguments": lambda path: restored(path, restore_args=stored),
+        "both": asked(item=target, restore_args=args),
+        "numpy": with_leaf(w=leaf(restore_type=np.ndarray, dtype=np.float16)),
+        "dtypes": with_leaf(w=leaf(dtype=jnp.int32), n=leaf(dtype=np.float16)),
+        "open sharding": with_leaf(w=ocp.ArrayRestoreArgs()),
+        "mesh": with_leaf(w=ocp.ArrayRestoreArgs(mesh=mesh, mesh_axes=P(None, "model"))),
+        "numbers": with_leaf(i=leaf(restore_type=float), f=leaf(restore_type=int)),
+        "part": asked(item={"w": 0, "pair": {"left": 0}}, partial_restore=True),
+        "left out": asked(item={**jax.tree.map(lambda _: 0, tree), "w": ocp.PLACEHOLDER}),
+        "transforms": asked(
+            item={"w": 0, "new": 5}, transforms={}, restore_args={"w": leaf(), "new": leaf()}
+        ),
+        "standard": standard,
+        "standard described": lambda path: standard(path, described(None)),
+        "standard on devices": lambda path: standard(path, described(whole)),
+        "standard like": lambda path: standard(path, target),
+        "metadata": lambda path: restored(
+            path,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(
+                ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree
+            ),
+        ),
+    }
+
+
+NAMES = """
+    as saved, structure, structure of others, arguments, both, numpy, dtypes, open sharding, numbers, part,
+    left out, transforms, standard, standard described, standard on devices, standard like, metadata
+""".replace("\n", " ").split(",")
+
+
+@pytest.mark.parametrize("name", [name.strip() for name in NAMES])
+def test_restores_give_what_orbax_gives(trees, mesh, name):
+    tree, (by_them, by_us) = trees
+    expected = cases(theirs, tree, mesh)[name](by_them)
+    for path in (by_them, by_us):
+        got = cases(ours, tree, mesh)[name](path)
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        assert [type(leaf) for leaf in jax.tree.leaves(got)] == [
+            type(leaf) for leaf in jax.tree.leaves(expected)
+        ]
+        assert_same(got, expected, sharding=True)
+
+
+def test_one_run_goes_back_and_forth(tmp_path, mesh):
+    def state_of(step):
+        spread = NamedSharding(mesh, P("data"))
+        return {"w": jax.device_put(jnp.arange(8.0) + step, spread), "step": step}
+
+    for step, library in enumerate([theirs, ours, theirs, ours, ours, theirs]):
+        options = library.CheckpointManagerOptions(
+            max_to_keep=3, best_fn=lambda metrics: metrics["loss"], best_mode="min"
+        )
+        with library.CheckpointManager(tmp_path, options=options, metadata={"run": 1}) as manager:
+            if step:
+                assert (manager.latest_step(), manager.best_step()) == (step - 1, step - 1)
+                assert manager.metrics(step - 1) == {"loss": 1 / step}
+                before = state_of(step - 1)
+                assert_same(manager.restore(None), before, sharding=True)
+                target = jax.tree.map(library.utils.to_shape_dtype_struct, before)
+                args = library.args.StandardRestore(target)
+                assert_same(manager.restore(step - 1, args=args), before, sharding=True)
+                assert manager.item_metadata(step - 1)["w"].shape == (8,)
+                assert manager.metadata(step - 1).custom_metadata["of"] == step - 1
+                assert manager.metadata().custom_metadata == {"run": 1}
+            assert manager.save(
+                step,
+                args=library.args.StandardSave(state_of(step)),
+                metrics={"loss": 1 / (step + 1)},
+                custom_metadata={"of": step},
+            )
+            manager.wait_until_finished()
+            assert manager.all_steps() == list(range(max(0, step - 2), step + 1))
+
+
+@pytest.mark.parametrize(("writer", "reader"), [(theirs, ours), (ours, theirs)])
+def test_items_go_both_ways(tmp_path, writer, reader):
+    with writer.CheckpointManager(tmp_path) as manager:
+        args = writer.args
+        items = {
+            "state": args.PyTreeSave({"w": np.arange(3.0), "name": "text"}),
+            "config": args.JsonSave({"n": [1]}),
+            "array": args.ArraySave(np.arange(4)),
+            "metadata": args.JsonSave({"a": "b"}),
+        }
+        manager.save(0, args=args.Composite(**items))
+    with reader.CheckpointManager(tmp_path) as manager:
+        args = reader.args
+        restored = manager.restore(
+            0,
+            args=args.Composite(
+                state=args.PyTreeRestore(),
+                config=args.JsonRestore(),
+                array=args.ArrayRestore(),
+                metadata=args.JsonRestore(),
+            ),
+        )
+        assert_same(restored.state, {"w": np.arange(3.0), "name": "text"})
+        assert (restored.config, restored.metadata) == ({"n": [1]}, {"a": "b"})
+        assert restored.array.tolist() == [0, 1, 2, 3]
+        assert_same(manager.restore(0)["state"], restored.state)
+
+
+def test_directories_of_single_objects_that_orbax_wrote(tmp_path):
+    theirs.Checkpointer(theirs.JsonCheckpointHandler()).save(tmp_path / "json", {"a": [1]})
+    theirs.Checkpointer(theirs.ArrayCheckpointHandler()).save(tmp_path / "array", np.arange(3))
+    handler = ours.JsonCheckpointHandler()
+    assert ours.Checkpointer(handler).restore(tmp_path / "json") == {"a": [1]}
+    array = ours.Checkpointer(ours.ArrayCheckpointHandler()).restore(tmp_path / "array")
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_orbax_restores_single_checkpoints_by_the_path_of_their_item(tmp_path):
+    ours.PyTreeCheckpointer().save(tmp_path / "x", {"w": np.arange(3)})
+    found = theirs.PyTreeCheckpointer().restore(tmp_path / "x" / "state")
+    assert_same(found, {"w": np.arange(3)})
+
+
+PROGRAM = """
+    import sys, tempfile, types
+
+    class Without:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "orbax":
+                raise ModuleNotFoundError(f"no {name} here")
+
+    sys.meta_path.insert(0, Without())
+    import ckpt_orbax
+
+    orbax = types.ModuleType("orbax")
+    orbax.checkpoint = ckpt_orbax
+    sys.modules |= {"orbax": orbax, "orbax.checkpoint": ckpt_orbax}
+    for name, module in vars(ckpt_orbax).items():
+        if isinstance(module, types.ModuleType):
+            sys.modules[f"orbax.checkpoint.{name}"] = module
+
+    import jax.numpy as jnp
+    import orbax.checkpoint as ocp
+    import orbax.checkpoint.checkpoint_utils as checkpoint_utils
+    from orbax.checkpoint import args, checkpoint_manager, v1
+
+    directory = tempfile.mkdtemp()
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, best_fn=lambda m: m["loss"])
+    with checkpoint_manager.CheckpointManager(directory, options=options) as manager:
+        for step in range(4):
+            state = {"w": jnp.full(2, step)}
+            manager.save(step, args=args.PyTreeSave(state), metrics={"loss": step})
+        how = checkpoint_utils.construct_restore_args(state)
+        loaded = manager.restore(None, args=args.PyTreeRestore(state, restore_args=how))
+        print(manager.all_steps(), manager.best_step(), loaded["w"].tolist())
+    ocp.PyTreeCheckpointer().save(directory + "/x", {"a": {"b": 1}})
+    print(ocp.PyTreeCheckpointer().restore(directory + "/x"), v1.load(directory + "/x"))
+"""
+
+
+def test_orbax_need_not_be_there():
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.splitlines() == ["[2, 3] 3 [3, 3]", "{'a': {'b': 1}} {'a': {'b': 1}}"]
