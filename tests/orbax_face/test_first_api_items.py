@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
 import ckpt_orbax as ocp
+from ckpt_orbax import v1
 from tests.support.trees import assert_same
 
 STATE = {"w": np.arange(4.0), "step": 3, "name": "text"}
@@ -319,6 +320,23 @@ def test_arguments_made_from_a_target(saved, mesh):
     assert_same(restored(path, restore_args=args)["w"], tree["w"], sharding=True)
     with pytest.raises(ValueError, match="Unsupported type"):
         ocp.checkpoint_utils.construct_restore_args({"a": object()})
+
+
+def test_keys_stay_keys(tmp_path):
+    tree = {"key": jax.random.key(3), "keys": jax.random.split(jax.random.key(4, impl="rbg"), 2)}
+    checkpointer = ocp.PyTreeCheckpointer()
+    checkpointer.save(tmp_path / "x", tree)
+    args = ocp.checkpoint_utils.construct_restore_args(tree)
+    described = checkpointer.metadata(tmp_path / "x").item_metadata
+    assert (described["keys"].shape, described["keys"].dtype) == ((2,), tree["keys"].dtype)
+    from_metadata = ocp.checkpoint_utils.construct_restore_args(described)
+    for named in ({}, {"item": tree, "restore_args": args}, {"restore_args": from_metadata}):
+        assert_same(restored(tmp_path / "x", **named), tree)
+    of_one = ocp.metadata.ShardingMetadata({"device_str": str(jax.devices()[1])})
+    assert of_one.to_jax_sharding().device_set == {jax.devices()[1]}
+    with pytest.raises(ValueError, match="not here"):
+        ocp.metadata.ShardingMetadata({"device_str": "tpu:77"}).to_jax_sharding()
+    assert v1.metadata(tmp_path / "x").metadata["key"].dtype == tree["key"].dtype
 
 
 def test_parts_of_a_tree(saved):

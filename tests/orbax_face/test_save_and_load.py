@@ -348,13 +348,6 @@ def test_what_is_not_offered_says_what_to_write(name, call):
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_the_first_api_points_to_the_second():
-    import ckpt_orbax
-
-    with pytest.raises(AttributeError, match="from ckpt_orbax import v1 as ocp"):
-        _ = ckpt_orbax.CheckpointManager
-
-
 def test_targets_made_of_a_state(path, state):
     state |= {"key": jax.random.key(3), "layers": [np.ones(2, np.float32)]}
     target = jax.tree.map(ocp.arrays.to_shape_dtype_struct, {**state, "name": 0})

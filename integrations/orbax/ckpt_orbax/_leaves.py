@@ -111,7 +111,7 @@ def _on_devices(leaf: Any, saved: LeafInfo | None) -> Any:
     shape, dtype, sharding = leaf.shape, leaf.dtype, leaf.sharding
     if saved is not None:  # a description may leave both open
         shape = saved.shape if shape is None else shape
-        dtype = np.dtype(saved.dtype) if dtype is None else dtype
+        dtype = saved_dtype(saved) if dtype is None else dtype
     sharding = getattr(sharding, "sharding", sharding)  # a Format has one inside
     named = isinstance(sharding, jax.sharding.NamedSharding)
     if named and isinstance(sharding.mesh, jax.sharding.AbstractMesh):
@@ -143,6 +143,13 @@ def described(leaf: LeafInfo, sharding: Any) -> Any:
         case "str":
             return ""
         case "jax" | "key":
-            return jax.ShapeDtypeStruct(leaf.shape, np.dtype(leaf.dtype), sharding=sharding)
+            return jax.ShapeDtypeStruct(leaf.shape, saved_dtype(leaf), sharding=sharding)
         case _:
-            return AbstractArray(leaf.shape, np.dtype(leaf.dtype) if leaf.dtype else None)
+            return AbstractArray(leaf.shape, saved_dtype(leaf))
+
+
+def saved_dtype(leaf: LeafInfo) -> Any:
+    """The dtype of a saved array or key; None without one."""
+    if leaf.kind == "key":
+        return jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype)).dtype
+    return np.dtype(leaf.dtype) if leaf.dtype else None

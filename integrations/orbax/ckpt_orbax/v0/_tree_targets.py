@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ckpt_core import ItemInfo, LeafInfo
-from ckpt_orbax._leaves import PLACEHOLDER, AbstractArray, is_abstract_leaf, is_leaf
+from ckpt_orbax._leaves import PLACEHOLDER, AbstractArray, is_abstract_leaf, is_leaf, saved_dtype
 from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0.args import PyTreeRestore, StandardRestore
@@ -138,6 +138,8 @@ def _as_asked(args: RestoreArgs, saved: LeafInfo | None) -> Any:
     if kind is type(PLACEHOLDER):
         return PLACEHOLDER
     sharding = sharding_of(args)
+    if saved.kind == "key":  # arguments made from a target speak of the numbers inside of it
+        return _on_devices(saved, None, None, sharding)
     if kind is None and sharding is None:
         return _as_saved(saved, dtype)
     if kind is np.ndarray:
@@ -149,26 +151,25 @@ def _as_asked(args: RestoreArgs, saved: LeafInfo | None) -> Any:
             f"{saved.path}: Unsupported restore_type {kind!r}: give jax.Array, np.ndarray or a type of "
             "number or text"
         )
-    return jax.ShapeDtypeStruct(
-        getattr(args, "global_shape", None) or saved.shape,
-        _array_dtype(saved, dtype),
-        sharding=sharding or _saved_sharding(saved, None),
-    )
+    return _on_devices(saved, getattr(args, "global_shape", None), dtype, sharding)
 
 
 def _as_saved(saved: LeafInfo, dtype: Any) -> Any:
     if saved.kind in _TYPES:
         number = _TYPES[saved.kind]
         return number if dtype is None or number is str else python_type(dtype)
-    if saved.kind in ("jax", "key"):
-        return jax.ShapeDtypeStruct(
-            saved.shape, _array_dtype(saved, dtype), sharding=_saved_sharding(saved, None)
-        )
+    if saved.kind == "jax":
+        return _on_devices(saved, None, dtype, None)
     return AbstractArray(None, dtype)
 
 
-def _array_dtype(saved: LeafInfo, dtype: Any) -> Any:
-    return np.dtype(saved.dtype) if dtype is None else dtype
+def _on_devices(saved: LeafInfo, shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """An array as asked for, and as it was saved where that is open."""
+    return jax.ShapeDtypeStruct(
+        saved.shape if shape is None else shape,
+        saved_dtype(saved) if dtype is None else dtype,
+        sharding=_saved_sharding(saved, None) if sharding is None else sharding,
+    )
 
 
 def _saved_sharding(saved: LeafInfo | None, fallback: Any) -> Any:

@@ -110,7 +110,7 @@ class Checkpointer:
             )
         except ckpt.CheckpointExists as error:
             raise DestinationExistsError(
-                f"Destination {directory} already exists: force=True replaces it. {error}"
+                f"Destination {directory} is taken: {error} (overwrite=True is force=True here)"
             ) from error
 
     def restore(self, directory: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
+from ckpt_orbax._leaves import saved_dtype
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import orbax_form
 from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of, sharding_of
@@ -30,12 +31,19 @@ class ShardingMetadata:
         Raises:
             ValueError: they are not those of the save.
         """
-        found = sharding_of(self.saved)
+        found = sharding_of(self.saved) or self._of_one_device()
         if found is None:
             raise ValueError(
                 f"the devices of this sharding are not here: {self.saved}: give another one"
             )
         return found
+
+    def _of_one_device(self) -> jax.sharding.Sharding | None:
+        name = self.saved.get("device_str")
+        for device in jax.devices():
+            if name in (str(device), f"{device.platform}:{device.id}"):
+                return jax.sharding.SingleDeviceSharding(device)
+        return None
 
 
 @dataclass
@@ -194,5 +202,5 @@ def _described(leaf: LeafInfo, directory: Any) -> Metadata:
                 directory,
                 shape=leaf.shape,
                 sharding=ShardingMetadata(leaf.sharding) if leaf.sharding else None,
-                dtype=np.dtype(leaf.dtype) if leaf.dtype else None,
+                dtype=saved_dtype(leaf),
             )
