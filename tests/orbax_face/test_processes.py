@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
+
 import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 
@@ -53,5 +56,88 @@ def test_two_processes(tmp_path):
         assert step == 3
         shards |= found
     values = [value for start in sorted(shards, key=int) for value in shards[start]]
+    assert values == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    assert ckpt.verify(tmp_path / "run" / "3").ok
+
+
+WORDS = """
+    import dataclasses, json
+    import ckpt_orbax as ocp
+
+    class Words(ocp.CheckpointHandler):
+        def save(self, directory, args):
+            if args.process == 0:
+                (directory / "words").write_text(json.dumps(args.words))
+
+        def restore(self, directory, args=None):
+            return json.loads((directory / "words").read_text())
+
+    @ocp.args.register_with_handler(Words, for_save=True)
+    @dataclasses.dataclass
+    class WordsSave(ocp.args.CheckpointArgs):
+        process: int
+        words: list
+
+    @ocp.args.register_with_handler(Words, for_restore=True)
+    class WordsRestore(ocp.args.CheckpointArgs):
+        pass
+"""
+
+FIRST_API = """
+import ckpt_orbax as ocp
+from orbax_words import WordsSave
+
+mesh = Mesh(np.array(jax.devices()), ("x",))
+spread = NamedSharding(mesh, P("x"))
+
+def state_of(step):
+    values = np.arange(8.0, dtype=np.float32) + step
+    w = jax.make_array_from_callback((8,), spread, lambda index: values[index])
+    return {"w": w, "step": step}
+
+options = ocp.CheckpointManagerOptions(
+    max_to_keep=2, best_fn=lambda m: m["loss"], async_options=ocp.AsyncOptions(timeout_secs=60)
+)
+args = ocp.args
+with ocp.CheckpointManager(directory + "/run", options=options, metadata={"n": count}) as manager:
+    saved = [
+        manager.save(
+            step,
+            args=args.Composite(
+                state=args.PyTreeSave(state_of(step)), words=WordsSave(index, ["a"])
+            ),
+            metrics={"loss": float(step)},
+        )
+        for step in range(4)
+    ]
+    like = state_of(0)
+    wanted = args.PyTreeRestore(like, restore_args=ocp.checkpoint_utils.construct_restore_args(like))
+    restored = manager.restore(None, args=args.Composite(state=wanted, words=None))
+    shards = restored.state["w"].addressable_shards
+    report(
+        saved=saved,
+        latest=manager.latest_step(),
+        best=manager.best_step(),
+        of_run=manager.metadata().custom_metadata,
+        step=restored.state["step"],
+        words=restored.words,
+        loaded={str(shard.index[0].start or 0): shard.data.tolist() for shard in shards},
+    )
+"""
+
+
+def test_two_processes_with_the_first_api(tmp_path, monkeypatch):
+    (tmp_path / "orbax_words.py").write_text(textwrap.dedent(WORDS))
+    monkeypatch.syspath_prepend(tmp_path)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    told = reports(launch(FIRST_API, tmp_path, devices=4))
+    loaded = {}
+    for one in told:
+        assert one["saved"] == [True] * 4
+        assert (one["latest"], one["best"], one["step"]) == (3, 3, 3)
+        assert (one["of_run"], one["words"]) == ({"n": 2}, ["a"])
+        loaded |= one["loaded"]
+    values = [value for start in sorted(loaded, key=int) for value in loaded[start]]
     assert values == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
     assert ckpt.verify(tmp_path / "run" / "3").ok

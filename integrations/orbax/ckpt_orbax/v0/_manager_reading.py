@@ -8,10 +8,10 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax import multihost
 from ckpt_orbax._paths import as_path, as_text
+from ckpt_orbax.v0._checkpointer import restored_items
 from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._restoring import restored_item
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
-from ckpt_orbax.v0.checkpointers import restored_items
 from ckpt_orbax.v0.manager_options import CheckpointManagerOptions
 from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata, described_step, described_tree
 from ckpt_orbax.v0.utils import checkpoint_steps
