@@ -40,7 +40,7 @@ class ShardingMetadata:
 
     def _of_one_device(self) -> jax.sharding.Sharding | None:
         name = self.saved.get("device_str")
-        for device in jax.devices():
+        for device in jax.local_devices():  # one of another process could not be used here
             if name in (str(device), f"{device.platform}:{device.id}"):
                 return jax.sharding.SingleDeviceSharding(device)
         return None
