@@ -153,3 +153,9 @@ def saved_dtype(leaf: LeafInfo) -> Any:
     if leaf.kind == "key":
         return jax.eval_shape(lambda: jax.random.key(0, impl=leaf.dtype)).dtype
     return np.dtype(leaf.dtype) if leaf.dtype else None
+
+
+def as_sharding(given: Any) -> Any:
+    """A sharding of jax, also out of the sharding of a metadata or a ``Format``."""
+    convert = getattr(given, "to_jax_sharding", None)
+    return given if convert is None else convert()

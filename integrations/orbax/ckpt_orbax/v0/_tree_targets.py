@@ -8,12 +8,19 @@ import jax
 import numpy as np
 
 from ckpt_core import ItemInfo, LeafInfo
-from ckpt_orbax._leaves import PLACEHOLDER, AbstractArray, is_abstract_leaf, is_leaf, saved_dtype
+from ckpt_orbax._leaves import (
+    PLACEHOLDER,
+    AbstractArray,
+    as_sharding,
+    is_abstract_leaf,
+    is_leaf,
+    saved_dtype,
+)
 from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0.args import PyTreeRestore, StandardRestore
 from ckpt_orbax.v0.checkpoint_utils import python_type
-from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, as_sharding, sharding_of
+from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, sharding_of
 from ckpt_orbax.v0.metadata import (
     ArrayMetadata,
     ScalarMetadata,

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._leaves import PLACEHOLDER
+from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
 from ckpt_orbax._refused import missing_name
-from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs, as_sharding
+from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs
 from ckpt_orbax.v0.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
 
 

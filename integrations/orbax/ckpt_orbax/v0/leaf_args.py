@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from ckpt_orbax._leaves import as_sharding
 from ckpt_orbax._refused import not_offered
 
 
@@ -85,9 +86,3 @@ def sharding_of(args: RestoreArgs) -> Any:
         return as_sharding(given)
     mesh, axes = getattr(args, "mesh", None), getattr(args, "mesh_axes", None)
     return None if mesh is None or axes is None else jax.sharding.NamedSharding(mesh, axes)
-
-
-def as_sharding(given: Any) -> Any:
-    """A sharding of jax, also out of the sharding of a metadata or a ``Format``."""
-    convert = getattr(given, "to_jax_sharding", None)
-    return given if convert is None else convert()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import jax
-import numpy as np
-
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.multihost import (
     broadcast_one_to_all,
+    fully_replicated_host_local_array_to_global_array,
     is_pathways_backend,
     is_primary_host,
     reached_preemption,
     sync_global_processes,
 )
-from ckpt_orbax.v0.leaf_args import as_sharding
 from ckpt_orbax.v0.tree import from_flat_dict, serialize_tree, to_flat_dict
+from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 from ckpt_orbax.v1.path.step import standard_name_format
 
 TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
@@ -110,22 +108,6 @@ def get_save_directory(
     return found if name is None else found / name
 
 
-def to_shape_dtype_struct(x: Any, dtype: Any = None, scalar_dtype: Any = None) -> Any:
-    """Shape, dtype and sharding of an array; a number, in ``scalar_dtype`` if that is given.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(x, (int, float, np.number)):
-        return x if scalar_dtype is None else scalar_dtype(x)
-    if not hasattr(x, "shape"):
-        raise ValueError(f"{x!r} is no array: use jax.tree.map for the leaves of a tree")
-    sharding = getattr(x, "sharding", None)
-    return jax.ShapeDtypeStruct(
-        x.shape, dtype or x.dtype, sharding=None if sharding is None else as_sharding(sharding)
-    )
-
-
 __all__ = [
     "TMP_DIR_SUFFIX",
     "any_checkpoint_step",
@@ -133,6 +115,7 @@ __all__ = [
     "checkpoint_steps",
     "checkpoint_steps_paths",
     "from_flat_dict",
+    "fully_replicated_host_local_array_to_global_array",
     "get_save_directory",
     "is_checkpoint_finalized",
     "is_pathways_backend",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_orbax._leaves import AbstractArray
+from ckpt_orbax._leaves import AbstractArray, as_sharding
 
 Shape = tuple[int, ...]
 DType = Any
@@ -30,7 +30,8 @@ def to_shape_dtype_struct(
     """
     if isinstance(arr, (int, float, np.number)):
         return arr if scalar_dtype is None else scalar_dtype(arr)
-    sharding = getattr(arr, "sharding", None)
+    given = getattr(arr, "sharding", None)
+    sharding = None if given is None else as_sharding(given)
     return jax.ShapeDtypeStruct(arr.shape, arr.dtype if dtype is None else dtype, sharding=sharding)
 
 
