@@ -30,12 +30,12 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
         CheckpointNotFound: there is no checkpoint at ``source``.
         CheckpointCorrupt: a byte of it is not as it was saved; nothing was copied.
         CheckpointExists: there is something at ``target``.
-        CheckpointError: Orbax wrote it, so that nothing can be verified.
+        CheckpointError: ckpt did not write it, so that nothing can be verified.
     """
     opened = open_checkpoint(source)
     if not isinstance(opened, NativeCheckpoint):
         raise CheckpointError(
-            f"{opened.path} was written by Orbax, without checksums, so nothing of a copy could be verified: "
+            f"{opened.path} was not written by ckpt and has no checksums, so nothing of a copy could be verified: "
             "load it and save what was loaded, or copy the directory with another tool"
         )
     report = verify(source)

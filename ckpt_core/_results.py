@@ -166,12 +166,13 @@ class CheckpointInfo:
         metrics: metrics of the step.
         versions: versions of the libraries that wrote it.
         topology: process count, device count and platform of the run that wrote it.
-        format_version: version of ckpt's record; None for directories that Orbax wrote.
+        format_version: version of ckpt's record; None for directories that Orbax wrote, and for safetensors.
         created_unix_secs: time of the commit, in Unix seconds; None if unknown.
         durations: ``snapshot_secs``, for which the caller was blocked, and ``write_secs`` after
             that.
         run_metadata: metadata of the run, if the checkpoint is a step in its directory.
         files: relative path -> size in bytes, for all files in the record.
+        layout: whose format it has: ``ckpt``, ``orbax`` or ``safetensors``.
     """
 
     path: str
@@ -185,6 +186,7 @@ class CheckpointInfo:
     durations: dict[str, float] = field(default_factory=dict[str, float])
     run_metadata: Any = None
     files: dict[str, int] = field(default_factory=dict[str, int])
+    layout: str = "ckpt"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.regions import whole
-from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint, OrbaxItem, SavedItem
+from ckpt_core._load.checkpoint import (
+    Checkpoint,
+    ExtentItem,
+    NativeCheckpoint,
+    OrbaxItem,
+    SavedItem,
+)
 from ckpt_core._load.files import sizes_of
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
@@ -69,6 +75,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations={},
         run_metadata=read_run_metadata(opened.backend, opened.path.rpartition("/")[0]),
         files={},
+        layout=layout_of(opened),
     )
     if not isinstance(opened, NativeCheckpoint):
         return replace(info, created_unix_secs=_created_by_orbax(opened))
@@ -82,6 +89,14 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},
     )
+
+
+def layout_of(opened: Checkpoint) -> str:
+    """``ckpt``, ``orbax`` or ``safetensors``: whose format a checkpoint has."""
+    if isinstance(opened, NativeCheckpoint):
+        return "ckpt"
+    foreign = any(isinstance(item, ExtentItem) for item in opened.items.values())
+    return "safetensors" if foreign else "orbax"
 
 
 def _created_by_orbax(opened: Checkpoint) -> float | None:
@@ -117,7 +132,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
     """Checks whether every byte of a checkpoint is as it was saved; reads all of it and blocks.
 
     Compares every file with the record, and every chunk with its checksums. Any process may call it
-    alone. A directory that Orbax wrote has no checksums: the report says so and is not ok.
+    alone. A directory that Orbax wrote, and safetensors, have no checksums: the report says so and is not ok.
 
     Args:
         path: of the checkpoint.
@@ -140,6 +155,11 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
     except CheckpointCorrupt as error:
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
+    if layout_of(opened) == "safetensors":
+        note = (
+            "safetensors, a format without checksums: header and sizes are as they must be, and no more can "
+            "be verified"
+        )
     return VerifyReport(False, (Problem(opened.path, note),), 0)
 
 

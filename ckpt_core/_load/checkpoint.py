@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,21 @@ class OrbaxItem(SavedItem):
 
     tree: OrbaxTree | None = None
     value: Any = None
+
+
+@dataclass(frozen=True)
+class ExtentItem(SavedItem):
+    """A flat dictionary of arrays that each lie in C order at one place of a file, as in safetensors.
+
+    Attributes:
+        files: for each leaf, its file, relative to the checkpoint's location.
+        offsets: for each leaf, the position of its first byte in the file.
+        sizes_bytes: size of each file.
+    """
+
+    files: Sequence[str] = ()
+    offsets: Sequence[int] = ()
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
 from ckpt_core._load.adapter_renames import align, renamed_by_adapter, under_orbax_names
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
+from ckpt_core._load.file_names import renamed_names, under_wanted_paths
 from ckpt_core._load.live_objects import Copies
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form
 from ckpt_core._load.outcomes import (
@@ -73,6 +74,8 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         only = next(iter(checkpoint.items.values()))
         if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
             return only
+        if isinstance(only, ExtentItem):
+            return only  # such files have no items: whatever the caller calls it
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
@@ -190,7 +193,9 @@ def _matched(
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
     rules = request.rules
-    if request.renames:
+    if isinstance(item, ExtentItem):
+        item, rules = under_wanted_paths(item, flat.paths, rules, request.renames)
+    elif request.renames:
         rules = renamed_by_adapter(item, live, rules, request.renames)
     if isinstance(item, OrbaxItem):
         rules = under_orbax_names(item, like, rules)
@@ -295,7 +300,11 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     outcome: Outcome = Containers(root, importable_type)
     renamed = request.rules.rename
     if renamed is not None:
-        outcome = RenamedDicts([renamed(format_path(item.paths[at])) for at in positions])
+        if isinstance(item, ExtentItem):
+            names = renamed_names(item, renamed, request.renames)
+        else:
+            names = [renamed(format_path(path)) for path in item.paths]
+        outcome = RenamedDicts([names[at] for at in positions])
     return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
 
 

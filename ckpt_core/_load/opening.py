@@ -16,6 +16,7 @@ from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_record, parse_json
+from ckpt_core._load import foreign
 from ckpt_core._load.absent import not_found
 from ckpt_core._load.checkpoint import (
     Checkpoint,
@@ -49,7 +50,8 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     text, local = resolve(path)
     with naming_checkpoint(text):
         backend = backend_of(local, options)
-        opened = _open(text, local, backend)
+        stored = None if options is None else options.storage_options
+        opened = _open(Location(text, local, storage_options=stored), backend)
     if options is None or options.storage_options is None:
         return opened
     return replace(
@@ -74,7 +76,10 @@ def naming_checkpoint(path: str) -> Generator[None]:
         raise CheckpointCorrupt(f"{path}: {error}", file=error.file, leaf=error.leaf) from error
 
 
-def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
+def _open(location: Location, backend: Backend) -> Checkpoint:
+    text, local = location.path, location.local
+    if text.endswith(foreign.SUFFIXES) and (file := foreign.open_file(location, backend)):
+        return file
     aside = backend.replaced(text)
     if aside is not None:
         # a save with overwrite=True was killed between its two renames: load the old checkpoint
@@ -83,7 +88,7 @@ def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
     if record is not None:
         return _open_ours(text, local, backend, record)
     if not local and not backend.is_checkpoint(text):  # it may be half deleted
-        raise not_found(text, backend)
+        return _open_folder(location, backend)
     if not local and (record := backend.read(text, RECORD_FILE)) is not None:
         return _open_ours(text, local, backend, record)  # committed since the first look
     described = backend.read(text, orbax_write.STEP_METADATA)
@@ -95,7 +100,15 @@ def _open(text: str, local: bool, backend: Backend) -> Checkpoint:
         return _open_flat(
             text, local, backend, orbax_read.load_item_metadata(tree, orbax_write.ITEM_METADATA)
         )
-    return _open_orbax(text, local, backend, step)
+    return _open_orbax(text, local, backend, step) or _open_folder(location, backend)
+
+
+def _open_folder(location: Location, backend: Backend) -> Checkpoint:
+    """The weights in a folder that is no checkpoint of ckpt or Orbax."""
+    opened = foreign.open_folder(location, backend)
+    if opened is None:
+        raise not_found(location.path, backend)
+    return opened
 
 
 def _no_record(path: str) -> CheckpointCorrupt:
@@ -197,8 +210,10 @@ def _orbax_tree_item(
     )
 
 
-def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) -> Checkpoint:
-    """A step directory that Orbax wrote, with one subdirectory for each item."""
+def _open_orbax(
+    path: str, local: bool, backend: Backend, step: dict[str, Any]
+) -> Checkpoint | None:
+    """A step directory that Orbax wrote, with one subdirectory for each item; None if there is none."""
     handlers = step.get("item_handlers")
     handlers = handlers if isinstance(handlers, dict) else {}
     items: dict[str, SavedItem] = {}
@@ -215,7 +230,7 @@ def _open_orbax(path: str, local: bool, backend: Backend, step: dict[str, Any]) 
         else:
             items[name] = item
     if not items:
-        raise not_found(path, backend)
+        return None
     logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
     single = len(items) == 1 and next(iter(items)) in ("default", "state")
     return Checkpoint(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._load.adapter_renames import adapter_of_renames
 from ckpt_core._load.checkpoint import Checkpoint
+from ckpt_core._load.file_names import spellings
 from ckpt_core._load.functions import nodes_in
 from ckpt_core._load.outcomes import live_of
 from ckpt_core._load.planned import ItemPlan
@@ -20,11 +22,13 @@ def idle_renames(
     """The entries of a ``rename=`` dict that match no path in any item of the checkpoint."""
     if not isinstance(rules.rename, Renames):
         return []
-    idle = rules.rename.idle(
+    items = checkpoint.items.values()
+    found = (
         format_path(path)
-        for item in checkpoint.items.values()
+        for item in items
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
+    idle = rules.rename.idle(itertools.chain(found, *map(spellings, items)))
     return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
 
 

@@ -72,6 +72,9 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
 def _provenance(info: CheckpointInfo) -> str:
     if info.format_version is None:
         date = when(info.created_unix_secs)
+        if info.layout == "safetensors":
+            told = escape(f", {info.metadata}") if info.metadata else ""
+            return "safetensors, without checksums" + (f", {date}" if date else "") + told
         return "written by Orbax, without checksums" + (f", {date}" if date else "")
     versions = ", ".join(f"{name} {version}" for name, version in info.versions.items())
     topology = ", ".join(f"{name} {value}" for name, value in info.topology.items())

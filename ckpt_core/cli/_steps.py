@@ -125,7 +125,7 @@ def summary(info: CheckpointInfo) -> dict[str, Any]:
             for name, item in info.items.items()
         },
         "metrics": info.metrics,
-        "written_by": "ckpt" if info.format_version is not None else "Orbax",
+        "written_by": {"orbax": "Orbax"}.get(info.layout, info.layout),
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.support.paths import BENCHMARKS
 
 SMALL = {
+    "foreign_weights.py": ["--mib", "4", "--tensor-mib", "1", "--repeats", "1"],
     "compression.py": ["--mib", "1", "--rounds", "1"],
     "frozen_leaves.py": ["--leaves", "8", "--leaf-mib", "1", "--rounds", "1"],
     "gpu_snapshot.py": [

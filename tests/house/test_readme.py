@@ -18,7 +18,11 @@ import pytest
 from tests.support.children import compiling_once, environment
 from tests.support.paths import INTEGRATIONS, ROOT
 
-READMES = [ROOT / "README.md", *sorted(INTEGRATIONS.glob("*/README.md"))]
+READMES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "foreign_weights.md",
+    *sorted(INTEGRATIONS.glob("*/README.md")),
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 RUN = """

@@ -10,11 +10,13 @@ from ckpt_core._background.threads import Job, Workers
 from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._load.checkpoint import (
     Checkpoint,
+    ExtentItem,
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,
     SavedItem,
 )
+from ckpt_core._load.readers.extents import ExtentReader
 from ckpt_core._load.readers.native import NativeReader
 from ckpt_core._load.readers.orbax import OrbaxReader
 from ckpt_core._load.readers.stored_chunks import StoredChunks
@@ -54,9 +56,11 @@ def read_leaves(
 
 def _reader(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
-) -> NativeReader | OrbaxReader:
+) -> ExtentReader | NativeReader | OrbaxReader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)
+    if isinstance(item, ExtentItem):
+        return ExtentReader(checkpoint, item, context)
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
     chunks = StoredChunks(checkpoint, item, wants, options, context)

@@ -1,0 +1,216 @@
+"""Safetensors files: the header, which says where each tensor lies, and the index of a model of several files. Pure.
+
+A file is 8 bytes, the length of the header; the header, JSON; then the tensors, one behind the other without gaps,
+each in C order and little-endian. There are no checksums: only the header and the sizes can be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.limits import MOST_BYTES, file_name
+from ckpt_core._tree.leaves import dtype_from_name
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+LENGTH_BYTES = 8
+"""The length of the header stands in so many bytes, at the beginning of the file."""
+MOST_HEADER_BYTES = 100_000_000
+"""The format's own limit of the header."""
+MOST_INDEX_BYTES = MOST_HEADER_BYTES
+_METADATA = "__metadata__"
+_MOST_DIMENSIONS = 64
+
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "C64": "complex64",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+"""Name of a dtype in the format -> ours. The packed ones (F4, F6) are missing: jax has no such arrays."""
+
+
+class Tensor(NamedTuple):
+    """One tensor.
+
+    Attributes:
+        name: as it stands in the file.
+        dtype: our name of the dtype.
+        shape: its shape.
+        offset: position of its first byte in the file.
+        size_bytes: its size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+class Header(NamedTuple):
+    """What the header of a file says.
+
+    Attributes:
+        tensors: in the order of their bytes.
+        metadata: the texts in ``__metadata__``.
+        file_bytes: size of the whole file.
+    """
+
+    tensors: tuple[Tensor, ...]
+    metadata: dict[str, str]
+    file_bytes: int
+
+
+def header_length(beginning: bytes, file: str, file_bytes: int | None) -> int:
+    """The length of the header.
+
+    Args:
+        beginning: the first bytes of the file.
+        file: its name, for messages.
+        file_bytes: its size; None if unknown.
+
+    Raises:
+        CheckpointCorrupt: the file is too short, or the length impossible.
+    """
+    if len(beginning) < LENGTH_BYTES:
+        raise _corrupt(file, f"has {len(beginning)} bytes, and its header alone has more")
+    length = int.from_bytes(beginning[:LENGTH_BYTES], "little")
+    if length > MOST_HEADER_BYTES:
+        raise _corrupt(
+            file,
+            f"begins with a header of {length} bytes, and the format allows {MOST_HEADER_BYTES}: it is "
+            "damaged, or no safetensors file",
+        )
+    if file_bytes is not None and LENGTH_BYTES + length > file_bytes:
+        raise _corrupt(file, f"is truncated: {file_bytes} bytes, of a header of {length}")
+    return length
+
+
+def parse_header(data: bytes, file: str, file_bytes: int | None = None) -> Header:
+    """The tensors of a file, from its header.
+
+    Args:
+        data: the header.
+        file: name of the file, for messages.
+        file_bytes: its size; None if unknown.
+
+    Raises:
+        CheckpointCorrupt: the header is damaged, tensors overlap or leave gaps, or the file is too short or
+            too long.
+        CheckpointError: a dtype that jax does not have.
+    """
+    if not data.startswith(b"{"):
+        raise _corrupt(file, "has a header that does not begin with a brace")
+    described = _parsed(data, file)
+    metadata = _metadata(described.pop(_METADATA, {}), file)
+    first = LENGTH_BYTES + len(data)
+    tensors = [_tensor(name, entry, first, file) for name, entry in described.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.size_bytes))
+    position = first
+    for tensor in tensors:
+        if tensor.offset != position:
+            what = "overlaps the one before it" if tensor.offset < position else "lies behind a gap"
+            raise _corrupt(file, f"tensor {tensor.name!r} {what}", tensor.name)
+        position += tensor.size_bytes
+        if file_bytes is not None and position > file_bytes:
+            what = f"tensor {tensor.name!r} ends at byte {position} of {file_bytes}: the file is truncated"
+            raise _corrupt(file, what, tensor.name)
+    if file_bytes is not None and position != file_bytes:
+        raise _corrupt(file, f"has {file_bytes - position} bytes that belong to no tensor")
+    return Header(tuple(tensors), metadata, position)
+
+
+def parse_index(data: bytes, file: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The file of each tensor by its name, and the metadata, from the index of a model of several files.
+
+    Raises:
+        CheckpointCorrupt: the index is damaged, or names a file outside of its folder.
+    """
+    described = _parsed(data, file)
+    places, metadata = described.get("weight_map"), described.get("metadata", {})
+    if not isinstance(places, dict) or not isinstance(metadata, dict):
+        raise _corrupt(file, "has no weight_map that says in which file each tensor is")
+    for name, where in places.items():
+        try:
+            if not (isinstance(where, str) and file_name(where).endswith(SUFFIX)):
+                raise ValueError(f"{where!r} is no name of a safetensors file")
+        except ValueError as error:
+            raise _corrupt(file, f"tensor {name!r}: {error}", name) from error
+    return places, metadata
+
+
+def _parsed(data: bytes, file: str) -> dict[str, Any]:
+    """The JSON object in ``data``, in which no name stands twice."""
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise _corrupt(file, f"is no valid JSON: {error or type(error)}") from error
+    if not isinstance(found, dict):
+        raise _corrupt(file, "is no JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the name {twice!r} stands in it twice")
+    return found
+
+
+def _metadata(value: Any, file: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _corrupt(file, f"has {_METADATA} that is not texts by name")
+    return value
+
+
+def _tensor(name: str, entry: Any, first: int, file: str) -> Tensor:
+    """One entry of the header, checked by itself; ``first`` is the file's first byte after the header."""
+    try:
+        name.encode()
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if len(entry) != 3 or not isinstance(dtype, str) or not isinstance(shape, list):
+            raise ValueError("its entry is not dtype, shape and data_offsets")
+    except (TypeError, KeyError, ValueError) as error:
+        raise _corrupt(
+            file, f"tensor {name!r}: not an entry of a tensor ({error})", name
+        ) from error
+    if len(shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise _corrupt(file, f"tensor {name!r}: impossible shape {str(shape)[:80]}", name)
+    if any(type(n) is not int or not 0 <= n < MOST_BYTES for n in (start, stop)) or stop < start:
+        what = f"impossible offsets {str([start, stop])[:80]}"
+        raise _corrupt(file, f"tensor {name!r}: {what}", name)
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{file}: tensor {name!r} has the dtype {dtype[:80]!r}, which jax has no arrays of: convert the file "
+            "with the library that wrote it"
+        )
+    size = math.prod(shape) * dtype_from_name(DTYPES[dtype]).itemsize
+    if size != stop - start:
+        what = f"{stop - start} bytes, and {dtype}{shape} has {size}"
+        raise _corrupt(file, f"tensor {name!r}: {what}", name)
+    return Tensor(name, DTYPES[dtype], tuple(shape), first + start, size)
+
+
+def _corrupt(file: str, what: str, tensor: str | None = None) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{file} {what}", file=file, leaf=tensor)

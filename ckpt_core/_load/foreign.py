@@ -1,0 +1,208 @@
+"""Opens safetensors: one file, or a folder with the files of a model and the index of them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpt_core._background.threads import run_each
+from ckpt_core._directory import Backend
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._events import logger
+from ckpt_core._format import safetensors
+from ckpt_core._load.checkpoint import Checkpoint, ExtentItem
+from ckpt_core._options import KIB
+from ckpt_core._storage import DataFiles, KeyValues, Location, StoreFiles, new_context
+from ckpt_core._tree import LEAF, Node
+from ckpt_core._tree.leaves import leaf_spec
+
+SUFFIXES = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX)
+_MODEL = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_FIRST_READ_BYTES = 256 * KIB
+"""Holds the header of most files, so that opening one takes one request."""
+
+
+class _Placed(NamedTuple):
+    """A tensor, and the file that it is in."""
+
+    file: str
+    tensor: safetensors.Tensor
+
+
+def open_file(location: Location, backend: Backend) -> Checkpoint | None:
+    """The checkpoint that a safetensors file is, or the index of several; None if there is no such file.
+
+    Args:
+        location: of the file; its name ends with one of ``SUFFIXES``.
+        backend: of the storage.
+    """
+    folder, _, name = location.path.rpartition("/")
+    inside = Location(folder, location.local, storage_options=location.storage_options)
+    if location.local:
+        if not os.path.isfile(location.path):
+            return None
+    elif not folder.partition("://")[2] or not _exists(inside, name):
+        return None
+    return _opened(location.path, inside, backend, name)
+
+
+def open_folder(location: Location, backend: Backend) -> Checkpoint | None:
+    """The checkpoint of the safetensors files in a folder; None if there are none.
+
+    Raises:
+        CheckpointNotFound: there are several, and no index says what belongs together.
+    """
+    name = _chosen(_names_in(location), location.path)
+    return None if name is None else _opened(location.path, location, backend, name)
+
+
+def _exists(folder: Location, name: str) -> bool:
+    files = StoreFiles(folder, new_context())
+    return files.read(name, 0, np.empty(1, np.uint8)) == 1
+
+
+def _names_in(folder: Location) -> list[str]:
+    if not folder.local:
+        return [name for name in KeyValues(folder).list() if "/" not in name]
+    try:
+        return sorted(os.listdir(folder.path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _chosen(names: Iterable[str], folder: str) -> str | None:
+    """The file or index to open, of the files in a folder."""
+    found = [name for name in names if name.endswith(SUFFIXES)]
+    for usual in (_MODEL, _INDEX):
+        if usual in found:
+            return usual
+    indices = [name for name in found if name.endswith(safetensors.INDEX_SUFFIX)]
+    candidates = indices or found
+    if len(candidates) > 1:
+        shown = ", ".join(candidates[:5]) + (", ..." if len(candidates) > 5 else "")
+        raise CheckpointNotFound(
+            f"{folder} holds {len(candidates)} safetensors files and no {_INDEX} that says what belongs "
+            f"together: load one of {shown}"
+        )
+    return candidates[0] if candidates else None
+
+
+def _opened(path: str, folder: Location, backend: Backend, name: str) -> Checkpoint:
+    """A file, or the files that an index names."""
+    metadata: dict[str, Any] = {}
+    if name.endswith(safetensors.INDEX_SUFFIX):
+        data = backend.read(folder.path, name, safetensors.MOST_INDEX_BYTES)
+        if data is None:
+            raise CheckpointCorrupt(f"{folder.path}: {name} is missing", file=name)
+        places, metadata = safetensors.parse_index(data, name)
+        headers = _headers(folder, backend, sorted(set(places.values())))
+        placed = _listed(places, headers, name)
+    else:
+        headers = _headers(folder, backend, [name])
+        placed = [_Placed(name, tensor) for tensor in headers[name].tensors]
+    logger.info("%s: safetensors, without checksums: loading unchecked", path)
+    texts = itertools.chain.from_iterable(header.metadata.items() for header in headers.values())
+    sizes = {file: header.file_bytes for file, header in headers.items()}
+    item = _item(placed, sizes)
+    return Checkpoint(
+        path, folder, backend, {item.name: item}, True, {**dict(texts), **metadata} or None
+    )
+
+
+def _item(placed: Sequence[_Placed], sizes_bytes: Mapping[str, int]) -> ExtentItem:
+    names = tuple(entry.tensor.name for entry in placed)
+    return ExtentItem(
+        name="state",
+        form="tree",
+        root=Node("dict", names, (LEAF,) * len(names)),
+        paths=[(name,) for name in names],
+        specs=[leaf_spec("jax", entry.tensor.dtype, entry.tensor.shape) for entry in placed],
+        shardings=[None] * len(names),
+        files=[entry.file for entry in placed],
+        offsets=[entry.tensor.offset for entry in placed],
+        sizes_bytes=sizes_bytes,
+    )
+
+
+def _listed(
+    places: Mapping[str, str], headers: Mapping[str, safetensors.Header], index: str
+) -> list[_Placed]:
+    """The tensors that an index lists, each in the file that it names."""
+    found = {
+        (file, tensor.name): tensor for file, header in headers.items() for tensor in header.tensors
+    }
+    for name, file in places.items():
+        if (file, name) not in found:
+            raise CheckpointCorrupt(
+                f"{index}: tensor {name!r} should be in {file}, which has none of that name",
+                file=file,
+                leaf=name,
+            )
+    if len(found) > len(places):
+        extra = next(name for file, name in found if places.get(name) != file)
+        logger.warning("%s leaves out tensors of its files, such as %r", index, extra)
+    return [_Placed(file, found[file, name]) for name, file in places.items()]
+
+
+def _headers(
+    folder: Location, backend: Backend, names: Sequence[str]
+) -> dict[str, safetensors.Header]:
+    """The headers of files, by name; read in parallel."""
+    files = DataFiles(folder) if folder.local else StoreFiles(folder, new_context())
+    try:
+        read = functools.partial(_header, files, folder, backend)
+        return dict(zip(names, run_each(read, list(names), 8, "ckpt-open"), strict=True))
+    finally:
+        files.close()
+
+
+def _header(
+    files: DataFiles | StoreFiles, folder: Location, backend: Backend, name: str
+) -> safetensors.Header:
+    size = None  # a store would read all of an object to tell its size
+    if folder.local:
+        size = backend.size(folder.path, name)
+        if size is None or size < 0:
+            what = "is missing" if size is None else "is no regular file"
+            raise CheckpointCorrupt(f"{folder.path}: file {name} {what}", file=name)
+    first = _read(files, name, 0, _FIRST_READ_BYTES if size is None else size)
+    if not first and size is None:
+        raise CheckpointCorrupt(f"{folder.path}: file {name} is missing", file=name)
+    length = safetensors.header_length(first, name, size)
+    data = first[safetensors.LENGTH_BYTES :][:length]
+    if len(data) < length:
+        data += _read(files, name, len(first), length - len(data), limit_bytes=length)
+    if len(data) < length:
+        what = f"has {len(data)} of the {length} bytes of its header"
+        raise CheckpointCorrupt(f"{name} {what}: it is truncated", file=name)
+    header = safetensors.parse_header(data, name, size)
+    if size is None:
+        _check_end(files, name, header)
+    return header
+
+
+def _check_end(files: DataFiles | StoreFiles, name: str, header: safetensors.Header) -> None:
+    """Checks, with one request for two bytes, that an object ends where its last tensor does."""
+    got = len(_read(files, name, header.file_bytes - 1, 2))
+    if got != 1:
+        what = "is truncated" if got == 0 else "has bytes that belong to no tensor"
+        raise CheckpointCorrupt(
+            f"{name} {what}: its tensors end at byte {header.file_bytes}", file=name
+        )
+
+
+def _read(
+    files: DataFiles | StoreFiles,
+    name: str,
+    offset: int,
+    size_bytes: int,
+    limit_bytes: int = _FIRST_READ_BYTES,
+) -> bytes:
+    buffer = np.empty(min(size_bytes, limit_bytes), np.uint8)
+    return buffer[: files.read(name, offset, buffer)].tobytes()

@@ -1,0 +1,159 @@
+"""The header of safetensors: what the format's own library writes is read, and what is damaged is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._format.safetensors import (
+    DTYPES,
+    LENGTH_BYTES,
+    MOST_HEADER_BYTES,
+    Header,
+    header_length,
+    parse_header,
+    parse_index,
+)
+from ckpt_core._tree.leaves import dtype_from_name
+
+NUMPY_NAMES = ["bool", "uint8", "int16", "float16", "float32", "complex64", "float64"]
+
+
+def written(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """The file that the safetensors package writes."""
+    return safetensors.numpy.save(tensors, metadata or None)  # of {} it writes what is no JSON
+
+
+def parsed(data: bytes) -> Header:
+    length = header_length(data[:LENGTH_BYTES], "file", len(data))
+    return parse_header(data[LENGTH_BYTES:][:length], "file", len(data))
+
+
+def file_of(header: Any, size: int = 0) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(size)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=12).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(NUMPY_NAMES), st.lists(st.integers(0, 4), max_size=4)),
+        max_size=8,
+    ),
+    st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3),
+)
+def test_what_the_package_writes_is_read(told: Any, metadata: Any):
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.integers(0, 2, shape).astype(dtype_from_name(dtype))
+        for name, (dtype, shape) in told.items()
+    }
+    data = written(tensors, metadata)
+    header = parsed(data)
+    assert header.metadata == (metadata or {})
+    assert header.file_bytes == len(data)
+    assert {tensor.name for tensor in header.tensors} == set(tensors)
+    for tensor in header.tensors:
+        array = tensors[tensor.name]
+        assert (tensor.dtype, tensor.shape) == (array.dtype.name, array.shape)
+        assert data[tensor.offset :][: tensor.size_bytes] == array.tobytes()
+
+
+@given(st.data())
+def test_we_refuse_no_less_than_the_package(data: Any):
+    """A header changed at random: where the package finds it bad, so do we."""
+    good = written({"a": np.zeros((2, 3), "float32"), "b": np.ones(5, "int16")})
+    position = data.draw(st.integers(0, len(good) - 1))
+    bad = bytearray(good)
+    bad[position] = data.draw(st.integers(0, 255))
+    try:
+        safetensors.deserialize(bytes(bad))
+        accepted = True
+    except safetensors.SafetensorError:
+        accepted = False
+    if not accepted:
+        with pytest.raises(ckpt.CheckpointError):
+            parsed(bytes(bad))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_has_the_size_that_the_format_gives_it(name: str):
+    digits = "".join(letter for letter in name.partition("_")[0] if letter.isdigit())
+    bits = {"BOOL": 8, "BF16": 16}.get(name) or int(digits)
+    assert dtype_from_name(DTYPES[name]).itemsize * 8 == bits
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "has 0 bytes"),
+        (b"\0\0\0", "has 3 bytes"),
+        ((MOST_HEADER_BYTES + 1).to_bytes(8, "little"), "allows 100000000"),
+        (file_of({"a": ENTRY}, 8)[:20], "truncated"),
+        (file_of({"a": ENTRY}, 7), "'a'.*truncated"),
+        (file_of({"a": ENTRY}, 9), "1 bytes that belong to no tensor"),
+        (file_of(b"[]"), "begin with a brace"),
+        (file_of(b"{"), "no valid JSON"),
+        (file_of(b'{"\xff": 1}'), "no valid JSON"),
+        (file_of(b'{"a": ' + b"[" * 100_000), "no valid JSON"),
+        (file_of(b'{"a": {"shape": [' + b"9" * 5000 + b"]}}"), "no valid JSON"),
+        (file_of(b'{"a": 1, "a": 2}'), "'a' stands in it twice"),
+        (file_of({"a": 1}), "tensor 'a': not an entry"),
+        (file_of({"a": {**ENTRY, "more": 1}}, 8), "tensor 'a': not an entry"),
+        (file_of({"a": {**ENTRY, "data_offsets": [0]}}, 8), "tensor 'a': not an entry"),
+        (file_of({"a": {**ENTRY, "shape": [-2]}}, 8), "tensor 'a': impossible shape"),
+        (file_of({"a": {**ENTRY, "shape": [2.0]}}, 8), "tensor 'a': impossible shape"),
+        (file_of({"a": {**ENTRY, "shape": [True] * 2}}, 8), "tensor 'a': impossible shape"),
+        (file_of({"a": {**ENTRY, "shape": [1] * 65}}, 8), "tensor 'a': impossible shape"),
+        (file_of({"a": {**ENTRY, "data_offsets": [8, 0]}}, 8), "tensor 'a': impossible offsets"),
+        (file_of({"a": {**ENTRY, "data_offsets": [-8, 0]}}, 8), "tensor 'a': impossible offsets"),
+        (file_of({"a": {**ENTRY, "data_offsets": [0, 2**70]}}, 8), "tensor 'a': impossible"),
+        (file_of({"a": {**ENTRY, "shape": [3]}}, 8), r"tensor 'a': 8 bytes, and F32\[3\] has 12"),
+        (file_of({"a": {**ENTRY, "shape": [2**62, 2**62]}}, 8), "tensor 'a': 8 bytes, and F32"),
+        (file_of({"a": ENTRY, "b": ENTRY}, 8), "tensor 'b' overlaps"),
+        (file_of({"a": {**ENTRY, "data_offsets": [4, 12]}}, 12), "tensor 'a' lies behind a gap"),
+        (file_of({"__metadata__": {"a": 1}}), "__metadata__ that is not texts"),
+        (file_of(b'{"\\ud800": 1}'), "not an entry"),
+    ],
+)
+def test_damage_is_told(data: bytes, told: str):
+    with pytest.raises(ckpt.CheckpointCorrupt, match=told) as caught:
+        parsed(data)
+    assert caught.value.file == "file"
+    if "'a'" in told and "twice" not in told:
+        assert caught.value.leaf == "a"
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "Q8"])
+def test_a_dtype_that_jax_lacks_is_told(dtype: str):
+    with pytest.raises(ckpt.CheckpointError, match=f"tensor 'a' has the dtype '{dtype}'") as caught:
+        parsed(file_of({"a": {"dtype": dtype, "shape": [2], "data_offsets": [0, 1]}}, 1))
+    assert not isinstance(caught.value, ckpt.CheckpointCorrupt)
+
+
+def test_an_index_says_where_tensors_are():
+    data = json.dumps({"metadata": {"total_size": 8}, "weight_map": {"a": "x/1.safetensors"}})
+    assert parse_index(data.encode(), "i") == ({"a": "x/1.safetensors"}, {"total_size": 8})
+
+
+@pytest.mark.parametrize(
+    "index",
+    [{}, {"weight_map": []}, {"weight_map": {}, "metadata": 3}]
+    + [
+        {"weight_map": {"a": name}}
+        for name in (1, "", "../a.safetensors", "/a.safetensors", "a.bin", "a/../b.safetensors")
+    ],
+)
+def test_an_impossible_index(index: Any):
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"^i "):
+        parse_index(json.dumps(index).encode(), "i")
