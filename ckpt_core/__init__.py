@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ckpt_core._errors import StructureMismatch as StructureMismatch
     from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
     from ckpt_core._events import Event as Event
+    from ckpt_core._format.rules import Rule as Rule
     from ckpt_core._items import Files as Files
     from ckpt_core._items import Json as Json
     from ckpt_core._items import SavedFiles as SavedFiles
@@ -82,6 +83,7 @@ _HOMES = {
         "UnsupportedLeaf",
     ),
     "_events": ("Event",),
+    "_format.rules": ("Rule",),
     "_items": ("Files", "Json", "SavedFiles"),
     "_load": ("load", "load_async", "restore"),
     "_options": ("Options",),

@@ -17,7 +17,7 @@ from ckpt_core._load.matching import find_item
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.planned import NO_STATE, NOT_SAVED
 from ckpt_core._load.report import report_of
-from ckpt_core._load.request import Only, Rename, Request, check_target
+from ckpt_core._load.request import Only, Rename, Request, Rules, check_target
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
@@ -36,6 +36,7 @@ def load(
     item: str | None = None,
     only: Only = None,
     rename: Rename = None,
+    rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
     cast: bool = False,
@@ -52,6 +53,7 @@ def load(
     item: str | None = None,
     only: Only = None,
     rename: Rename = None,
+    rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
     cast: bool = False,
@@ -67,6 +69,7 @@ def load(
     item: str | None = None,
     only: Only = None,
     rename: Rename = None,
+    rules: Rules = None,
     sharding: Any = None,
     as_numpy: bool = False,
     cast: bool = False,
@@ -100,6 +103,8 @@ def load(
             they are absent from the result.
         rename: maps saved paths to the paths of ``like``: a dict of path prefixes, or a function
             from path to path.
+        rules: for safetensors, what the tensors become in ``like``: a list of ``ckpt.Rule``, or of dicts
+            with their attributes. A tensor that no rule names is matched by its own name.
         sharding: where arrays go: a Sharding, a Mesh (saved PartitionSpecs are adapted to its
             axes), a pytree of Shardings, or a function of (path, leaf).
         as_numpy: return numpy arrays in host memory (PRNG keys as their key data). An array that
@@ -130,7 +135,9 @@ def load(
         >>> ckpt.load("/tmp/ckpt-docs/one")["w"].shape
         (3,)
     """
-    request = make_request(only, rename, cast, missing, unexpected, options, sharding, as_numpy)
+    request = make_request(
+        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules
+    )
     check_target(request, like)
     return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
 
@@ -217,6 +224,7 @@ def restore(
     items: Mapping[str, Any] | None = None,
     only: Only = None,
     rename: Rename = None,
+    rules: Rules = None,
     cast: bool = False,
     missing: str = "error",
     unexpected: str = "error",
@@ -243,7 +251,7 @@ def restore(
         path: the checkpoint directory.
         state: the target, if the checkpoint was saved as one state; ``result["state"]`` holds it.
         items: more targets by name, for item names that are argument names of this function.
-        only, rename, cast, missing, unexpected, options: as for ``load``.
+        only, rename, rules, cast, missing, unexpected, options: as for ``load``.
         **targets: for each wanted item, a live object or a pytree of live or abstract arrays.
 
     Raises:
@@ -258,7 +266,7 @@ def restore(
         >>> restored["params"]["w"]
         Array([1., 1., 1.], dtype=float32)
     """
-    request = make_request(only, rename, cast, missing, unexpected, options)
+    request = make_request(only, rename, cast, missing, unexpected, options, rules=rules)
     chosen = collect_targets(state, items, targets)
     return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)
 

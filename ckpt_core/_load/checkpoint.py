@@ -7,7 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
@@ -112,6 +112,52 @@ class ExtentItem(SavedItem):
     files: Sequence[str] = ()
     offsets: Sequence[int] = ()
     sizes_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class Source(NamedTuple):
+    """A saved tensor that a rule puts into a wanted leaf.
+
+    Attributes:
+        leaf: its position in the item.
+        index: where it goes in the stacked dimensions.
+        start: position of its first element in the joined tensor, along ``Recipe.axis``; negative if the
+            leaf begins later than the tensor, which is split.
+    """
+
+    leaf: int
+    index: tuple[int, ...]
+    start: int
+
+
+class Recipe(NamedTuple):
+    """How a leaf is made: tensors are joined along an axis, reshaped, transposed and stacked.
+
+    Attributes:
+        sources: the tensors.
+        axis: along which they are joined.
+        groups: for each dimension of the joined tensor, the dimensions that it is cut into.
+        reshaped: the shape after that.
+        transpose: for each dimension of the result, that of the reshaped tensor.
+    """
+
+    sources: tuple[Source, ...]
+    axis: int
+    groups: tuple[tuple[int, ...], ...]
+    reshaped: tuple[int, ...]
+    transpose: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DerivedItem(ExtentItem):
+    """What rules make of the tensors of a file; its leaves are those that are wanted.
+
+    Attributes:
+        base: the tensors, as they lie in the file.
+        recipes: how each leaf is made of them.
+    """
+
+    base: ExtentItem = field(kw_only=True)
+    recipes: Sequence[Recipe] = ()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ckpt_core._lazy import jax
 from ckpt_core._load import functions
 from ckpt_core._load.adapter_renames import align, renamed_by_adapter, under_orbax_names
 from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
+from ckpt_core._load.derived import under_rules
 from ckpt_core._load.file_names import renamed_names, under_wanted_paths
 from ckpt_core._load.live_objects import Copies
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form
@@ -128,11 +129,15 @@ def plan_item(
         mismatch = Mismatch("(root)", "kind", "a tree of arrays", kind, None, item.name)
         raise StructureMismatch([mismatch], where=checkpoint.path)
     if adapter is not None and _adapters.accepts_any_structure(adapter):
+        if request.name_rules is not None:
+            raise TypeError(
+                "rules= need a target with a structure of its own: pass a tree of arrays"
+            )
         return _plan_object(item, adapter, like, request)
     live: list[tuple[Any, bool]] = []
     expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
-    return _plan_strict(item, flat, like, request, live)
+    return _plan_strict(item, flat, like, request, live, checkpoint.path)
 
 
 def _described(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
@@ -146,7 +151,12 @@ def _unread(item: SavedItem) -> Any:
 
 
 def _plan_strict(
-    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: list[tuple[Any, bool]]
+    item: SavedItem,
+    flat: FlatTree,
+    like: Any,
+    request: Request,
+    live: list[tuple[Any, bool]],
+    where: str,
 ) -> ItemPlan:
     """The plan for a target that the item must match, except for what the request allows.
 
@@ -156,12 +166,15 @@ def _plan_strict(
         like: the target.
         request: arguments of the load.
         live: the live objects in the target, each with whether it may occur twice.
+        where: path of the checkpoint, for messages.
     """
     given, places = flat.leaves, None
     ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
     if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
         flat, places = as_asked(flat)
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
+    if request.name_rules is not None:
+        item = under_rules(where, item, request.name_rules, flat.paths, wanted)
     found = _matched(item, flat, wanted, like, request, live, places)
     at_once = request.copying or request.options.atomic_restore
     set_parts = None if at_once else _adapters.setter_of_parts(like)

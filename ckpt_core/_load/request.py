@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
+from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._load.planned import NO_STATE
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
 from ckpt_core._tree.match import MatchRules, Select, renamer
 
 Only = str | Iterable[str] | Select | type | None
 Rename = Mapping[str, str] | Callable[[str], str] | None
+Rules = Iterable[Rule | Mapping[str, Any]] | None
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Request:
         abandoned: for a background load: tells that the interpreter is exiting, so that no caller
             can ask for the result.
         renames: the dict passed as ``rename=``, for adapters that interpret it themselves.
+        name_rules: the rules passed as ``rules=``; None if there are none.
     """
 
     rules: MatchRules
@@ -56,6 +59,7 @@ class Request:
     copying: bool = False
     abandoned: Callable[[], bool] | None = None
     renames: Mapping[str, str] | None = None
+    name_rules: tuple[Rule, ...] | None = None
 
     def refuse_if_abandoned(self) -> None:
         """Raises CheckpointError if the interpreter is exiting and no caller can get the result."""
@@ -74,12 +78,13 @@ def make_request(
     options: Options | None = None,
     sharding: Any = None,
     as_numpy: bool = False,
+    rules: Rules = None,
 ) -> Request:
     """The request of a load or restore, from the caller's arguments.
 
     Raises:
         ValueError: ``missing`` or ``unexpected`` is no known word.
-        TypeError: ``options`` is no ``Options``.
+        TypeError: ``options`` is no ``Options``; ``rules`` are no rules, or stand beside ``rename``.
     """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
@@ -87,9 +92,14 @@ def make_request(
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
     if isinstance(only, list):
         only = list(only)  # the caller may change its list while a background load runs
-    rules = MatchRules(renamer(rename), cast, missing, unexpected)
+    strict = MatchRules(renamer(rename), cast, missing, unexpected)
     renames = None if rename is None or callable(rename) else dict(rename)
-    return Request(rules, only, checked_options(options), sharding, as_numpy, renames=renames)
+    request = Request(strict, only, checked_options(options), sharding, as_numpy, renames=renames)
+    if rules is None:
+        return request
+    if rename is not None:
+        raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
+    return replace(request, name_rules=rules_from(rules))
 
 
 def collect_targets(
@@ -121,7 +131,7 @@ def collect_targets(
 
 
 _NAMES = frozenset(
-    ("only", "rename", "cast", "missing", "unexpected", "options", "sharding", "as_numpy")
+    ("only", "rename", "rules", "cast", "missing", "unexpected", "options", "sharding", "as_numpy")
 )
 
 
@@ -152,6 +162,10 @@ def check_target(request: Request, like: Any) -> None:
     Raises:
         TypeError: the caller passed both.
     """
+    if request.name_rules is not None and like is None:
+        raise TypeError(
+            "rules= needs a target: pass like, whose paths and shapes they are made for"
+        )
     if request.as_numpy and (like is not None or request.sharding is not None):
         raise TypeError(
             "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"

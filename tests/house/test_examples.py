@@ -80,3 +80,8 @@ def test_multihost_goes_on_with_fewer_processes(
     rows = [line.split() for line in printed.splitlines() if line.strip()[:1].isdigit()]
     assert {row[3] for row in rows} == {"4", "2"}
     assert float(printed.rpartition(":")[2]) < 1e-3
+
+
+def test_decoder_rules_load_a_small_llama(run_example: Callable[..., str]) -> None:
+    pytest.importorskip("safetensors")
+    assert "layers/attention/kv (3, 2, 64, 2, 16)" in run_example("decoder_rules.py")

@@ -67,7 +67,7 @@ class ExtentReader:
                 if 0 < spec.stored_bytes <= _SMALL_BYTES:
                     small.setdefault(self._item.files[want.leaf], []).append((want, parts))
                 else:
-                    jobs += self._jobs(want, parts)
+                    jobs += self.jobs(want.leaf, list(parts.items()))
             planned.append((want, parts, jobs))
         for file, reads in small.items():
             planned[0][2].extend(self._joined(file, reads))
@@ -95,18 +95,17 @@ class ExtentReader:
         except (MemoryError, ValueError) as error:
             raise self._corrupt(want.leaf, f"no memory for {want.regions}") from error
 
-    def _jobs(self, want: Want, parts: dict[Region, Array]) -> Iterator[Callable[[], None]]:
-        """Jobs that each read a few MiB of a large array for all regions that need some of it."""
-        spec, regions = self._item.specs[want.leaf], list(parts)
-        gap_bytes = self._gap_bytes
+    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Callable[[], None]]:
+        """Jobs that each read a few MiB of an array for all shares that need some of it."""
+        spec = self._item.specs[leaf]
+        reads = ReadsOf(functools.partial(self._read, leaf), spec.numpy_dtype, self._gap_bytes)
+        regions = [region for region, _ in shares]
         for piece in pieces(spec.shape, spec.numpy_dtype.itemsize, regions, PIECE_BYTES):
-            shares: list[Share] = [
-                (taker.part, parts[regions[taker.number]][(*taker.place, ...)])
-                for taker in piece.takers
+            parts: list[Share] = [
+                (taker.part, shares[taker.number][1][(*taker.place, ...)]) for taker in piece.takers
             ]
-            offset = self._item.offsets[want.leaf] + piece.offset_bytes
-            reads = ReadsOf(functools.partial(self._read, want.leaf), spec.numpy_dtype, gap_bytes)
-            yield functools.partial(fill, reads, offset, piece.shape, shares)
+            offset = self._item.offsets[leaf] + piece.offset_bytes
+            yield functools.partial(fill, reads, offset, piece.shape, parts)
 
     def _joined(
         self, file: str, reads: Sequence[tuple[Want, dict[Region, Array]]]

@@ -10,12 +10,14 @@ from ckpt_core._background.threads import Job, Workers
 from ckpt_core._layout.regions import Region, region_size
 from ckpt_core._load.checkpoint import (
     Checkpoint,
+    DerivedItem,
     ExtentItem,
     NativeCheckpoint,
     NativeItem,
     OrbaxItem,
     SavedItem,
 )
+from ckpt_core._load.readers.derived import DerivedReader
 from ckpt_core._load.readers.extents import ExtentReader
 from ckpt_core._load.readers.native import NativeReader
 from ckpt_core._load.readers.orbax import OrbaxReader
@@ -56,9 +58,11 @@ def read_leaves(
 
 def _reader(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
-) -> ExtentReader | NativeReader | OrbaxReader:
+) -> DerivedReader | ExtentReader | NativeReader | OrbaxReader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)
+    if isinstance(item, DerivedItem):
+        return DerivedReader(ExtentReader(checkpoint, item.base, context), item)
     if isinstance(item, ExtentItem):
         return ExtentReader(checkpoint, item, context)
     assert isinstance(checkpoint, NativeCheckpoint)

@@ -1,0 +1,197 @@
+"""Rules between the tensors of a file and the leaves of a state: names with wildcards, transposes, reshapes, stacks. Pure.
+
+A rule says for some saved names which wanted paths they make: ``Rule("model.layers.{n}.q_proj.weight",
+"layers/{n}/q/kernel", transpose=(1, 0))``. In which order it works: several saved tensors are concatenated, or one is
+split; then reshaped; then transposed; then stacked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How some saved tensors become some wanted leaves.
+
+    Attributes:
+        saved: name in the file, in which ``{word}`` stands for any text without a dot; or several names, whose
+            tensors are concatenated.
+        wanted: path in the target, with the same places but those in ``stack``; or several paths, among which one
+            tensor is split by the sizes in the target.
+        axis: dimension of the saved tensors along which they are concatenated or split.
+        reshape: for each dimension of the saved tensor, the dimension of the reshaped one, or several that it is
+            cut into: ``((0, 1), 2)`` makes ``[H * D, E]`` a ``[H, D, E]``, of the sizes in the target.
+        transpose: for each dimension of the wanted leaf, that of the (reshaped) tensor, as in ``numpy.transpose``.
+        stack: the places in ``saved`` that are numbers from 0 and become leading dimensions, in this order.
+
+    Example:
+        >>> import ckpt_core as ckpt
+        >>> ckpt.Rule("layers.{n}.up.weight", "layers/up/kernel", transpose=(1, 0), stack=("n",)).stack
+        ('n',)
+    """
+
+    saved: str | tuple[str, ...]
+    wanted: str | tuple[str, ...]
+    axis: int = 0
+    reshape: tuple[int | tuple[int, ...], ...] | None = None
+    transpose: tuple[int, ...] | None = None
+    stack: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("saved", "wanted", "stack"):
+            value = getattr(self, name)
+            if not isinstance(value, str | tuple) or not all(isinstance(one, str) for one in value):
+                raise TypeError(f"{self}: {name} must be a text or a tuple of texts")
+        if isinstance(self.stack, str):
+            object.__setattr__(self, "stack", (self.stack,))
+        if len(self.sources) > 1 and len(self.results) > 1:
+            raise ValueError(f"{self}: several names on one side only: they are joined, or split")
+        self._check_places()
+        self._check_dimensions()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The saved names."""
+        return (self.saved,) if isinstance(self.saved, str) else self.saved
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The wanted paths."""
+        return (self.wanted,) if isinstance(self.wanted, str) else self.wanted
+
+    def _check_places(self) -> None:
+        places = [_PLACE.findall(name) for name in self.sources]
+        if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
+            raise ValueError(f"{self}: all saved names must have the same places, each once")
+        wrong = set(self.stack) - set(places[0])
+        if wrong:
+            raise ValueError(f"{self}: {', '.join(sorted(wrong))} of stack= is in no saved name")
+        left = set(places[0]) - set(self.stack)
+        for path in self.results:
+            if set(_PLACE.findall(path)) != left:
+                raise ValueError(
+                    f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack="
+                )
+
+    def _check_dimensions(self) -> None:
+        groups = self.groups
+        if groups is not None:
+            flat = [number for group in groups for number in group]
+            if flat != list(range(len(flat))) or not all(groups):
+                raise ValueError(
+                    f"{self}: reshape= must count dimensions from 0, such as ((0, 1), 2)"
+                )
+        if self.transpose is None:
+            return
+        count = len(self.transpose) if groups is None else sum(map(len, groups))
+        if sorted(self.transpose) != list(range(count)):
+            raise ValueError(f"{self}: transpose= must name each of {count} dimensions once")
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...] | None:
+        """``reshape``, each entry as a tuple."""
+        if self.reshape is None:
+            return None
+        return tuple((one,) if isinstance(one, int) else tuple(one) for one in self.reshape)
+
+
+_ATTRIBUTES = tuple(field.name for field in fields(Rule))
+
+
+def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
+    """The rules in a list of rules, or of dicts as JSON and YAML have them.
+
+    Raises:
+        TypeError: an entry is neither, or has another key than the attributes of ``Rule``.
+    """
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError("rules= must be a list of ckpt.Rule, or of dicts with their attributes")
+    return tuple(one if isinstance(one, Rule) else _rule_from(one) for one in value)
+
+
+def _rule_from(entry: Any) -> Rule:
+    if not isinstance(entry, Mapping):
+        raise TypeError(f"rules= must hold ckpt.Rule or dicts, not a {type(entry).__name__}")
+    unknown = sorted(map(str, set(entry) - set(_ATTRIBUTES)))
+    if unknown or not {"saved", "wanted"} <= set(entry):
+        raise TypeError(
+            f"a rule needs saved and wanted, and may have {', '.join(_ATTRIBUTES[2:])}; it has "
+            f"{', '.join(map(str, entry))}"
+        )
+    return Rule(**{name: _tuples(part) for name, part in entry.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A rule with the names that fit it, for one setting of the places that are not stacked.
+
+    Attributes:
+        rule: the rule.
+        results: the wanted paths.
+        sources: for each index of the stacked places, in order, and each saved name of the rule: the name; None if
+            there is none.
+        counts: size of each stacked dimension.
+    """
+
+    rule: Rule
+    results: tuple[str, ...]
+    sources: tuple[tuple[str | None, ...], ...]
+    counts: tuple[int, ...]
+
+
+def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:
+    """The rules with the names that fit them, and the names that fit none; of several rules, the first counts."""
+    patterns = [
+        (number, part, _pattern(source))
+        for number, rule in enumerate(rules)
+        for part, source in enumerate(rule.sources)
+    ]
+    found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[tuple[Any, ...], str]] = {}
+    left: list[str] = []
+    for name in names:
+        for number, part, pattern in patterns:
+            fitting = pattern.fullmatch(name)
+            if fitting is None or not _are_numbers(rules[number], fitting):
+                continue
+            places, stack = fitting.groupdict(), rules[number].stack
+            fixed = tuple(sorted((key, text) for key, text in places.items() if key not in stack))
+            index = tuple(int(places[key]) for key in stack)
+            found.setdefault((number, fixed), {})[index, part] = name
+            break
+        else:
+            left.append(name)
+    return [_bound(rules[number], dict(fixed), at) for (number, fixed), at in found.items()], left
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    parts = _PLACE.split(text)
+    return re.compile(
+        "".join(f"(?P<{part}>[^.]+)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
+    )
+
+
+def _are_numbers(rule: Rule, fitting: re.Match[str]) -> bool:
+    texts = [fitting[place] for place in rule.stack]
+    return all(text.isascii() and text.isdigit() and str(int(text)) == text for text in texts)
+
+
+def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:
+    counts = tuple(max(index[n] for index, _ in at) + 1 for n in range(len(rule.stack)))
+    indices: list[tuple[int, ...]] = [()]
+    for count in counts:
+        indices = [(*index, n) for index in indices for n in range(min(count, 100_000))]
+    sources = tuple(
+        tuple(at.get((index, part)) for part in range(len(rule.sources))) for index in indices
+    )
+    results = tuple(_PLACE.sub(lambda place: fixed[place[1]], path) for path in rule.results)
+    return Bound(rule, results, sources, counts)

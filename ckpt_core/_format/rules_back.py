@@ -1,0 +1,201 @@
+"""The way back through rules: which saved tensors the leaves of a state make. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckpt_core._errors import Mismatch, StructureMismatch
+from ckpt_core._format.rules import PLACE, Rule
+from ckpt_core._tree.leaves import LeafSpec
+
+_Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Export:
+    """One tensor to write, and of which leaves it is made.
+
+    Attributes:
+        name: its name.
+        dtype: name of its dtype.
+        shape: its shape.
+        leaves: positions of the leaves that are joined to it.
+        index: which row of their stacked dimensions it is.
+        rule: the rule; None for a leaf that is written as it is.
+        part: first and last (exclusive) position along the rule's axis, if the leaf is split.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    leaves: tuple[int, ...]
+    index: tuple[int, ...] = ()
+    rule: Rule | None = None
+    part: tuple[int, int] = (0, 0)
+
+    def make(self, arrays: Sequence[_Array]) -> _Array:
+        """The tensor, of these parts of its leaves: of each the row ``index``."""
+        if self.rule is None:
+            return arrays[0]
+        joined = [_joined(self.rule, array) for array in arrays]
+        array = joined[0] if len(joined) == 1 else np.concatenate(joined, self.rule.axis)
+        if array.ndim:
+            array = array[(*[slice(None)] * self.rule.axis, slice(*self.part))]
+        return array
+
+
+def exports(
+    rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]
+) -> list[Export]:
+    """The tensors that leaves make, by the rules; a leaf that no rule names keeps its path, with dots.
+
+    Args:
+        rules: as for a load; a rule is taken backwards.
+        paths: path of each leaf, as text with ``/``.
+        specs: dtype and shape of each leaf.
+
+    Raises:
+        StructureMismatch: a leaf does not fit its rule, or two tensors would have one name.
+    """
+    found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
+    made: list[Export] = []
+    for leaf, path in enumerate(paths):
+        for number, part, pattern in _patterns(rules):
+            fitting = pattern.fullmatch(path)
+            if fitting is not None:
+                fixed = tuple(sorted(fitting.groupdict().items()))
+                found.setdefault((number, fixed), {})[part] = leaf
+                break
+        else:
+            spec = specs[leaf]
+            made.append(Export(path.replace("/", "."), spec.dtype, spec.shape, (leaf,)))
+    problems: list[Mismatch] = []
+    for (number, fixed), leaves in found.items():
+        rule = rules[number]
+        wrong = _problem(rule, [leaves.get(n) for n in range(len(rule.results))], paths, specs)
+        if wrong is None:
+            members = tuple(leaves[n] for n in range(len(rule.results)))
+            made += _tensors(rule, dict(fixed), members, specs)
+        else:
+            problems.append(wrong)
+    seen: set[str] = set()
+    for one in made:
+        if one.name in seen:
+            text = f"a name that {paths[one.leaves[0]]} has alone"
+            problems.append(Mismatch(one.name, "shape", "two leaves", text))
+        seen.add(one.name)
+    if problems:
+        raise StructureMismatch(problems, advice="The rules cannot be taken backwards for these leaves.")
+    return made
+
+
+def _patterns(rules: Sequence[Rule]) -> list[tuple[int, int, re.Pattern[str]]]:
+    found: list[tuple[int, int, re.Pattern[str]]] = []
+    for number, rule in enumerate(rules):
+        for part, path in enumerate(rule.results):
+            pieces = PLACE.split(path)
+            text = "".join(
+                f"(?P<{piece}>[^/]+)" if n % 2 else re.escape(piece) for n, piece in enumerate(pieces)
+            )
+            found.append((number, part, re.compile(text)))
+    return found
+
+
+def _problem(
+    rule: Rule, leaves: Sequence[int | None], paths: Sequence[str], specs: Sequence[LeafSpec]
+) -> Mismatch | None:
+    """Why leaves cannot be taken back through a rule; None if they can."""
+    known = [leaf for leaf in leaves if leaf is not None]
+    first = known[0]
+    if len(known) < len(leaves):
+        lost = rule.results[leaves.index(None)]
+        return Mismatch(lost, "missing", None, f"a leaf beside {paths[first]}")
+    count = len(rule.stack)
+    for leaf in known:
+        rest = specs[leaf].shape[count:]
+        if len(specs[leaf].shape) < count or len(rest) != _dimensions(rule, len(rest)):
+            told = f"{count + _dimensions(rule, len(rest))} dimensions, by its rule"
+            return Mismatch(paths[leaf], "shape", str(specs[leaf]), told)
+        same = specs[leaf].shape[:count] == specs[first].shape[:count]
+        fits = _without(_merged(rule, rest), rule.axis) == _without(
+            _merged(rule, specs[first].shape[count:]), rule.axis
+        )
+        if not same or not fits or specs[leaf].dtype != specs[first].dtype:
+            return Mismatch(paths[leaf], "shape", str(specs[leaf]), f"one that fits {paths[first]}")
+    shape = _merged(rule, specs[first].shape[count:])
+    if len(rule.sources) > 1 and (len(shape) <= rule.axis or _sizes(rule, shape[rule.axis]) is None):
+        told = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
+        return Mismatch(paths[first], "shape", str(specs[first]), told)
+    return None
+
+
+def _dimensions(rule: Rule, count: int) -> int:
+    if rule.groups is not None:
+        return sum(map(len, rule.groups))
+    return count if rule.transpose is None else len(rule.transpose)
+
+
+def _sizes(rule: Rule, size: int) -> tuple[int, ...] | None:
+    """How a dimension is cut into the saved tensors; None if that is not known, or does not fit."""
+    if rule.sizes is not None:
+        return rule.sizes if sum(rule.sizes) == size else None
+    count = len(rule.sources)
+    return None if size % count else (size // count,) * count
+
+
+def _tensors(
+    rule: Rule, places: Mapping[str, str], leaves: tuple[int, ...], specs: Sequence[LeafSpec]
+) -> list[Export]:
+    count = len(rule.stack)
+    shapes = [_merged(rule, specs[leaf].shape[count:]) for leaf in leaves]
+    shape = shapes[0]
+    if len(shapes) > 1:
+        shape = _with(shape, rule.axis, sum(one[rule.axis] for one in shapes))
+    sizes = (shape[rule.axis] if shape else 1,)
+    if len(rule.sources) > 1:
+        sizes = _sizes(rule, sizes[0]) or sizes
+    made: list[Export] = []
+    for index in np.ndindex(*specs[leaves[0]].shape[:count]):
+        named = {**places, **{place: str(n) for place, n in zip(rule.stack, index, strict=True)}}
+        start = 0
+        for source, size in zip(rule.sources, sizes, strict=True):
+            name = PLACE.sub(lambda place, named=named: named[place[1]], source)
+            part = _with(shape, rule.axis, size)
+            made.append(
+                Export(name, specs[leaves[0]].dtype, part, leaves, index, rule, (start, start + size))
+            )
+            start += size
+    return made
+
+
+def _joined(rule: Rule, array: _Array) -> _Array:
+    """A row of a leaf, as it was before it was transposed and reshaped."""
+    if rule.transpose is not None:
+        array = array.transpose(sorted(range(array.ndim), key=rule.transpose.__getitem__))
+    if rule.groups is None:
+        return array
+    return array.reshape([math.prod(array.shape[n] for n in group) for group in rule.groups])
+
+
+def _merged(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of ``_joined``."""
+    transpose = rule.transpose or tuple(range(len(shape)))
+    if sorted(transpose) != list(range(len(shape))):
+        return shape
+    back = [shape[transpose.index(axis)] for axis in range(len(shape))]
+    if rule.groups is None:
+        return tuple(back)
+    return tuple(math.prod(back[axis] for axis in group) for group in rule.groups)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
