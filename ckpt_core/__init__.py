@@ -24,6 +24,7 @@ from ckpt_core._background import (
 )
 
 if TYPE_CHECKING:
+    from ckpt_core import convert as convert
     from ckpt_core import events as events
     from ckpt_core._adapters import Adapter as Adapter
     from ckpt_core._adapters import Stateful as Stateful
@@ -103,6 +104,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 _MODULES = {
+    "convert": "ckpt_core.convert",
     "events": "ckpt_core.events",
     "keep": "ckpt_core._run.policies.keep",
     "when": "ckpt_core._run.policies.when",

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-_PLACE = re.compile(r"\{(\w+)\}")
+PLACE = re.compile(r"\{(\w+)\}")
+"""A place in a name, that stands for any text without the separator."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Rule:
             cut into: ``((0, 1), 2)`` makes ``[H * D, E]`` a ``[H, D, E]``, of the sizes in the target.
         transpose: for each dimension of the wanted leaf, that of the (reshaped) tensor, as in ``numpy.transpose``.
         stack: the places in ``saved`` that are numbers from 0 and become leading dimensions, in this order.
+        sizes: of the several saved tensors along ``axis``, for an export; None if they are equal.
 
     Example:
         >>> import ckpt_core as ckpt
@@ -42,6 +44,7 @@ class Rule:
     reshape: tuple[int | tuple[int, ...], ...] | None = None
     transpose: tuple[int, ...] | None = None
     stack: tuple[str, ...] = ()
+    sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("saved", "wanted", "stack"):
@@ -52,6 +55,8 @@ class Rule:
             object.__setattr__(self, "stack", (self.stack,))
         if len(self.sources) > 1 and len(self.results) > 1:
             raise ValueError(f"{self}: several names on one side only: they are joined, or split")
+        if self.sizes is not None and len(self.sizes) != len(self.sources):
+            raise ValueError(f"{self}: sizes= must have one size for each saved name")
         self._check_places()
         self._check_dimensions()
 
@@ -66,7 +71,7 @@ class Rule:
         return (self.wanted,) if isinstance(self.wanted, str) else self.wanted
 
     def _check_places(self) -> None:
-        places = [_PLACE.findall(name) for name in self.sources]
+        places = [PLACE.findall(name) for name in self.sources]
         if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
             raise ValueError(f"{self}: all saved names must have the same places, each once")
         wrong = set(self.stack) - set(places[0])
@@ -74,7 +79,7 @@ class Rule:
             raise ValueError(f"{self}: {', '.join(sorted(wrong))} of stack= is in no saved name")
         left = set(places[0]) - set(self.stack)
         for path in self.results:
-            if set(_PLACE.findall(path)) != left:
+            if set(PLACE.findall(path)) != left:
                 raise ValueError(
                     f"{self}: {path!r} must have the places {sorted(left)}: those of the saved name, less stack="
                 )
@@ -174,7 +179,7 @@ def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    parts = _PLACE.split(text)
+    parts = PLACE.split(text)
     return re.compile(
         "".join(f"(?P<{part}>[^.]+)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
     )
@@ -193,5 +198,5 @@ def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], st
     sources = tuple(
         tuple(at.get((index, part)) for part in range(len(rule.sources))) for index in indices
     )
-    results = tuple(_PLACE.sub(lambda place: fixed[place[1]], path) for path in rule.results)
+    results = tuple(PLACE.sub(lambda place: fixed[place[1]], path) for path in rule.results)
     return Bound(rule, results, sources, counts)

@@ -49,9 +49,7 @@ class Export:
         return array
 
 
-def exports(
-    rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]
-) -> list[Export]:
+def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpec]) -> list[Export]:
     """The tensors that leaves make, by the rules; a leaf that no rule names keeps its path, with dots.
 
     Args:
@@ -90,7 +88,9 @@ def exports(
             problems.append(Mismatch(one.name, "shape", "two leaves", text))
         seen.add(one.name)
     if problems:
-        raise StructureMismatch(problems, advice="The rules cannot be taken backwards for these leaves.")
+        raise StructureMismatch(
+            problems, advice="The rules cannot be taken backwards for these leaves."
+        )
     return made
 
 
@@ -100,7 +100,8 @@ def _patterns(rules: Sequence[Rule]) -> list[tuple[int, int, re.Pattern[str]]]:
         for part, path in enumerate(rule.results):
             pieces = PLACE.split(path)
             text = "".join(
-                f"(?P<{piece}>[^/]+)" if n % 2 else re.escape(piece) for n, piece in enumerate(pieces)
+                f"(?P<{piece}>[^/]+)" if n % 2 else re.escape(piece)
+                for n, piece in enumerate(pieces)
             )
             found.append((number, part, re.compile(text)))
     return found
@@ -128,7 +129,9 @@ def _problem(
         if not same or not fits or specs[leaf].dtype != specs[first].dtype:
             return Mismatch(paths[leaf], "shape", str(specs[leaf]), f"one that fits {paths[first]}")
     shape = _merged(rule, specs[first].shape[count:])
-    if len(rule.sources) > 1 and (len(shape) <= rule.axis or _sizes(rule, shape[rule.axis]) is None):
+    if len(rule.sources) > 1 and (
+        len(shape) <= rule.axis or _sizes(rule, shape[rule.axis]) is None
+    ):
         told = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
         return Mismatch(paths[first], "shape", str(specs[first]), told)
     return None
@@ -167,7 +170,9 @@ def _tensors(
             name = PLACE.sub(lambda place, named=named: named[place[1]], source)
             part = _with(shape, rule.axis, size)
             made.append(
-                Export(name, specs[leaves[0]].dtype, part, leaves, index, rule, (start, start + size))
+                Export(
+                    name, specs[leaves[0]].dtype, part, leaves, index, rule, (start, start + size)
+                )
             )
             start += size
     return made

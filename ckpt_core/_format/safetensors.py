@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
@@ -214,3 +215,33 @@ def _tensor(name: str, entry: Any, first: int, file: str) -> Tensor:
 
 def _corrupt(file: str, what: str, tensor: str | None = None) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{file} {what}", file=file, leaf=tensor)
+
+
+def dump_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
+    """The beginning of a file, up to its first tensor.
+
+    Args:
+        tensors: name, our dtype and shape of each, in the order of their bytes.
+        metadata: texts for ``__metadata__``.
+
+    Raises:
+        CheckpointError: the header would be longer than the format allows.
+    """
+    names = {ours: theirs for theirs, ours in DTYPES.items()}
+    described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    position = 0
+    for name, dtype, shape in tensors:
+        size = math.prod(shape) * dtype_from_name(dtype).itemsize
+        offsets = [position, position + size]
+        described[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": offsets}
+        position += size
+    data = json.dumps(described, separators=(",", ":")).encode()
+    data += b" " * (-len(data) % 8)  # so that the first tensor is aligned
+    if len(data) > MOST_HEADER_BYTES:
+        raise CheckpointError(
+            f"a header of {len(data)} bytes is more than the {MOST_HEADER_BYTES} that the format allows: write "
+            "fewer tensors to a file"
+        )
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -119,13 +119,13 @@ class Source(NamedTuple):
 
     Attributes:
         leaf: its position in the item.
-        index: where it goes in the stacked dimensions.
+        row: where it goes in the stacked dimensions.
         start: position of its first element in the joined tensor, along ``Recipe.axis``; negative if the
             leaf begins later than the tensor, which is split.
     """
 
     leaf: int
-    index: tuple[int, ...]
+    row: tuple[int, ...]
     start: int
 
 

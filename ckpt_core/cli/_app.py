@@ -97,6 +97,39 @@ def copy(
     raise typer.Exit(_copy.copy(source, target, steps=step or [], prefix=prefix))
 
 
+@app.command("export")
+def export(
+    path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
+    target: Annotated[str, typer.Argument(help="A file x.safetensors, or a folder.")],
+    to: Annotated[str, typer.Option("--to", help="The format: safetensors.")] = "safetensors",
+    item: Annotated[str | None, typer.Option("--item", help="Which item, of several.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Patterns such as 'params/**'.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option("--rules", help="Rules of names (JSON), taken backwards.")
+    ] = None,
+    max_shard_mib: Annotated[
+        int, typer.Option("--max-shard-mib", min=1, help="The most tensors in a file.")
+    ] = 5120,
+) -> None:
+    """Write the arrays of a checkpoint in another format; streamed, and verified as they are read."""
+    from ckpt_core.cli import _convert
+
+    if to != "safetensors":
+        raise CheckpointError(f"--to {to}: only safetensors is written")
+    raise typer.Exit(
+        _convert.export(
+            path,
+            target,
+            item=item,
+            only=only or [],
+            rules=rules,
+            max_shard_bytes=max_shard_mib * 2**20,
+        )
+    )
+
+
 @app.command("gc")
 def collect_garbage(
     directory: Annotated[str, typer.Argument(help="A directory of steps.")],

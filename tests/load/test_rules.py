@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
@@ -115,6 +116,19 @@ def test_as_by_hand(path: Path, mesh: Any, kind: str, dtype: Any):
         assert bits(array) == bits(hand.astype(dtype))
 
 
+def test_a_live_model_and_a_background_load(tmp_path: Path):
+    weights = {f"layers.{n}.weight": np.full((8, 4), n, np.float32) for n in range(2)}
+    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+    model: Any = nnx.Linear(4, 8, use_bias=False, rngs=nnx.Rngs(0))
+    rules = [Rule("layers.1.weight", "kernel", transpose=(1, 0))]
+    ckpt.restore(tmp_path, model=model, rules=rules, unexpected="ignore")
+    assert (model.kernel[...] == jnp.ones((4, 8))).all()
+    stacked = [Rule("layers.{n}.weight", "w", stack=("n",))]
+    like = {"w": jnp.zeros((2, 8, 4))}
+    loaded = ckpt.load_async(tmp_path, like, rules=stacked).result()["w"]
+    assert (loaded == jnp.arange(2.0)[:, None, None]).all()
+
+
 def test_rules_as_json(path: Path):
     told = json.loads("""[
         {"saved": "l.{n}.q.weight", "wanted": "q", "reshape": [[0, 1], 2],
@@ -140,8 +154,8 @@ def test_what_is_left_over_on_either_side_is_named(path: Path):
 @pytest.mark.parametrize(
     ("rule", "shape", "told"),
     [
-        (Rule("l.{n}.q.weight", "x", reshape=((0, 1), 2), stack="n"), (4, 4, 9, 16), "x: shape"),
-        (Rule("l.{n}.q.weight", "x", transpose=(1, 0), stack="n"), (4, 32, 16), "x: shape"),
+        (Rule("l.{n}.q.weight", "x", reshape=((0, 1), 2), stack=("n",)), (4, 4, 9, 16), "x: shape"),
+        (Rule("l.{n}.q.weight", "x", transpose=(1, 0), stack=("n",)), (4, 32, 16), "x: shape"),
         (Rule("l.0.q.weight", "x", transpose=(0, 2, 1)), (32, 16), "3 dimensions, by its rule"),
         (Rule(("l.0.gate", "l.0.o.weight"), "x"), (40, 16), "one that fits l.0.gate"),
         (Rule(("l.0.gate", "l.0.up"), "x", axis=2), (40, 16), "dimensions, by its rule"),

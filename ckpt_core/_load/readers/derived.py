@@ -96,7 +96,7 @@ class DerivedReader:
         axis = recipe.axis
         first, last = joined.region[axis] if joined.region else (0, 1)
         for source in recipe.sources:
-            if source.index != index:
+            if source.row != index:
                 continue
             shape = self._item.base.specs[source.leaf].shape
             if not shape:
@@ -122,9 +122,9 @@ def _unstacked(
     recipe: Recipe, region: Region, buffer: Array
 ) -> Iterator[tuple[tuple[int, ...], Region, Array]]:
     """For each index of the stacked dimensions in a region: the rest of the region, and its view."""
-    count = len(recipe.sources[0].index)
+    count = len(recipe.sources[0].row)
     rest = region[count:]
-    for index in dict.fromkeys(source.index for source in recipe.sources):
+    for index in dict.fromkeys(source.row for source in recipe.sources):
         pairs = list(zip(index, region[:count], strict=True))
         if all(start <= number < stop for number, (start, stop) in pairs):
             place = tuple(number - start for number, (start, _) in pairs)
