@@ -7,6 +7,7 @@ split; then reshaped; then transposed; then stacked.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -143,15 +144,17 @@ class Bound:
     Attributes:
         rule: the rule.
         results: the wanted paths.
-        sources: for each index of the stacked places, in order, and each saved name of the rule: the name; None if
-            there is none.
+        sources: for each index of the stacked places, in order, the name for each saved name of the rule; if some
+            are missing, those that are there.
         counts: size of each stacked dimension.
+        missing: how many names are missing.
     """
 
     rule: Rule
     results: tuple[str, ...]
-    sources: tuple[tuple[str | None, ...], ...]
+    sources: tuple[tuple[str, ...], ...]
     counts: tuple[int, ...]
+    missing: int
 
 
 def bind(rules: Sequence[Rule], names: Iterable[str]) -> tuple[list[Bound], list[str]]:
@@ -192,11 +195,9 @@ def _are_numbers(rule: Rule, fitting: re.Match[str]) -> bool:
 
 def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:
     counts = tuple(max(index[n] for index, _ in at) + 1 for n in range(len(rule.stack)))
-    indices: list[tuple[int, ...]] = [()]
-    for count in counts:
-        indices = [(*index, n) for index in indices for n in range(min(count, 100_000))]
-    sources = tuple(
-        tuple(at.get((index, part)) for part in range(len(rule.sources))) for index in indices
-    )
     results = tuple(PLACE.sub(lambda place: fixed[place[1]], path) for path in rule.results)
-    return Bound(rule, results, sources, counts)
+    missing = math.prod(counts) * len(rule.sources) - len(at)
+    rows: dict[tuple[int, ...], list[str]] = {}
+    for index, part in sorted(at):  # not all indices, of which a forged name could make billions
+        rows.setdefault(index, []).append(at[index, part])
+    return Bound(rule, results, tuple(map(tuple, rows.values())), counts, missing)

@@ -50,7 +50,7 @@ def under_rules(
             "renamed with rename="
         )
     shapes: dict[str, tuple[int, ...] | None] = {
-        ".".join(map(str, path)): None if spec is None else spec.shape
+        ".".join(map(str, path)).replace("/", "."): None if spec is None else spec.shape
         for path, spec in zip(paths, wanted, strict=True)
     }
     position = {str(path[0]): number for number, path in enumerate(item.paths)}
@@ -96,10 +96,9 @@ def _recipe(
 def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> list[Mismatch]:
     """What hinders the tensors of a rule from being put together."""
     rule, wanted = bound.rule, " and ".join(bound.results)
-    known = [name for row in bound.sources for name in row if name is not None]
-    missing = sum(row.count(None) for row in bound.sources)
-    if missing:
-        text = f"{missing} more tensors {' and '.join(rule.sources)}, beside {known[-1]}"
+    known = [name for row in bound.sources for name in row]
+    if bound.missing:
+        text = f"{bound.missing} more tensors {' and '.join(rule.sources)}, beside {known[-1]}"
         return [Mismatch(wanted, "missing", None, text, None, item.name)]
     specs = [item.specs[position[name]] for name in known]
     first, found = specs[0], list[Mismatch]()
@@ -116,11 +115,11 @@ def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> li
             kind = "shape" if not alike else "dtype"
             told = f"one that fits {known[0]}, {first}"
             found.append(Mismatch(name, kind, str(spec), told, None, item.name))
-    rows = [[item.specs[position[name or ""]].shape for name in row] for row in bound.sources]
+    rows = [[item.specs[position[name]].shape for name in row] for row in bound.sources]
     uneven = next((n for n, row in enumerate(rows) if row != rows[0]), None)
     if not found and uneven is not None:
         told = f"sizes as in {known[0]}"
-        name = bound.sources[uneven][0] or ""
+        name = bound.sources[uneven][0]
         found.append(Mismatch(name, "shape", str(rows[uneven]), told, None, item.name))
     return found
 
@@ -144,7 +143,7 @@ def _made(
 ) -> list[_Made]:
     """The leaves that a rule makes; in a shape that differs from the wanted one, if they do not fit it."""
     rule = bound.rule
-    firsts = [item.specs[position[name or ""]] for name in bound.sources[0]]
+    firsts = [item.specs[position[name]] for name in bound.sources[0]]
     sizes = [spec.shape[rule.axis] if spec.shape else 1 for spec in firsts]
     joined = _with(firsts[0].shape, rule.axis, sum(sizes))
     indices = _indices(bound.counts)
@@ -167,7 +166,7 @@ def _made(
         for index, row in zip(indices, bound.sources, strict=True):
             start = -begin
             for name, size in zip(row, sizes, strict=True):
-                sources.append(Source(position[name or ""], index, start))
+                sources.append(Source(position[name], index, start))
                 start += size
         fits = target is not None and _merged(rule, target) == shape
         groups = rule.groups if fits else None

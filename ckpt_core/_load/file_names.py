@@ -34,7 +34,7 @@ def under_wanted_paths(
     exact = {path[0]: path for path in wanted if len(path) == 1}
     levels: dict[str, Path | None] = {}
     for path in wanted:
-        text = ".".join(map(str, path))
+        text = ".".join(map(str, path)).replace("/", ".")
         levels[text] = None if text in levels else path  # two paths of one text: only exact names
     paths: list[Path] = []
     for name in renamed_names(item, rules.rename, renames):

@@ -47,7 +47,7 @@ def open_file(location: Location, backend: Backend) -> Checkpoint | None:
     if location.local:
         if not os.path.isfile(location.path):
             return None
-    elif not folder.partition("://")[2] or not _exists(inside, name):
+    elif folder.endswith(":/") or not _exists(inside, name):  # a bucket's name alone is no file
         return None
     return _opened(location.path, inside, backend, name)
 

@@ -178,6 +178,14 @@ def test_a_layer_that_is_missing_is_told(tmp_path: Path):
         ckpt.load(tmp_path / "a.safetensors", like, rules=[rule], unexpected="ignore")
 
 
+def test_a_forged_number_of_a_layer_is_told(tmp_path: Path):
+    tensors = {"l.0.e.999999999.w": np.zeros(1), "l.999999999.e.0.w": np.zeros(1)}
+    safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
+    rule = Rule("l.{n}.e.{m}.w", "w", stack=("n", "m"))
+    with pytest.raises(ckpt.StructureMismatch, match="w: wanted 999999999999999998 more tensors"):
+        ckpt.load(tmp_path / "a.safetensors", {"w": np.zeros((1, 1, 1))}, rules=[rule])
+
+
 def test_wrong_calls(path: Path, tmp_path: Path):
     rules = [Rule("a", "b")]
     with pytest.raises(TypeError, match="needs a target"):

@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from ckpt_core._copy import copy_checkpoint
 from ckpt_core._format.safetensors import DTYPES
+from ckpt_core._load import foreign
+from ckpt_core._storage import Location, backend_of
 from ckpt_core._tree.leaves import dtype_from_name
 from tests.support.same_bits import bits
 
@@ -166,6 +168,32 @@ def test_a_flat_target_and_the_index_file_itself(model: Any):
     assert {name: bits(array) for name, array in loaded.items()} == {
         name: bits(array) for name, array in tensors.items()
     }
+
+
+def test_keys_with_slashes(tmp_path: Path):
+    state: Any = {
+        "mlp/~/linear_0": {"w": np.arange(3, dtype=np.float32)},
+        "a/b": np.zeros(1, np.float32),
+    }
+    tensors = {"mlp/~/linear_0.w": state["mlp/~/linear_0"]["w"], "a/b": state["a/b"]}
+    safetensors.numpy.save_file(tensors, tmp_path / "a.safetensors")
+    loaded = ckpt.load(tmp_path / "a.safetensors", state)
+    assert jax.tree.all(jax.tree.map(np.array_equal, loaded, state))
+    assert set(ckpt.load(tmp_path / "a.safetensors")) == set(tensors)
+
+
+def test_a_mounted_bucket_is_read_as_a_bucket(model: Any):
+    folder, tensors = model
+    for path in (folder, folder / "1.safetensors"):
+        opened = open_foreign(Location(str(path), False), backend_of(False))
+        assert opened is not None
+        assert {name for (name,) in opened.items["state"].paths} <= set(tensors)
+
+
+def open_foreign(location: Location, backend: Any) -> Any:
+    if location.path.endswith(foreign.SUFFIXES):
+        return foreign.open_file(location, backend)
+    return foreign.open_folder(location, backend)
 
 
 def test_all_mismatches_at_once(model: Any):

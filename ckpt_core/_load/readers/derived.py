@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._layout.regions import Region, region_shape, region_slices
+from ckpt_core._layout.regions import Region, region_shape, within
 from ckpt_core._load.checkpoint import DerivedItem, Recipe
 from ckpt_core._load.readers.buffers import aligned
 from ckpt_core._load.readers.extents import ExtentReader
@@ -25,22 +25,20 @@ class _Joined(NamedTuple):
     """A part of a leaf, seen as a part of the tensor that its sources are joined to.
 
     Attributes:
-        region: the region of the joined tensor; may be larger than what is wanted of it.
-        view: memory for it, a view of the leaf's buffer if possible.
-        finish: copies what is wanted into the buffer, if ``view`` is memory of its own.
+        region: the region of the joined tensor.
+        view: memory for it, in the shape of the region.
     """
 
     region: Region
     view: Array
-    finish: Callable[[], None] | None
 
 
 class DerivedReader:
     """Reads an item of rules.
 
     A transposed or stacked leaf is a view of memory in which the tensors lie as in the file, and so is a
-    reshaped one unless a device holds only some of the inner dimensions that one was cut into: then that
-    region is held once more while it is read.
+    reshaped one, unless a device holds only some of the inner dimensions that one was cut into: then a
+    tensor's part is read with all of these, and copied.
 
     Args:
         reader: reads the tensors; closed with this reader.
@@ -79,12 +77,13 @@ class DerivedReader:
             if not buffer.size:
                 continue
             for index, part, view in _unstacked(recipe, region, buffer):
-                joined = _joined(recipe, part, view)
-                shares: dict[int, list[Share]] = direct if joined.finish is None else {}
+                back = _transposed_back(recipe, part, view)
+                joined = _merged_view(recipe, *back)
+                if joined is None:
+                    jobs.append(functools.partial(self._read_and_copy, recipe, index, *back))
+                    continue
                 for source, share in self._shares(recipe, index, joined):
-                    shares.setdefault(source, []).append(share)
-                if joined.finish is not None:
-                    jobs.append(functools.partial(self._read_and_finish, shares, joined.finish))
+                    direct.setdefault(source, []).append(share)
         for source, shares_of in direct.items():
             jobs += self._reader.jobs(source, shares_of)
         return jobs
@@ -110,12 +109,17 @@ class DerivedReader:
             place = (*[slice(None)] * axis, slice(start - first, stop - first))
             yield source.leaf, (tuple(region), joined.view[place])
 
-    def _read_and_finish(self, shares: dict[int, list[Share]], finish: Callable[[], None]) -> None:
-        """Job: reads all of a region into memory of its own, and copies it."""
-        for source, shares_of in shares.items():
-            for job in self._reader.jobs(source, shares_of):
+    def _read_and_copy(
+        self, recipe: Recipe, index: tuple[int, ...], region: Region, view: Array
+    ) -> None:
+        """Job: reads the least that holds a part of a reshaped tensor, and copies the part."""
+        hull = _hull(recipe, region)
+        merged = _merged(recipe, hull)
+        memory: Array = np.empty(region_shape(merged), view.dtype)
+        for source, share in self._shares(recipe, index, _Joined(merged, memory)):
+            for job in self._reader.jobs(source, [share]):
                 job()
-        finish()
+        view[...] = memory.reshape(region_shape(hull))[(*within(region, hull), ...)]
 
 
 def _unstacked(
@@ -131,33 +135,34 @@ def _unstacked(
             yield index, rest, buffer[(*place, ...)]
 
 
-def _joined(recipe: Recipe, region: Region, view: Array) -> _Joined:
-    """A part of a result, as the part of the joined tensor that it is made of."""
+def _transposed_back(recipe: Recipe, region: Region, view: Array) -> tuple[Region, Array]:
+    """A part of a result, as a part of the reshaped tensor."""
     back = sorted(range(len(recipe.transpose)), key=recipe.transpose.__getitem__)
-    view = view.transpose(back)
-    region = tuple(region[axis] for axis in back)
-    merged: list[tuple[int, int]] = []
-    hull: list[tuple[int, int]] = []
+    return tuple(region[axis] for axis in back), view.transpose(back)
+
+
+def _merged_view(recipe: Recipe, region: Region, view: Array) -> _Joined | None:
+    """A part of the reshaped tensor, as a part of the joined one; None if no view of the memory is that."""
+    if _hull(recipe, region) != region:
+        return None
+    merged = _merged(recipe, region)
+    direct = view.reshape(region_shape(merged))
+    return _Joined(merged, direct) if np.may_share_memory(direct, view) else None
+
+
+def _hull(recipe: Recipe, region: Region) -> Region:
+    """The region with all of the inner dimensions that a dimension was cut into."""
+    found: list[tuple[int, int]] = []
     for group in recipe.groups:
-        inner = [(0, recipe.reshaped[axis]) for axis in group[1:]]
-        size = math.prod(stop for _, stop in inner)
-        start, stop = region[group[0]]
-        merged.append((start * size, stop * size))
-        hull += [region[group[0]], *inner]
-    shape = region_shape(tuple(merged))
-    if tuple(hull) == region:
-        direct = view.reshape(shape)
-        if np.may_share_memory(direct, view):
-            return _Joined(tuple(merged), direct, None)
-    memory: Array = np.empty(shape, view.dtype)
-    whole = memory.reshape(region_shape(tuple(hull)))
-    offsets = [start for start, _ in hull]
-    wanted = tuple(
-        (start - offset, stop - offset)
-        for (start, stop), offset in zip(region, offsets, strict=True)
-    )
-    return _Joined(tuple(merged), memory, functools.partial(_copy, view, whole, wanted))
+        found += [region[group[0]], *((0, recipe.reshaped[axis]) for axis in group[1:])]
+    return tuple(found)
 
 
-def _copy(target: Array, source: Array, part: Region) -> None:
-    target[...] = source[(*region_slices(part), ...)]
+def _merged(recipe: Recipe, hull: Region) -> Region:
+    """A region of the reshaped tensor with all inner dimensions, as a region of the joined tensor."""
+    found: list[tuple[int, int]] = []
+    for group in recipe.groups:
+        size = math.prod(recipe.reshaped[axis] for axis in group[1:])
+        start, stop = hull[group[0]]
+        found.append((start * size, stop * size))
+    return tuple(found)
