@@ -91,7 +91,7 @@ def refuse_unsupported(context: Context) -> None:
         raise not_offered(
             "Context.checkpoint_layout = 'safetensors'",
             "this face reads Orbax's directories",
-            "safetensors.numpy.load_file, and jax.device_put",
+            "ckpt_core.load(path, target), which reads safetensors into any sharding",
         )
 
 
