@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._save.write import Write
 from ckpt_orbax import NotOffered
 from ckpt_orbax import v1 as ocp
 from tests.support.trees import assert_same
@@ -383,3 +384,22 @@ def test_earlier_names_warn(tmp_path):
             assert_same(checkpointer.load_pytree_async(1).result(), state_of(1))
         with pytest.warns(DeprecationWarning, match="Use `metadata` instead"):
             assert checkpointer.pytree_metadata(1).step == 1
+
+
+def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
+    """Trainers ask it at their end, and save the last step unless it is that one."""
+    go_on, real = threading.Event(), Write.write_own
+
+    def held(self, attempt):
+        assert go_on.wait(60)
+        real(self, attempt)
+
+    with open_run(tmp_path) as checkpointer:
+        checkpointer.save(6, state_of(6))
+        monkeypatch.setattr(Write, "write_own", held)
+        response = checkpointer.save_async(7, state_of(7))
+        assert checkpointer.latest.step == 7
+        assert steps_of(checkpointer) == [6, 7]
+        go_on.set()
+        assert_same(checkpointer.load(7), state_of(7))
+        assert response.result()

@@ -32,14 +32,13 @@ class Reading:
 
     @property
     def checkpoints(self) -> Sequence[CheckpointMetadata[None]]:
-        """The committed steps, oldest first, as of the last save here or ``reload``."""
-        return self._steps.all()
+        """The steps, oldest first, as of the last save here or ``reload``; also one that is being saved."""
+        return self._steps.with_running()
 
     @property
     def latest(self) -> CheckpointMetadata[None] | None:
-        """The newest committed step, or None."""
-        numbers = self._steps.numbers()
-        return self._steps.describe(numbers[-1]) if numbers else None
+        """The newest step, or None; it may be one that is being saved, for which a load waits."""
+        return max(self.checkpoints, key=lambda one: one.step, default=None)
 
     def reload(self) -> None:
         """Lists the directory again, where others may have saved or deleted."""
