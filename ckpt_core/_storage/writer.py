@@ -91,6 +91,7 @@ class ArrayWriter:
         self._limit_bytes = max_host_bytes
         self._first = process == 0
         self._store: Any = ts.KvStore.open(self._spec, context=context).result()
+        self._held_bytes = 0
         self._committing: deque[tuple[Any, int]] = deque()
         # nothing has an end in a store, if it is not given one
         self._timeout_secs = None if upload is None else upload.timeout_secs
@@ -100,7 +101,6 @@ class ArrayWriter:
         self._transaction: Any = ts.Transaction(atomic=True)
         self._keys: Any = self._store.with_transaction(self._transaction)
         self._writes: list[Any] = []
-        self._held_bytes = 0
 
     def take_over(self, child: str, runs: Sequence[KeyRun]) -> None:
         """Queues copies of index entries from a database in a directory below; copies no data.
@@ -212,6 +212,7 @@ class ArrayWriter:
             self.start()
             self._wait(0 if self._upload is None else self._upload.overlap)
             self._begin()
+            self._held_bytes = 0
         self._held_bytes += size_bytes
 
     def start(self) -> None:

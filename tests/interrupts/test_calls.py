@@ -264,14 +264,14 @@ def test_a_user_class_is_not_made_ours_while_arrays_are_written(
         def __init__(self, future: Any) -> None:
             self.future = future
 
-        def exception(self) -> Any:
+        def exception(self, timeout: float | None = None) -> Any:
             waited.append(1)
             raise Stop
 
         result = exception
 
     monkeypatch.setattr(
-        writer.ArrayWriter, "start", lambda self: self._committing.append(Slow(None))
+        writer.ArrayWriter, "start", lambda self: self._committing.append((Slow(None), 0))
     )
     with pytest.raises(Stop):
         ckpt.save(tmp_path / "a", state_of(0))
