@@ -51,14 +51,22 @@ class PosixBackend(Writing):
         if not (self.read(path, name) or b"").startswith(beginning):
             return
         taken = hidden_names.make(hidden_names.TEMPORARY, path, name)
-        os.rename(file, taken)
         try:
-            if not (self.read(path, os.path.basename(taken)) or b"").startswith(beginning):
-                # another writer claimed it since the first look: put it back, unless a third one has
-                with contextlib.suppress(FileExistsError):
-                    os.link(taken, file)
-        finally:
-            remove(taken)
+            os.rename(file, taken)
+            self._drop(taken, file, beginning)
+        except BaseException:  # also of a signal handler, at any moment
+            self._drop(taken, file, beginning)
+            raise
+
+    def _drop(self, taken: str, file: str, beginning: bytes) -> None:
+        """Removes what was renamed, if it is there; puts back what another writer claimed since the first look."""
+        found = self.read(*os.path.split(taken))
+        if found is None:
+            return
+        if not found.startswith(beginning):
+            with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
+                os.link(taken, file)
+        remove(taken)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
