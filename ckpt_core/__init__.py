@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from ckpt_core._run.policies import when as when
     from ckpt_core._save import save as save
     from ckpt_core._save import save_async as save_async
+    from ckpt_core._save.pieces import writer as writer
     from ckpt_core._verify import inspect as inspect
     from ckpt_core._verify import verify as verify
 
@@ -99,6 +100,7 @@ _HOMES = {
     ),
     "_run.checkpointer": ("Checkpointer",),
     "_save": ("save", "save_async"),
+    "_save.pieces": ("writer",),
     "_verify": ("inspect", "verify"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

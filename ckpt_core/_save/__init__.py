@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._background.pending import PendingSave
-from ckpt_core._directory import is_file_name
-from ckpt_core._format.orbax_write import COMMIT_FILE, RESERVED_FOLDERS
-from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._options import Options, checked_options
 from ckpt_core._save.dedup_links import Links as Links
-from ckpt_core._save.job import RecordFields, SaveJob, save_job
+from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.protocol import PreparedSave, prepare_save
 
 __all__ = [
@@ -165,17 +162,5 @@ def collect_items(
                 f"pass items={{{name!r}: ...}}"
             )
     for name in chosen:
-        _check_item_name(name)
+        check_item_name(name)
     return chosen
-
-
-def _check_item_name(name: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"item names must be text, got {name!r}")
-    bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name
-    taken = {*RESERVED_FOLDERS, RECORD_FILE, COMMIT_FILE}
-    if bad or name in taken:
-        raise ValueError(
-            f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
-            f"beginning with '.' or '_', and none of {', '.join(sorted(taken))}"
-        )

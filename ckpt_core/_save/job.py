@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory import Backend, Scratch, SourceFile, resolve
+from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_write
-from ckpt_core._format.record import ItemRecord
+from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._save.plan import TreePlan
@@ -166,3 +166,21 @@ def frozen_metadata(metadata: Any) -> Any:
         return json.loads(json.dumps(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"metadata must be plain JSON values: {error}") from error
+
+
+def check_item_name(name: Any) -> None:
+    """Raises if a name cannot be that of an item.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: no directory inside a checkpoint can have it.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"item names must be text, got {name!r}")
+    bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name
+    taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_write.COMMIT_FILE}
+    if bad or name in taken:
+        raise ValueError(
+            f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
+            f"beginning with '.' or '_', and none of {', '.join(sorted(taken))}"
+        )

@@ -23,7 +23,14 @@ from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import PreparedItem as PreparedItem
 from ckpt_core._save.job import SaveJob
 from ckpt_core._save.plain_items import prepare_files, prepare_json
-from ckpt_core._save.plan import Compression, PlannedLeaf, TreePlan, plan_tree, signature_of
+from ckpt_core._save.plan import (
+    Compression,
+    PlannedLeaf,
+    TreePlan,
+    TreeSignature,
+    plan_tree,
+    signature_of,
+)
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
@@ -36,14 +43,19 @@ def prepare_items(items: Mapping[str, Any], job: SaveJob) -> list[PreparedItem]:
         UnsupportedLeaf: a value cannot be saved; the message says path, type, and item if named.
         ValueError: a pattern of ``Options.compression`` matches no leaf.
     """
-    prepared = [_prepare_named(name, value, job) for name, value in items.items()]
+    prepared = [prepare_item(name, value, job) for name, value in items.items()]
     rules = job.options.compression
     if isinstance(rules, Mapping):
         refuse_idle(rules, [(item.name, item.record.paths) for item in prepared])
     return prepared
 
 
-def _prepare_named(name: str, value: Any, job: SaveJob) -> PreparedItem:
+def prepare_item(name: str, value: Any, job: SaveJob) -> PreparedItem:
+    """Flattens, plans and snapshots one item.
+
+    Raises:
+        UnsupportedLeaf: as for ``prepare_items``.
+    """
     try:
         return _prepare(name, value, job)
     except UnsupportedLeaf as error:
@@ -92,14 +104,7 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
             None if there are none.
     """
     signature, data = signature_of(flat)
-    plan = plan_tree(
-        signature,
-        job.processes.index,
-        job.processes.count,
-        job.options.chunk_bytes,
-        _rules(name, job.options.compression),
-        job.own,
-    )
+    plan = plan_item(name, signature, job)
     texts = {
         plan.names[position]: to_text(flat.leaves[position], signature.specs[position])
         for position in plan.texts
@@ -122,6 +127,18 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
         to_host = functools.partial(_copied, copy_now)
     _bring_to_host(leaves, to_host)
     return replace(prepared, landing=functools.partial(_arrays, leaves))
+
+
+def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
+    """The plan of a pytree of this signature, as the item ``name`` of a save."""
+    return plan_tree(
+        signature,
+        job.processes.index,
+        job.processes.count,
+        job.options.chunk_bytes,
+        _rules(name, job.options.compression),
+        job.own,
+    )
 
 
 class LeafSnapshot:

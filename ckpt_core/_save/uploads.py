@@ -36,10 +36,10 @@ class Uploads:
         self._timeout_secs = job.options.timeout_secs
         self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
 
-    def begin(self, item: PreparedItem, database: NewDatabase) -> Upload:
+    def begin(self, item: PreparedItem, database: NewDatabase, *, compressed: bool) -> Upload:
         """The upload of an item, whose database is in memory; the writer writes into ``Upload.database``."""
         target = self._target / item.folder
-        if not item.record.compressed and target.sends:
+        if not compressed and target.sends:
             database = replace(database, sent_to=target)
         upload = self._by_folder[item.folder] = Upload(
             database,

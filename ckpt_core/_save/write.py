@@ -255,7 +255,7 @@ class Write:
         database, most = self._database(attempt, item), options.max_host_bytes
         upload = None
         if self._uploads is not None:
-            upload = self._uploads.begin(item, database)
+            upload = self._uploads.begin(item, database, compressed=item.record.compressed)
             database = upload.database
         writer = ArrayWriter(
             database,

@@ -1,0 +1,337 @@
+"""``writer``: a checkpoint that is built piece by piece, with one commit at the end."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._directory import Attempt
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._fork import HOME_PID
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
+from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._save.compression import refuse_idle
+from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
+from ckpt_core._save.plan import TreeSignature
+from ckpt_core._save.prepare import plan_item, prepare_item
+from ckpt_core._save.protocol import SaveEvents
+from ckpt_core._save.uploads import Uploads
+from ckpt_core._save.write import Write
+from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, Upload, new_context
+from ckpt_core._tree import format_path
+from ckpt_core._tree.grow import GrownTree
+
+_SMALL_ADD_BYTES = 8 * MIB
+"""What is added in smaller pieces waits in memory: each commit writes nodes of the index again."""
+_WAITING_BYTES = 64 * MIB
+"""So much waits at most, in all items together."""
+
+
+def writer(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+) -> CheckpointWriter:
+    """A context manager with ``add(name, tree)``: builds a checkpoint that is never in memory as a whole.
+
+    Nothing is visible at ``path`` before the block ends, and an exception in it leaves nothing. What
+    is written is what ``save`` would write, given all of it at once. One process alone writes. Memory
+    is that of one ``add`` and about 200 MB.
+
+    Args:
+        path: as for ``save``.
+        overwrite: as for ``save``.
+        metadata: as for ``save``.
+        options: as for ``save``.
+
+    Raises:
+        CheckpointError: several processes run.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np, tempfile
+        >>> path = tempfile.mkdtemp() + "/converted"
+        >>> with ckpt.writer(path) as w:
+        ...     for layer in range(3):
+        ...         w.add("params", {f"layer_{layer}": {"kernel": np.ones((2, 2))}})
+        ...     w.add("config", ckpt.Json({"layers": 3}))
+        >>> sorted(ckpt.load(path)["params"])
+        ['layer_0', 'layer_1', 'layer_2']
+    """
+    fields = RecordFields(False, metadata).frozen()
+    job = save_job(path, fields, checked_options(options), overwrite=overwrite)
+    count = job.processes.count
+    if count > 1:
+        raise CheckpointError(
+            f"ckpt.writer({job.target!r}): {count} processes run, and a writer is for one alone: run it in a "
+            "program without jax.distributed, or call ckpt.save in all processes"
+        )
+    return CheckpointWriter(job)
+
+
+class CheckpointWriter:
+    """What ``writer`` returns. ``add`` may be called from any thread; calls take turns."""
+
+    def __init__(self, job: SaveJob) -> None:
+        self._job = job
+        self._turn = threading.Lock()
+        self._events: SaveEvents | None = None
+        self._writing: _PieceWrite | None = None
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> CheckpointWriter:
+        if self._events is not None:
+            raise CheckpointError(
+                f"{self._job.target}: a writer is for one with block: make another"
+            )
+        events = self._events = SaveEvents(self._job.target, None, self._job.options)
+        events.happened("save_started")
+        with events.failing():
+            self._writing = _begin(self._job)
+        return self
+
+    def add(self, name: str, tree: Any, /) -> None:
+        """Writes an item, or a part of one; when it returns, the arrays may be changed and deleted.
+
+        A pytree of dictionaries may come in parts: dictionaries of the same path are joined. All
+        other items (a bare array, a live object, ``Files``, ``Json``) are added once. If the value is refused,
+        the writer is as before; if it cannot be written, nothing more can be.
+
+        Args:
+            name: the item.
+            tree: what ``save`` takes as an item.
+
+        Raises:
+            UnsupportedLeaf: a value cannot be saved, or something is at its path already.
+            CheckpointError: called outside the ``with`` block, or after a failure.
+            OSError: the system refused.
+        """
+        check_item_name(name)
+        with self._turn:
+            if self._writing is None:
+                raise CheckpointError(f"{self._job.target}: add() is for inside of the with block")
+            if self._failure is not None:
+                raise _given_up(self._job.target) from self._failure
+            item = prepare_item(name, tree, self._job)
+            self._writing.refuse(item)
+            try:
+                self._writing.take(item)
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        writing, events = self._writing, self._events
+        if os.getpid() != HOME_PID or writing is None or events is None:
+            return
+        with self._turn:
+            self._writing = None
+            try:
+                with events.failing():
+                    if error is not None:
+                        raise error
+                    if self._failure is not None:
+                        raise _given_up(self._job.target) from self._failure
+                    writing.finish()
+            except BaseException as failure:
+                writing.undo()
+                if failure is not error:
+                    raise
+                return
+        events.committed(writing.written_bytes, 0.0)
+
+
+def _given_up(path: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: a part could not be written (see the cause), so nothing is: start again"
+    )
+
+
+def _begin(job: SaveJob) -> _PieceWrite:
+    token = secrets.token_hex(16)
+    durable = job.options.durable
+    attempt = job.backend.begin(job.target, overwrite=job.overwrite, durable=durable, token=token)
+    try:
+        return _PieceWrite(job, attempt, token)
+    except BaseException:
+        attempt.abort()
+        raise
+
+
+class _PieceWrite(Write):
+    """Writes pieces of items into one attempt, then commits it.
+
+    Args:
+        job: job of the save.
+        attempt: the attempt.
+        token: its token.
+    """
+
+    def __init__(self, job: SaveJob, attempt: Attempt, token: str) -> None:
+        super().__init__(job, job.fields, [], token, "writer")
+        self._attempt = attempt
+        self._context = new_context(durable=job.options.durable)
+        if not job.local:
+            self._uploads = Uploads(job, attempt, [], self._context)
+        self._trees: dict[str, _Tree] = {}
+        self._waiting_bytes = 0
+
+    def refuse(self, item: PreparedItem) -> None:
+        """Raises UnsupportedLeaf if an item, or a part of one, does not go together with what is there."""
+        tree = self._trees.get(item.name)
+        known = tree is not None or any(item.name == other.name for other in self._items)
+        if tree is not None and item.plan is not None:
+            tree.refuse(item)
+        elif known:
+            raise _taken(item.name, "")
+
+    def take(self, item: PreparedItem) -> None:
+        """Writes an item or a part of one, or copies its arrays if they are small."""
+        if item.plan is None:
+            self.written_bytes += self._start_item(self._attempt, item, [])
+            self._items.append(item)
+            return
+        tree = self._trees.get(item.name)
+        if tree is None:
+            tree = self._trees[item.name] = _Tree(item)
+            self._items.append(item)
+        arrays = item.landing() if item.landing else item.arrays
+        tree.add(item)
+        added_bytes = sum(array.size_bytes for array in arrays)
+        self.written_bytes += added_bytes
+        if added_bytes > _SMALL_ADD_BYTES:
+            self._write(tree, arrays)
+            return
+        tree.waiting += map(_copied, arrays)
+        self._waiting_bytes += added_bytes
+        if self._waiting_bytes > _WAITING_BYTES:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        for tree in self._trees.values():
+            arrays, tree.waiting = tree.waiting, []
+            if arrays:
+                self._write(tree, arrays)
+        self._waiting_bytes = 0
+
+    def _write(self, tree: _Tree, arrays: Iterable[ArrayToWrite]) -> None:
+        """Writes arrays into the item's database; blocks until they need not be in memory any more."""
+        database, most = self._database(self._attempt, tree.first), self._job.options.max_host_bytes
+        if self._uploads is not None:
+            most = min(most, UPLOAD_BYTES)
+            if tree.upload is None:  # a later part may be compressed, if this one is not
+                compressed = self._job.options.compression is not None
+                tree.upload = self._uploads.begin(tree.first, database, compressed=compressed)
+            database = tree.upload.database
+        writer = ArrayWriter(database, 0, 1, self._context, max_host_bytes=most, upload=tree.upload)
+        try:
+            tree.checksums |= writer.put(tuple(arrays))
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def finish(self) -> None:
+        """Writes what waits and all metadata, and commits."""
+        if not self._items:
+            raise CheckpointError(
+                f"{self._job.target}: nothing was added, so there is nothing to save"
+            )
+        rules = self._job.options.compression
+        whole = {name: tree.whole(self._job) for name, tree in self._trees.items()}
+        if isinstance(rules, Mapping):
+            refuse_idle(rules, [(name, item.record.paths) for name, item in whole.items()])
+        self._write_waiting()
+        self._items[:] = [whole.get(item.name, item) for item in self._items]
+        for item in whole.values():
+            data = dump_checksums(self._trees[item.name].checksums)
+            self._attempt.write(f"{item.folder}/{CHECKSUM_DIRECTORY}/process_0", data)
+        self._describe(self._attempt)
+        if self._uploads is not None:
+            self._uploads.send_indices()
+        self.commit(self._attempt)
+
+    def undo(self) -> None:
+        """Waits for what is on its way, and removes everything that is not committed."""
+        for tree in self._trees.values():
+            if tree.upload is not None:
+                tree.upload.abandon()
+        self._attempt.abort()
+
+
+class _Tree:
+    """The parts of one item that were added so far.
+
+    Attributes:
+        first: the first part.
+        waiting: small arrays that are not written yet.
+        checksums: of the chunks that are written.
+        upload: of the item's database, into an object store.
+    """
+
+    def __init__(self, first: PreparedItem) -> None:
+        self.first = first
+        self.waiting: list[ArrayToWrite] = []
+        self.checksums: dict[str, list[int]] = {}
+        self.upload: Upload | None = None
+        self._grown = GrownTree()
+        self._paths: dict[str, str] = {}  # array name -> path
+        self._texts: dict[str, str] = {}
+
+    def refuse(self, part: PreparedItem) -> None:
+        """Raises UnsupportedLeaf if a part has what is there already."""
+        clash = self._grown.clash(part.record.tree)
+        if clash is not None:
+            raise _taken(part.name, format_path(clash))
+        for name, path in zip(part.names, part.record.paths, strict=True):
+            if name in self._paths:
+                where = format_path(path)
+                raise UnsupportedLeaf(
+                    f"item {part.name!r}: leaves {self._paths[name]!r} and {where!r} would both be stored as {name!r} "
+                    "in Orbax's format, which cannot tell them apart: rename one of them",
+                    leaf=where,
+                )
+
+    def add(self, part: PreparedItem) -> None:
+        assert part.plan is not None
+        _, paths, specs, shardings, stored = part.plan.signature
+        self._grown.add(part.record.tree, list(zip(paths, specs, shardings, stored, strict=True)))
+        self._paths |= zip(part.names, map(format_path, paths), strict=True)
+        self._texts |= part.texts
+
+    def whole(self, job: SaveJob) -> PreparedItem:
+        """The item of all parts, without its arrays."""
+        root, leaves = self._grown.whole()
+        columns = [tuple(leaf[column] for leaf in leaves) for column in range(4)]
+        plan = plan_item(self.first.name, TreeSignature(root, *columns), job)
+        return replace(
+            self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
+        )
+
+
+def _copied(array: ArrayToWrite) -> ArrayToWrite:
+    pieces = [(region, np.array(values, order="C")) for region, values in array.pieces]
+    return array._replace(pieces=pieces, source=None)
+
+
+def _taken(item: str, where: str) -> UnsupportedLeaf:
+    what = f"item {item!r}: {where}" if where else f"item {item!r}"
+    return UnsupportedLeaf(
+        f"{what} was added already, and only dictionaries can be added in parts: add each leaf once, or all "
+        "of the item at once",
+        leaf=where or item,
+    )
