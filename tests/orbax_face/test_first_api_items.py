@@ -339,6 +339,27 @@ def test_keys_stay_keys(tmp_path):
     assert v1.metadata(tmp_path / "x").metadata["key"].dtype == tree["key"].dtype
 
 
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_a_saved_sharding_keeps_the_types_of_its_axes(tmp_path, kind):
+    """A program that is compiled for other types of axes may round otherwise: a run would not resume exactly."""
+    types = (getattr(jax.sharding.AxisType, kind),) * 2
+    mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=types)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "b"))
+    tree = {"w": jax.device_put(np.ones((4, 8), np.float32), sharding)}
+    like = {"w": jax.ShapeDtypeStruct((4, 8), np.float32)}
+    manager = ocp.CheckpointManager(
+        tmp_path,
+        item_handlers={"x": ocp.PyTreeCheckpointHandler(), "y": ocp.PyTreeCheckpointHandler()},
+    )
+    manager.save(0, {"x": tree, "y": tree})
+    manager.wait_until_finished()
+    assert manager.restore(0, items={"x": like, "y": like})["x"]["w"].sharding == sharding
+    described = ocp.PyTreeCheckpointer().metadata(tmp_path / "0/x").item_metadata
+    args = ocp.checkpoint_utils.construct_restore_args(described)
+    assert restored(tmp_path / "0/x", restore_args=args)["w"].sharding == sharding
+    assert v1.metadata(tmp_path / "0/x").metadata["w"].sharding == sharding
+
+
 def test_parts_of_a_tree(saved):
     tree, path = saved
     assert_same(restored(path, item={"n": 0}, partial_restore=True), {"n": tree["n"]})

@@ -100,9 +100,17 @@ def sharding_of(saved: dict[str, Any] | None) -> Any:
         mesh = jax.sharding.Mesh(
             np.vectorize(devices.__getitem__, otypes=[object])(ids).reshape(saved["shape"]),
             tuple(saved["axis_names"]),
+            # a program that is compiled for other types of axes may round otherwise
+            axis_types=tuple(
+                jax.sharding.AxisType[kind.rpartition(".")[2]]
+                for kind in saved.get("axis_types") or ()
+            )
+            or None,
         )
         spec = [tuple(part) if isinstance(part, list) else part for part in saved["partition_spec"]]
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.sharding.NamedSharding(
+            mesh, jax.sharding.PartitionSpec(*spec), memory_kind=saved.get("memory_kind")
+        )
     except (KeyError, TypeError, ValueError):
         return None
 
