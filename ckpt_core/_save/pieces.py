@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
+from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
-from ckpt_core._save.plan import TreeSignature
+from ckpt_core._save.piece_tree import PieceTree, taken
+from ckpt_core._save.plan import PlannedLeaf, TreeSignature
 from ckpt_core._save.prepare import plan_item, prepare_item
 from ckpt_core._save.protocol import SaveEvents
 from ckpt_core._save.uploads import Uploads
 from ckpt_core._save.write import Write
-from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, Upload, new_context
-from ckpt_core._tree import format_path
-from ckpt_core._tree.grow import GrownTree
+from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, new_context
 
 _SMALL_ADD_BYTES = 8 * MIB
 """What is added in smaller pieces waits in memory: each commit writes nodes of the index again."""
@@ -67,8 +67,14 @@ def writer(
         >>> sorted(ckpt.load(path)["params"])
         ['layer_0', 'layer_1', 'layer_2']
     """
-    fields = RecordFields(False, metadata).frozen()
-    job = save_job(path, fields, checked_options(options), overwrite=overwrite)
+    return writer_of(path, RecordFields(False, metadata), overwrite=overwrite, options=options)
+
+
+def writer_of(
+    path: str | os.PathLike[str], fields: RecordFields, *, overwrite: bool, options: Options | None
+) -> CheckpointWriter:
+    """``writer``, also for a checkpoint of one state, which is its item ``state``."""
+    job = save_job(path, fields.frozen(), checked_options(options), overwrite=overwrite)
     count = job.processes.count
     if count > 1:
         raise CheckpointError(
@@ -117,17 +123,64 @@ class CheckpointWriter:
         """
         check_item_name(name)
         with self._turn:
-            if self._writing is None:
-                raise CheckpointError(f"{self._job.target}: add() is for inside of the with block")
-            if self._failure is not None:
-                raise _given_up(self._job.target) from self._failure
+            writing = self._begun()
             item = prepare_item(name, tree, self._job)
-            self._writing.refuse(item)
-            try:
-                self._writing.take(item)
-            except BaseException as error:
-                self._failure = error
-                raise
+            writing.refuse(item)
+            with self._noting_failure():
+                writing.take(item)
+
+    def declare(
+        self, name: str, signature: TreeSignature, texts: Mapping[int, str], /
+    ) -> Callable[[Iterable[tuple[int, np.ndarray[Any, Any]]]], None]:
+        """A function that writes leaves of a new item, all of which is known already but its values.
+
+        For ``ckpt_core.convert``: unlike ``add`` it takes any structure in parts, and host arrays as
+        leaves of any kind of arrays.
+
+        Args:
+            name: the item.
+            signature: the item; no leaf has a sharding.
+            texts: for each leaf that is stored as text, its text.
+
+        Returns:
+            Takes positions of leaves and their stored arrays. Every leaf that is no text must be given once.
+
+        Raises:
+            UnsupportedLeaf: there is such an item already, or two leaves would have one name.
+        """
+        check_item_name(name)
+        with self._turn:
+            writing = self._begun()
+            plan = plan_item(name, signature, self._job)
+            named = {plan.names[position]: text for position, text in texts.items()}
+            writing.refuse(item := PreparedItem(name, plan.record, plan, texts=named))
+            with self._noting_failure():
+                writing.take(item)
+
+        def put(leaves: Iterable[tuple[int, np.ndarray[Any, Any]]]) -> None:
+            with self._turn:
+                writing = self._begun()
+                arrays = [_whole(plan.leaves[position], values) for position, values in leaves]
+                with self._noting_failure():
+                    writing.put(name, arrays)
+
+        return put
+
+    def _begun(self) -> _PieceWrite:
+        """What writes; raises if nothing can be added (any more)."""
+        if self._writing is None:
+            raise CheckpointError(f"{self._job.target}: add() is for inside of the with block")
+        if self._failure is not None:
+            raise _given_up(self._job.target) from self._failure
+        return self._writing
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def __exit__(
         self,
@@ -153,6 +206,11 @@ class CheckpointWriter:
                     raise
                 return
         events.committed(writing.written_bytes, 0.0)
+
+
+def _whole(leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
+    pieces = [(whole(leaf.spec.stored_shape), values)]
+    return ArrayToWrite(leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, None)
 
 
 def _given_up(path: str) -> CheckpointError:
@@ -187,7 +245,7 @@ class _PieceWrite(Write):
         self._context = new_context(durable=job.options.durable)
         if not job.local:
             self._uploads = Uploads(job, attempt, [], self._context)
-        self._trees: dict[str, _Tree] = {}
+        self._trees: dict[str, PieceTree] = {}
         self._waiting_bytes = 0
 
     def refuse(self, item: PreparedItem) -> None:
@@ -197,7 +255,7 @@ class _PieceWrite(Write):
         if tree is not None and item.plan is not None:
             tree.refuse(item)
         elif known:
-            raise _taken(item.name, "")
+            raise taken(item.name, "")
 
     def take(self, item: PreparedItem) -> None:
         """Writes an item or a part of one, or copies its arrays if they are small."""
@@ -207,10 +265,15 @@ class _PieceWrite(Write):
             return
         tree = self._trees.get(item.name)
         if tree is None:
-            tree = self._trees[item.name] = _Tree(item)
+            tree = self._trees[item.name] = PieceTree(item)
             self._items.append(item)
         arrays = item.landing() if item.landing else item.arrays
         tree.add(item)
+        self.put(item.name, arrays)
+
+    def put(self, name: str, arrays: Sequence[ArrayToWrite]) -> None:
+        """Writes arrays of an item that was taken, or copies them if they are small."""
+        tree = self._trees[name]
         added_bytes = sum(array.size_bytes for array in arrays)
         self.written_bytes += added_bytes
         if added_bytes > _SMALL_ADD_BYTES:
@@ -228,7 +291,7 @@ class _PieceWrite(Write):
                 self._write(tree, arrays)
         self._waiting_bytes = 0
 
-    def _write(self, tree: _Tree, arrays: Iterable[ArrayToWrite]) -> None:
+    def _write(self, tree: PieceTree, arrays: Iterable[ArrayToWrite]) -> None:
         """Writes arrays into the item's database; blocks until they need not be in memory any more."""
         database, most = self._database(self._attempt, tree.first), self._job.options.max_host_bytes
         if self._uploads is not None:
@@ -273,65 +336,6 @@ class _PieceWrite(Write):
         self._attempt.abort()
 
 
-class _Tree:
-    """The parts of one item that were added so far.
-
-    Attributes:
-        first: the first part.
-        waiting: small arrays that are not written yet.
-        checksums: of the chunks that are written.
-        upload: of the item's database, into an object store.
-    """
-
-    def __init__(self, first: PreparedItem) -> None:
-        self.first = first
-        self.waiting: list[ArrayToWrite] = []
-        self.checksums: dict[str, list[int]] = {}
-        self.upload: Upload | None = None
-        self._grown = GrownTree()
-        self._paths: dict[str, str] = {}  # array name -> path
-        self._texts: dict[str, str] = {}
-
-    def refuse(self, part: PreparedItem) -> None:
-        """Raises UnsupportedLeaf if a part has what is there already."""
-        clash = self._grown.clash(part.record.tree)
-        if clash is not None:
-            raise _taken(part.name, format_path(clash))
-        for name, path in zip(part.names, part.record.paths, strict=True):
-            if name in self._paths:
-                where = format_path(path)
-                raise UnsupportedLeaf(
-                    f"item {part.name!r}: leaves {self._paths[name]!r} and {where!r} would both be stored as {name!r} "
-                    "in Orbax's format, which cannot tell them apart: rename one of them",
-                    leaf=where,
-                )
-
-    def add(self, part: PreparedItem) -> None:
-        assert part.plan is not None
-        _, paths, specs, shardings, stored = part.plan.signature
-        self._grown.add(part.record.tree, list(zip(paths, specs, shardings, stored, strict=True)))
-        self._paths |= zip(part.names, map(format_path, paths), strict=True)
-        self._texts |= part.texts
-
-    def whole(self, job: SaveJob) -> PreparedItem:
-        """The item of all parts, without its arrays."""
-        root, leaves = self._grown.whole()
-        columns = [tuple(leaf[column] for leaf in leaves) for column in range(4)]
-        plan = plan_item(self.first.name, TreeSignature(root, *columns), job)
-        return replace(
-            self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
-        )
-
-
 def _copied(array: ArrayToWrite) -> ArrayToWrite:
     pieces = [(region, np.array(values, order="C")) for region, values in array.pieces]
     return array._replace(pieces=pieces, source=None)
-
-
-def _taken(item: str, where: str) -> UnsupportedLeaf:
-    what = f"item {item!r}: {where}" if where else f"item {item!r}"
-    return UnsupportedLeaf(
-        f"{what} was added already, and only dictionaries can be added in parts: add each leaf once, or all "
-        "of the item at once",
-        leaf=where or item,
-    )

@@ -100,8 +100,11 @@ def copy(
 @app.command("export")
 def export(
     path: Annotated[str, typer.Argument(help="A checkpoint: path or URL.")],
-    target: Annotated[str, typer.Argument(help="A file x.safetensors, or a folder.")],
-    to: Annotated[str, typer.Option("--to", help="The format: safetensors.")] = "safetensors",
+    target: Annotated[str, typer.Argument(help="A file; of safetensors, or a folder.")],
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="safetensors, torch or npz; else by the name."),
+    ] = None,
     item: Annotated[str | None, typer.Option("--item", help="Which item, of several.")] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Patterns such as 'params/**'.")
@@ -110,22 +113,65 @@ def export(
         Path | None, typer.Option("--rules", help="Rules of names (JSON), taken backwards.")
     ] = None,
     max_shard_mib: Annotated[
-        int, typer.Option("--max-shard-mib", min=1, help="The most tensors in a file.")
+        int, typer.Option("--max-shard-mib", min=1, help="The most tensors in a safetensors file.")
     ] = 5120,
+    as_json: Json = False,
 ) -> None:
     """Write the arrays of a checkpoint in another format; streamed, and verified as they are read."""
     from ckpt_core.cli import _convert
 
-    if to != "safetensors":
-        raise CheckpointError(f"--to {to}: only safetensors is written")
     raise typer.Exit(
         _convert.export(
             path,
             target,
+            to=to,
             item=item,
             only=only or [],
             rules=rules,
             max_shard_bytes=max_shard_mib * 2**20,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command("import")
+def import_weights(
+    source: Annotated[str, typer.Argument(help="A file or folder of another program.")],
+    target: Annotated[str, typer.Argument(help="The new checkpoint: path or URL.")],
+    format: Annotated[
+        str | None, typer.Option("--from", help="Its format; else by what is in it.")
+    ] = None,
+    item: Annotated[
+        str | None, typer.Option("--item", help="Name of the item; of Orbax, the one to take.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Patterns of names to take.")
+    ] = None,
+    rules: Annotated[Path | None, typer.Option("--rules", help="Rules of names (JSON).")] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option("--rename", help="OLD=NEW, leading parts; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Cuts names into levels, such as at '.'.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a checkpoint of files of another format; streamed, and there at once or not at all."""
+    from ckpt_core.cli import _convert
+
+    raise typer.Exit(
+        _convert.import_weights(
+            source,
+            target,
+            format=format,
+            item=item,
+            only=only or [],
+            rules=rules,
+            rename=rename or [],
+            split=split,
+            overwrite=overwrite,
+            as_json=as_json,
         )
     )
 

@@ -1,34 +1,117 @@
-"""``ckpt export``."""
+"""``ckpt export`` and ``ckpt import``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
-from ckpt_core.cli._text import console, size
-from ckpt_core.convert import export_safetensors
+import ckpt_core.convert as convert
+from ckpt_core._errors import CheckpointError
+from ckpt_core._options import Options
+from ckpt_core._verify import inspect
+from ckpt_core.cli._text import console, counted, print_json, size
+
+_SUFFIXES = {".npz": "npz", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".msgpack": "msgpack"}
 
 
 def export(
     source: str,
     target: str,
     *,
+    to: str | None,
     item: str | None,
     only: list[str],
     rules: Path | None,
     max_shard_bytes: int,
+    as_json: bool,
 ) -> int:
-    """Writes the arrays of a checkpoint as safetensors; prints the files."""
-    written = export_safetensors(
-        source,
-        target,
-        item=item,
-        only=only or None,
-        rules=None if rules is None else json.loads(rules.read_text()),
-        max_shard_bytes=max_shard_bytes,
-    )
-    out = console()
+    """Writes the arrays of a checkpoint in another format; prints the files."""
+    exporters: dict[str, Callable[..., list[str]]] = {
+        "safetensors": convert.export_safetensors,
+        "torch": convert.export_torch,
+        "npz": convert.export_npz,
+    }
+    to = to or _SUFFIXES.get(os.path.splitext(target)[1], "safetensors")
+    if to not in exporters:
+        raise CheckpointError(f"--to {to}: only {', '.join(exporters)} are written")
+    more = {"max_shard_bytes": max_shard_bytes} if to == "safetensors" else {}
+    read = None if rules is None else _rules(rules)
+    written = exporters[to](source, target, item=item, only=only or None, rules=read, **more)
+    if as_json:
+        print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in written]})
+        return 0
     for path in written:
-        out.print(f"{path}: {size(os.path.getsize(path))}", markup=False)
+        console().print(f"{path}: {size(os.path.getsize(path))}", markup=False)
     return 0
+
+
+def import_weights(
+    source: str,
+    target: str,
+    *,
+    format: str | None,
+    item: str | None,
+    only: list[str],
+    rules: Path | None,
+    rename: Sequence[str],
+    split: str | None,
+    overwrite: bool,
+    as_json: bool,
+) -> int:
+    """Makes a checkpoint of a file of another program; prints what it holds."""
+    pairs = [entry.partition("=") for entry in rename]
+    wrong = next((old for old, sign, _ in pairs if not (old and sign)), None)
+    if wrong is not None:
+        raise CheckpointError(f"--rename {wrong}: it must be OLD=NEW")
+    with _progress(source) as listener:
+        convert.import_weights(
+            source,
+            target,
+            format=format,
+            item=item,
+            only=only or None,
+            rules=None if rules is None else _rules(rules),
+            rename={old: new for old, _, new in pairs} or None,
+            split=split,
+            overwrite=overwrite,
+            options=Options(on_event=listener),
+        )
+    leaves = [leaf for one in inspect(target).items.values() for leaf in one.leaves]
+    total = sum(leaf.bytes for leaf in leaves)
+    if as_json:
+        print_json({"path": target, "leaves": len(leaves), "bytes": total})
+    else:
+        count = counted(len(leaves), "leaf", "leaves")
+        console().print(f"{source} -> {target}: {count}, {size(total)}", markup=False)
+    return 0
+
+
+def _rules(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: rules are a list in JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def _progress(source: str) -> Generator[Callable[[Any], None] | None]:
+    """A listener that shows how far an import is, if there is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(source)) as status:
+
+        def listen(event: Any) -> None:
+            if event.kind == "progress":
+                told = f"{source}: {size(event.bytes)} of {size(event.total_bytes)}"
+                status.update(escape(told))
+
+        yield listen

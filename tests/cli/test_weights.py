@@ -31,7 +31,7 @@ def test_export(call: Call, tmp_path: Path):
     (found,) = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors").items()
     assert (found[0], found[1].shape) == ("w.weight", (3, 2))
     code, _, err = call("export", tmp_path / "one", tmp_path / "x", "--to", "gguf")
-    assert (code, "only safetensors" in err) == (2, True)
+    assert (code, "only safetensors, torch" in err) == (2, True)
 
 
 def test_show_and_verify_say_what_it_is(call: Call, tmp_path: Path):

@@ -1,0 +1,265 @@
+"""What becomes of the names and arrays of a source: selection, rules, renames, levels, the tree of a target."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpt_core import _adapters
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
+from ckpt_core._format.rules import Rule, bind
+from ckpt_core._load.checkpoint import ExtentItem, Recipe
+from ckpt_core._load.derived import under_rules
+from ckpt_core._tree import FlatTree, Path, flatten, format_path
+from ckpt_core._tree.leaves import LeafSpec, describe
+from ckpt_core._tree.match import parse_path, positions_of, renamer, selector
+from ckpt_core.convert._source import Array, Slot, Source
+
+_Leaves = list[tuple[Path, Any]]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What the caller of an import asked for; see ``import_weights``."""
+
+    only: str | Iterable[str] | None = None
+    rules: tuple[Rule, ...] = ()
+    rename: Mapping[str, str] | Callable[[str], str] | None = None
+    split: str | None = None
+    like: Any = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is asked for."""
+        return any(one is not None for one in (self.only, self.rename, self.split, self.like)) or (
+            bool(self.rules)
+        )
+
+
+class _Made(NamedTuple):
+    """Where a slot is, if rules make it of others."""
+
+    recipe: Recipe
+    slots: Sequence[Slot]
+    shape: tuple[int, ...]
+
+
+def arranged(source: Source, asked: Arrangement, where: str) -> Source:
+    """The source as it is asked for.
+
+    Raises:
+        CheckpointNotFound: ``only`` matches nothing.
+        StructureMismatch: arrays do not fit the rules or the target, or a rename matches nothing.
+        CheckpointError: two leaves would have one path.
+    """
+    if not asked.changes:
+        return source
+    leaves = _selected(source, asked, where)
+    target = None
+    if asked.like is not None:
+        target = flatten(asked.like, expand=_adapters.expander(stored=True), saving=True)
+    if asked.rules:
+        leaves = _ruled(leaves, asked.rules, target, where)
+    if asked.rename is not None:
+        leaves = _renamed(leaves, asked.rename)
+    if asked.split is not None:
+        leaves = [(_split(path, asked.split, where), leaf) for path, leaf in leaves]
+    read = _reading(source)
+    if target is not None:
+        return _as_target(leaves, target, where, read)
+    flat = flatten(_nested(leaves, where))
+    return replace(source, root=flat.root, paths=flat.paths, leaves=flat.leaves, read=read)
+
+
+def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
+    def read(slots: Sequence[Slot]) -> Iterator[Array]:
+        for made, group in itertools.groupby(slots, lambda slot: isinstance(slot.place, _Made)):
+            if made:
+                yield from (_put_together(slot, source) for slot in group)
+            else:
+                yield from source.read(list(group))
+
+    return read
+
+
+def _put_together(slot: Slot, source: Source) -> Array:
+    """What a rule makes of arrays; one of them is in memory beside the result."""
+    recipe, slots, joined_shape = slot.place
+    count = len(recipe.sources[0].row)
+    shape = (*slot.spec.shape[:count], *recipe.reshaped)
+    reshaped: Array = np.empty(shape, slot.spec.numpy_dtype)
+    rows = reshaped.reshape(*shape[:count], *joined_shape)
+    for part, values in zip(recipe.sources, source.read(slots), strict=True):
+        row = rows[part.row] if part.row else rows
+        if not values.shape:
+            row[...] = values
+            continue
+        size = values.shape[recipe.axis]
+        first, last = max(0, part.start), min(joined_shape[recipe.axis], part.start + size)
+        if first < last:
+            before = (slice(None),) * recipe.axis
+            row[(*before, slice(first, last))] = values[
+                (*before, slice(first - part.start, last - part.start))
+            ]
+    axes = (*range(count), *(count + axis for axis in recipe.transpose))
+    return np.ascontiguousarray(reshaped.transpose(axes))
+
+
+def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
+    leaves = list(zip(source.paths, source.leaves, strict=True))
+    if asked.only is None:
+        return leaves
+    specs = [_spec(path, leaf) for path, leaf in leaves]
+    chosen = positions_of(source.paths, specs, selector(asked.only, item="state"))
+    if not chosen:
+        raise CheckpointNotFound(f"{where}: only={asked.only!r} matches nothing in it")
+    return [leaves[position] for position in chosen]
+
+
+def _spec(path: Path, leaf: Any) -> LeafSpec:
+    return leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
+
+
+def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
+    slots = {".".join(map(str, path)): leaf for path, leaf in leaves if isinstance(leaf, Slot)}
+    base = ExtentItem(
+        "state",
+        "tree",
+        paths=[(name,) for name in slots],
+        specs=[slot.spec for slot in slots.values()],
+    )
+    if target is None:
+        results = [path for bound in bind(rules, slots)[0] for path in bound.results]
+        paths: list[Path] = [tuple(path.split("/")) for path in results]
+        wanted: list[LeafSpec | None] = [None] * len(paths)
+    else:
+        paths = list(target.paths)
+        wanted = [describe(leaf, path) for path, leaf in zip(paths, target.leaves, strict=True)]
+    derived = under_rules(where, base, rules, paths, wanted)
+    given, ordered = dict(slots), list(slots.values())
+    found: _Leaves = [(path, leaf) for path, leaf in leaves if not isinstance(leaf, Slot)]
+    before = {".".join(map(str, path)): path for path, _ in leaves}
+    for path, spec, recipe in zip(derived.paths, derived.specs, derived.recipes, strict=True):
+        name = str(path[0])
+        parts = [ordered[part.leaf] for part in recipe.sources]
+        if len(parts) == 1 and given.get(name) is parts[0]:
+            found.append((before[name], parts[0]))
+            continue
+        kind = replace(spec, kind=parts[0].spec.kind)
+        joined = tuple(_size(recipe.reshaped, group) for group in recipe.groups)
+        found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts, joined))))
+    return found
+
+
+def _size(shape: Sequence[int], axes: Iterable[int]) -> int:
+    return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
+
+
+def _renamed(leaves: _Leaves, rename: Mapping[str, str] | Callable[[str], str]) -> _Leaves:
+    """Names of one level may be renamed by leading parts with dots, all others by leading levels."""
+    flat = all(len(path) == 1 for path, _ in leaves)
+    sign = "." if flat else "/"
+    names = [str(path[0]) if flat else format_path(path) for path, _ in leaves]
+    if isinstance(rename, Mapping):
+        table = {old.replace("/", sign).strip(sign): new for old, new in rename.items()}
+        idle = [
+            Mismatch(old, "rename", None, new)
+            for old, new in table.items()
+            if not any(f"{name}{sign}".startswith(f"{old}{sign}") for name in names)
+        ]
+        if idle:
+            raise StructureMismatch(
+                idle, advice="An entry of rename= must be a name, or leading parts of one."
+            )
+        rename = _by_parts(table, sign)
+    change = renamer(rename)
+    assert change is not None
+    changed = map(change, names)
+    return [
+        (path if new == old else parse_path(new), leaf)
+        for (path, leaf), old, new in zip(leaves, names, changed, strict=True)
+    ]
+
+
+def _by_parts(table: Mapping[str, str], sign: str) -> Callable[[str], str]:
+    longest = sorted(table, key=len, reverse=True)
+
+    def change(name: str) -> str:
+        for old in longest:
+            if f"{name}{sign}".startswith(f"{old}{sign}"):
+                return f"{table[old]}{name[len(old) :]}".removeprefix(sign)
+        return name
+
+    return change
+
+
+def _split(path: Path, sign: str, where: str) -> Path:
+    found: list[Any] = []
+    for entry in path:
+        parts = entry.split(sign) if isinstance(entry, str) else [entry]
+        if "" in parts:
+            raise CheckpointError(
+                f"{where}: {format_path(path)!r} cut at {sign!r} has a level without a name"
+            )
+        found += parts
+    return tuple(found)
+
+
+def _nested(leaves: _Leaves, where: str) -> dict[Any, Any]:
+    tree: dict[Any, Any] = {}
+    inner = {id(tree)}
+    for path, leaf in leaves:
+        node: Any = tree
+        for entry in path[:-1]:
+            node = node.setdefault(entry, {})
+            if isinstance(node, dict) and not node:
+                inner.add(id(node))
+            if id(node) not in inner:
+                raise _twice(path, where)
+        if not path or path[-1] in node:
+            raise _twice(path, where)
+        node[path[-1]] = leaf
+    return tree
+
+
+def _twice(path: Path, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: two values would be at {format_path(path)}, or one inside of the other: rename one of them"
+    )
+
+
+def _as_target(
+    leaves: _Leaves,
+    target: FlatTree,
+    where: str,
+    read: Callable[[Sequence[Slot]], Iterator[Array]],
+) -> Source:
+    """The leaves in the tree of a target; all differences are told at once."""
+    given = {".".join(map(str, path)): (path, leaf) for path, leaf in leaves}
+    problems: list[Mismatch] = []
+    found: list[Any] = []
+    for path, like in zip(target.paths, target.leaves, strict=True):
+        wanted = describe(like, path)
+        there = given.pop(".".join(map(str, path)), None)
+        if there is None:
+            problems.append(Mismatch(format_path(path), "missing", None, str(wanted)))
+            continue
+        spec = _spec(*there)
+        if (spec.dtype, spec.shape) != (wanted.dtype, wanted.shape):
+            kind = "shape" if spec.shape != wanted.shape else "dtype"
+            problems.append(Mismatch(format_path(path), kind, str(spec), str(wanted)))
+        leaf = there[1]
+        if isinstance(leaf, Slot) and wanted.kind in ("jax", "numpy") and leaf.spec.kind != "key":
+            leaf = Slot(replace(spec, kind=wanted.kind), leaf.place)
+        found.append(leaf)
+    problems += [
+        Mismatch(format_path(path), "unexpected", str(_spec(path, leaf)), None)
+        for path, leaf in given.values()
+    ]
+    if problems:
+        raise StructureMismatch(problems, where=where)
+    return Source(target.root, target.paths, found, read)

@@ -1,0 +1,99 @@
+"""What ``load`` takes as it is: safetensors, and checkpoints of Orbax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._format import orbax_write
+from ckpt_core._layout.regions import whole
+from ckpt_core._load import load
+from ckpt_core._load.checkpoint import (
+    Checkpoint,
+    ExtentItem,
+    NativeCheckpoint,
+    OrbaxItem,
+    SavedItem,
+)
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.orbax import with_specs
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
+from ckpt_core._options import Options
+from ckpt_core._storage import new_context
+from ckpt_core._tree.leaves import TEXT_KINDS
+from ckpt_core.convert._source import Array, Slot, Source, array_spec
+
+
+def items_of(path: str, item: str | None, options: Options) -> tuple[dict[str, Any], Any]:
+    """The items, trees of arrays as a ``Source``, by name (empty if it is one state); and the metadata.
+
+    Raises:
+        CheckpointNotFound: no checkpoint, or no such item.
+        CheckpointError: a checkpoint of ckpt, or an item of another kind than arrays and JSON.
+    """
+    opened = open_checkpoint(path, options)
+    if isinstance(opened, NativeCheckpoint):
+        raise CheckpointError(f"{path} is a checkpoint of ckpt: copy it with 'ckpt cp'")
+    saved = list(opened.items.values())
+    if len(saved) == 1 and isinstance(saved[0], ExtentItem):
+        return {"": _source(opened, saved[0], options)}, opened.metadata
+    if item is not None and item not in opened.items:
+        raise CheckpointNotFound(f"{path} has no item {item!r}, but {', '.join(opened.items)}")
+    chosen = [one for one in saved if item in (None, one.name)]
+    found = {one.name: _item(opened, one, options) for one in chosen}
+    return {"": found.popitem()[1]} if opened.single and item is None else found, opened.metadata
+
+
+def _item(opened: Checkpoint, saved: SavedItem, options: Options) -> Any:
+    if saved.form == "tree":
+        return _source(opened, saved, options)
+    if saved.form in ("process", "files"):
+        raise CheckpointError(
+            f"{opened.path}: item {saved.name!r} is no tree of arrays, but of the form {saved.form!r}: it needs the "
+            "program that wrote it; import the other items one by one with item="
+        )
+    value = load(opened.path, item=None if opened.single else saved.name, options=options)
+    if saved.form != "json":
+        return value
+    from ckpt_core._items import Json
+
+    return Json(value)
+
+
+def _source(opened: Checkpoint, item: SavedItem, options: Options) -> Source:
+    context = new_context()
+    if isinstance(item, OrbaxItem):
+        item = with_specs(opened, item, context)
+    specs = list(item.specs)
+    if isinstance(item, ExtentItem):
+        specs = [array_spec(spec.dtype, spec.shape, opened.path) for spec in specs]
+    texts = _Texts(opened, item)
+    leaves = [
+        texts.of(position) if spec.kind in TEXT_KINDS else Slot(spec, position)
+        for position, spec in enumerate(specs)
+    ]
+
+    def read(slots: Sequence[Slot]) -> Iterator[Array]:
+        wants = [Want(slot.place, [whole(slot.spec.stored_shape)]) for slot in slots]
+        with opened.held():
+            for _, parts in read_leaves(opened, item, wants, options, context):
+                (array,) = parts.values()
+                yield array
+
+    return Source(item.root, item.paths, leaves, read)
+
+
+class _Texts:
+    """The text leaves of an item."""
+
+    def __init__(self, opened: Checkpoint, item: SavedItem) -> None:
+        self._opened, self._item = opened, item
+        self._document: Any = None
+
+    def of(self, leaf: int) -> str:
+        if self._document is None:
+            name = self._item.file(orbax_write.STRINGS_FILE)
+            self._document = orbax_write.parse_strings(self._opened.read_file(name), name)
+        return orbax_write.read_string(self._document, self._item.name_of(leaf))

@@ -1,0 +1,176 @@
+"""``import_weights``: files of other formats become checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+from ckpt_core._directory import resolve
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._events import Progress
+from ckpt_core._format.rules import Rule, rules_from
+from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._save.job import RecordFields
+from ckpt_core._save.pieces import CheckpointWriter, writer_of
+from ckpt_core._save.plan import TreeSignature
+from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
+from ckpt_core.convert import _checkpoints
+from ckpt_core.convert._arrange import Arrangement, arranged
+from ckpt_core.convert._detect import FORMATS, format_of
+from ckpt_core.convert._source import Array, Slot, Source
+
+_BATCH_BYTES = 64 * MIB
+_AS_CHECKPOINT = frozenset({"safetensors", "orbax", "ckpt"})
+
+
+def import_weights(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    /,
+    *,
+    format: str | None = None,
+    item: str | None = None,
+    only: str | Iterable[str] | None = None,
+    rules: Iterable[Rule | Mapping[str, Any]] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    split: str | None = None,
+    like: Any = None,
+    overwrite: bool = False,
+    metadata: Any = None,
+    options: Options | None = None,
+) -> None:
+    """Makes a checkpoint of what another program wrote; no code that a file names is run.
+
+    Streamed: holds a few batches of 128 MiB, or the largest array and, under a rule, what it is made of. Nothing is at
+    ``target`` before all of it is there; an import that was killed begins anew. The frameworks need not be installed.
+
+    Args:
+        source: a file or folder; safetensors and Orbax also in a bucket.
+        target: path or URL of the new checkpoint.
+        format: ``safetensors``, ``npz``, ``torch``, ``dcp``, ``keras``, ``msgpack``, ``equinox`` or ``orbax``; None: by
+            what is in it.
+        item: name of the item to make; None: one state, as ``save(path, state)`` makes. From Orbax, the item to take;
+            None: all.
+        only: patterns of names to take, as for ``load``.
+        rules: the rules of a load. Those that cut dimensions need ``like``.
+        rename: a mapping of leading parts of names, or a function of the name; slashes in new names make levels.
+        split: cuts names at this text into levels of a tree, such as ``"."``.
+        like: a tree of arrays, or of shapes, whose structure the checkpoint gets; equinox needs it.
+        overwrite: as for ``save``.
+        metadata: of the new checkpoint; None: that of the source.
+        options: ``on_event`` of it is told of the progress.
+
+    Raises:
+        CheckpointNotFound: nothing is there, or ``only`` matches nothing.
+        CheckpointExists: something is at ``target``.
+        CheckpointCorrupt: the source is damaged or cut short.
+        UnsupportedLeaf: it holds something that is not a number, text or array; or would need code to be read.
+        StructureMismatch: arrays do not fit the rules or ``like``.
+        CheckpointError: no known format; or two arrays would be at one path.
+
+    Example:
+        >>> import ckpt_core as ckpt, numpy as np, tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> np.savez(f"{folder}/a.npz", **{"layer.w": np.ones(3, np.float32)})
+        >>> ckpt.convert.import_weights(f"{folder}/a.npz", f"{folder}/a", split=".")
+        >>> ckpt.load(f"{folder}/a")
+        {'layer': {'w': array([1., 1., 1.], dtype=float32)}}
+    """
+    chosen = checked_options(options)
+    where, _ = resolve(source)
+    if format is not None and format not in FORMATS:
+        raise CheckpointError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
+    asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
+    found_format = format or format_of(where)
+    with _opened(where, found_format, item, like, chosen) as (items, told):
+        trees = [name for name, value in items.items() if isinstance(value, Source)]
+        if asked.changes and len(trees) != 1:
+            raise CheckpointError(
+                f"{where} has several items: say with item= whose names are changed, of {', '.join(trees) or 'none'}"
+            )
+        if found_format == "equinox":
+            asked = Arrangement(only, asked.rules, rename, split)
+        arranging = {
+            name: arranged(value, asked, where) if isinstance(value, Source) else value
+            for name, value in items.items()
+        }
+        single = item is None and list(arranging) == [""]
+        fields = RecordFields(single, told if metadata is None else metadata)
+        with writer_of(target, fields, overwrite=overwrite, options=chosen) as writer:
+            _write(writer, arranging, item or "state", where, str(target), chosen)
+
+
+@contextlib.contextmanager
+def _opened(
+    where: str, format: str, item: str | None, like: Any, options: Options
+) -> Generator[tuple[dict[str, Any], Any]]:
+    """The items of a source, and its metadata."""
+    if format in _AS_CHECKPOINT:
+        yield _checkpoints.items_of(where, item, options)
+        return
+    if "://" in where:
+        raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
+    reader: Any = importlib.import_module(f"ckpt_core.convert._{format}")
+    more = (like,) if format == "equinox" else ()
+    with reader.opened(where, *more) as source:
+        yield {"": source}, source.metadata
+
+
+def _write(
+    writer: CheckpointWriter,
+    items: Mapping[str, Any],
+    name: str,
+    where: str,
+    target: str,
+    options: Options,
+) -> None:
+    total = sum(
+        leaf.spec.stored_bytes
+        for value in items.values()
+        if isinstance(value, Source)
+        for leaf in value.leaves
+        if isinstance(leaf, Slot)
+    )
+    progress = Progress(target, None, total, options.on_event)
+    for key, value in items.items():
+        if isinstance(value, Source):
+            try:
+                _write_tree(writer, key or name, value, progress)
+            except UnsupportedLeaf as error:
+                if where in str(error):
+                    raise
+                raise UnsupportedLeaf(
+                    f"{where}: {error}", leaf=error.leaf, type_name=error.type_name
+                ) from error
+        else:
+            writer.add(key or name, value)
+
+
+def _write_tree(writer: CheckpointWriter, name: str, source: Source, progress: Progress) -> None:
+    """Writes arrays in batches, as they are read."""
+    specs = [
+        leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
+        for path, leaf in zip(source.paths, source.leaves, strict=True)
+    ]
+    others = [n for n, leaf in enumerate(source.leaves) if not isinstance(leaf, Slot)]
+    texts = {n: to_text(source.leaves[n], specs[n]) for n in others if specs[n].kind in TEXT_KINDS}
+    none = (None,) * len(specs)
+    signature = TreeSignature(source.root, tuple(source.paths), tuple(specs), none, none)
+    put = writer.declare(name, signature, texts)
+    put((n, to_host_array(source.leaves[n], specs[n])) for n in others if n not in texts)
+    slots = {n: leaf for n, leaf in enumerate(source.leaves) if isinstance(leaf, Slot)}
+    batch: list[tuple[int, Array]] = []
+    held_bytes = 0
+    for n, array in zip(slots, source.read(list(slots.values())), strict=True):
+        batch.append((n, array))
+        held_bytes += array.nbytes
+        if held_bytes >= _BATCH_BYTES:
+            put(batch)
+            progress.reached(progress.done_bytes + held_bytes)
+            batch, held_bytes = [], 0
+        del array
+    put(batch)
+    progress.reached(progress.done_bytes + held_bytes)

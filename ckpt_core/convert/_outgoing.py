@@ -1,0 +1,188 @@
+"""What all exports have in common: which tensors a checkpoint gives, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpt_core._directory import resolve
+from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
+from ckpt_core._format.rules import Rule, rules_from
+from ckpt_core._format.rules_back import Export, exports
+from ckpt_core._layout.regions import whole
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.orbax import with_specs
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Array, Want
+from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._storage import new_context
+from ckpt_core._tree import Path, format_path
+from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
+from ckpt_core._tree.match import positions_of, selector
+
+_KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
+_PIECE_BYTES = 4 * MIB
+PathLike = str | os.PathLike[str]
+Rules = Iterable[Rule | Mapping[str, Any]] | None
+Arrays = Iterator[tuple[Export, Array]]
+
+
+class Format(NamedTuple):
+    """What a format has room for.
+
+    Attributes:
+        name: its name, for messages.
+        dtypes: the dtypes.
+        advice: what to do with others.
+    """
+
+    name: str
+    dtypes: Collection[str]
+    advice: str = "choose the others with only="
+
+
+class Outgoing(NamedTuple):
+    """What is to be written.
+
+    Attributes:
+        plan: the tensors, those of large elements first, so that each is aligned.
+        arrays: each tensor with its values, in this order.
+        paths: path of each leaf, and what it is.
+    """
+
+    plan: list[Export]
+    arrays: Arrays
+    paths: list[tuple[Path, LeafSpec]]
+
+
+@contextlib.contextmanager
+def outgoing(
+    checkpoint: PathLike,
+    format: Format,
+    *,
+    item: str | None,
+    only: str | Iterable[str] | None,
+    rules: Rules,
+    options: Options | None,
+) -> Generator[Outgoing]:
+    """The tensors of a checkpoint.
+
+    Raises:
+        CheckpointNotFound, CheckpointError, StructureMismatch: as for ``export_safetensors``.
+    """
+    chosen = checked_options(options)
+    opened = open_checkpoint(checkpoint, chosen)
+    context = new_context()
+    saved = _item_of(opened, item)
+    if isinstance(saved, OrbaxItem):
+        saved = with_specs(opened, saved, context)
+    positions = positions_of(saved.paths, saved.specs, selector(only, item=saved.name))
+    if not positions:
+        raise CheckpointNotFound(f"{opened.path}: only={only!r} matches no leaf of {saved.name!r}")
+    _refuse_kinds(opened, saved, positions, format)
+    paths = [_text(saved, position) for position in positions]
+    plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
+    plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
+    described = [(saved.paths[n], saved.specs[n]) for n in positions]
+    with opened.held():
+        yield Outgoing(plan, _arrays(opened, saved, positions, plan, chosen, context), described)
+
+
+def new_file(target: PathLike) -> str:
+    """The path of a file to write.
+
+    Raises:
+        CheckpointExists: something is there.
+        CheckpointError: it is in a bucket.
+    """
+    where = local(target)
+    if os.path.lexists(where):
+        raise CheckpointExists(f"{where} exists already: choose another path, or delete it")
+    return where
+
+
+def local(target: PathLike) -> str:
+    """The absolute path of a target on a disk."""
+    where, on_disk = resolve(target)
+    if not on_disk:
+        raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
+    return where
+
+
+def pieces_of(array: Array) -> Generator[memoryview]:
+    """The bytes of an array in C order, a few MiB at a time."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, data.size, _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES].data
+
+
+def _item_of(opened: Checkpoint, name: str | None) -> SavedItem:
+    trees = {key: item for key, item in opened.items.items() if item.form == "tree"}
+    if name is None and len(trees) == 1:
+        return next(iter(trees.values()))
+    if name not in trees:
+        told = f"no item {name!r} of arrays" if name is not None else "several items of arrays"
+        raise CheckpointNotFound(
+            f"{opened.path} has {told}: say which with item=, of {', '.join(trees) or 'none'}"
+        )
+    return trees[name]
+
+
+def _refuse_kinds(
+    opened: Checkpoint, item: SavedItem, positions: Sequence[int], format: Format
+) -> None:
+    wrong = [
+        f"{format_path(item.paths[n])} ({item.specs[n]})"
+        for n in positions
+        if item.specs[n].kind not in _KINDS or item.specs[n].dtype not in format.dtypes
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise CheckpointError(
+            f"{opened.path}: {format.name} has no place for {shown}: {format.advice}"
+        )
+
+
+def _text(item: SavedItem, position: int) -> str:
+    return "/".join(map(str, item.paths[position]))
+
+
+def _arrays(
+    opened: Checkpoint,
+    item: SavedItem,
+    positions: Sequence[int],
+    plan: Sequence[Export],
+    options: Options,
+    context: Any,
+) -> Iterator[tuple[Export, Array]]:
+    """Each tensor, in order; what several in a row are made of is read once."""
+    wants: list[Want] = []
+    before: object = None
+    for one in plan:
+        if (one.leaves, one.index) != before:
+            before = (one.leaves, one.index)
+            wants += [_want(item, positions[leaf], one.index) for leaf in one.leaves]
+    source = read_leaves(opened, item, wants, options, context)
+    before, parts = None, list[Array]()
+    for one in plan:
+        if (one.leaves, one.index) != before:
+            before = (one.leaves, one.index)
+            parts = [_row(item, next(source), len(one.index)) for _ in one.leaves]
+        yield one, one.make(parts)
+
+
+def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:
+    rest = whole(item.specs[leaf].stored_shape)[len(index) :]
+    return Want(leaf, [(*((n, n + 1) for n in index), *rest)])
+
+
+def _row(item: SavedItem, read: tuple[Want, Mapping[Any, Array]], stacked: int) -> Array:
+    want, parts = read
+    (part,) = parts.values()
+    array = as_logical(part, item.specs[want.leaf])
+    return array.reshape(array.shape[stacked:])

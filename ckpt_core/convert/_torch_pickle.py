@@ -1,0 +1,191 @@
+"""Unpickles what ``torch.save`` and its distributed checkpoints write, without torch, and without running code.
+
+A pickle names functions and classes, and calls them. Here each name stands for a stand-in that only holds what it is
+given, and a name that is not known ends the reading.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+
+_MOST_VALUES = 10_000_000
+_MOST_LEVELS = 100
+
+DTYPES = {
+    **{"torch.Float": "float32", "torch.Double": "float64", "torch.Half": "float16"},
+    **{"torch.BFloat16": "bfloat16", "torch.Long": "int64", "torch.Int": "int32"},
+    **{"torch.Short": "int16", "torch.Char": "int8", "torch.Byte": "uint8"},
+    **{"torch.Bool": "bool", "torch.ComplexFloat": "complex64"},
+    **{"torch.ComplexDouble": "complex128"},
+}
+"""Name of a typed storage, without ``Storage`` -> dtype."""
+OTHER_DTYPES = (
+    *("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+"""Dtypes that have no typed storage."""
+
+
+class Storage(NamedTuple):
+    """Memory of tensors.
+
+    Attributes:
+        key: the file that holds it.
+        dtype: of its elements; None: bytes.
+        size: how many elements, or bytes.
+    """
+
+    key: str
+    dtype: str | None
+    size: int
+
+
+class Tensor(NamedTuple):
+    """A view of memory.
+
+    Attributes:
+        storage: the memory.
+        offset: the first element.
+        shape, strides: as in torch.
+        dtype: of the elements.
+    """
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class Made:
+    """Stands for an object of a known class; a pickle sets its attributes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, dtype: str | None) -> Tensor:
+    numbers = (offset, *shape, *strides)
+    if not isinstance(storage, Storage) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError("a tensor of impossible parts")
+    if len(shape) != len(strides) or (dtype or storage.dtype) is None:
+        raise ValueError("a tensor of impossible parts")
+    return Tensor(storage, offset, tuple(shape), tuple(strides), dtype or storage.dtype or "")
+
+
+def _known() -> dict[str, Any]:
+    """What stands for each name; made anew for each pickle, which might set attributes of it."""
+
+    def tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+        return _tensor(storage, offset, shape, strides, None)
+
+    def tensor_of_dtype(
+        storage: Any, offset: Any, shape: Any, strides: Any, _: Any, __: Any, dtype: Any, *___: Any
+    ) -> Tensor:
+        return _tensor(storage, offset, shape, strides, str(dtype))
+
+    def parameter(data: Any, *_: Any) -> Any:
+        return data
+
+    class Ordered(dict[Any, Any]):
+        """Takes the attributes that modules set on their states, too."""
+
+    return {
+        "torch._utils._rebuild_tensor_v2": tensor,
+        "torch._utils._rebuild_tensor_v3": tensor_of_dtype,
+        "torch._utils._rebuild_parameter": parameter,
+        "torch._utils._rebuild_parameter_with_state": parameter,
+        "torch.Size": lambda sizes=(): tuple(sizes),
+        "collections.OrderedDict": Ordered,
+        "torch.storage.UntypedStorage": "bytes",
+        **{f"{name}Storage": dtype for name, dtype in DTYPES.items()},
+        **{f"torch.{dtype}": dtype for dtype in (*DTYPES.values(), *OTHER_DTYPES)},
+    }
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, where: str, more: Mapping[str, Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._where = where
+        self._known = {**_known(), **more}
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = self._known.get(f"{module}.{name}")
+        if found is None:
+            raise UnsupportedLeaf(
+                f"{self._where} holds an object of {module}.{name}, and to make it would run code that the file names: "
+                "ckpt reads tensors and plain containers. In a program that has the class and trusts the file, "
+                "save model.state_dict() instead",
+                type_name=f"{module}.{name}",
+            )
+        return found
+
+    def persistent_load(self, pid: Any, /) -> Storage:
+        word, dtype, key, _, count = pid
+        if word != "storage" or not isinstance(key, str) or type(count) is not int or count < 0:
+            raise ValueError("a storage of impossible parts")
+        if not isinstance(dtype, str):
+            raise ValueError("a storage without a dtype")
+        return Storage(key, None if dtype == "bytes" else dtype, count)
+
+
+def unpickled(data: bytes, where: str, more: Mapping[str, Any] | None = None) -> Any:
+    """The value in a pickle: plain containers and numbers, with ``Tensor`` for tensors.
+
+    Args:
+        data: the pickle.
+        where: for messages.
+        more: further names that it may have, with what stands for them.
+
+    Raises:
+        UnsupportedLeaf: it names another class or function.
+        CheckpointCorrupt: it is damaged.
+    """
+    try:
+        return _Unpickler(data, where, more or {}).load()
+    except UnsupportedLeaf:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise CheckpointCorrupt(
+            f"{where}: damaged, or not what torch.save writes: {error!r}", file=where
+        ) from error
+
+
+def plain(value: Any, where: str, change: Callable[[Tensor, str], Any]) -> Any:
+    """A tree of dicts, lists and tuples, with ``change(tensor, path)`` for each tensor.
+
+    Raises:
+        UnsupportedLeaf: it holds anything else but numbers, text and None.
+    """
+    left = iter(range(_MOST_VALUES))  # shared parts may stand in it without end
+
+    def walk(one: Any, path: str, depth: int) -> Any:
+        if next(left, None) is None or depth > _MOST_LEVELS:
+            raise CheckpointCorrupt(f"{where}: a tree without end", file=where)
+        if isinstance(one, Tensor):
+            return change(one, path)
+        if isinstance(one, dict):
+            return {key: walk(part, f"{path}/{key}", depth + 1) for key, part in one.items()}
+        if type(one) in (list, tuple):
+            return type(one)(walk(part, f"{path}/{n}", depth + 1) for n, part in enumerate(one))
+        if one is None or type(one) in (bool, int, float, complex, str, bytes):
+            return one
+        kind = type(one).__name__
+        raise UnsupportedLeaf(
+            f"{where}: {path.removeprefix('/')} is a {kind}: a checkpoint holds tensors, numbers and text",
+            leaf=path,
+            type_name=kind,
+        )
+
+    return walk(value, "", 0)

@@ -1,0 +1,113 @@
+"""Zip archives: members that are read and written as streams."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from typing import IO, Any, cast
+
+from ckpt_core._errors import CheckpointCorrupt
+
+_ALIGNMENT = 64
+_LARGE_BYTES = 2**31 - 2**20
+_SECOND_OF_1980 = (1980, 1, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zipfile.ZipFile]:
+    """An archive, for reading; what is wrong with it is told as damage.
+
+    Raises:
+        CheckpointCorrupt: it is no zip, is damaged or encrypted, or has two members of one name.
+    """
+    try:
+        with zipfile.ZipFile(cast(Any, file)) as archive:
+            names = archive.namelist()
+            if len(set(names)) < len(names):
+                twice = next(name for n, name in enumerate(names) if name in names[:n])
+                raise CheckpointCorrupt(f"{where}: {twice!r} stands in it twice", file=where)
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise CheckpointCorrupt(f"{where}: damaged or cut short: {error}", file=where) from error
+    except (NotImplementedError, RuntimeError) as error:  # encrypted, or compressed by other means
+        if isinstance(error, RecursionError):
+            raise
+        raise CheckpointCorrupt(f"{where}: cannot be unpacked: {error}", file=where) from error
+
+
+def most_member_bytes(member: zipfile.ZipInfo) -> int:
+    """What a member can hold by its size in the archive; what it says of itself may be wrong."""
+    if member.compress_type == zipfile.ZIP_STORED:
+        return min(member.file_size, member.compress_size)
+    return min(member.file_size, 1100 * member.compress_size + 1024)
+
+
+def data_offset(stream: IO[bytes], member: zipfile.ZipInfo, where: str, begin: int = 0) -> int:
+    """The position at which the bytes of an uncompressed member begin.
+
+    Args:
+        stream: the archive.
+        member: of it.
+        where: for messages.
+        begin: where the archive begins in ``stream``.
+    """
+    stream.seek(begin + member.header_offset)
+    head = stream.read(30)
+    if len(head) < 30 or head[:4] != b"PK\3\4" or member.compress_type != zipfile.ZIP_STORED:
+        raise CheckpointCorrupt(
+            f"{where}: {member.filename!r} is damaged, or compressed", file=where
+        )
+    names, extra = struct.unpack("<HH", head[26:])
+    return begin + member.header_offset + 30 + names + extra
+
+
+class _Sink(io.RawIOBase):
+    """Takes what a zip writer writes, until it is fetched; cannot seek."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        self.position += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        raise OSError("a stream")  # so that zipfile counts by itself
+
+    def taken(self) -> Iterator[bytes]:
+        pieces, self._pieces = self._pieces, []
+        yield from pieces
+
+
+def zip_pieces(members: Iterable[tuple[str, int, Iterable[Any]]]) -> Generator[bytes]:
+    """An archive of uncompressed members, as a stream.
+
+    Args:
+        members: name, size in bytes, and content of each. What begins is aligned to 64 bytes, so that arrays can
+            be memory-mapped.
+    """
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, size, pieces in members:
+            member = zipfile.ZipInfo(name, _SECOND_OF_1980)
+            member.file_size = size
+            large = size > _LARGE_BYTES
+            head = sink.position + 30 + len(name.encode()) + 4 + (20 if large else 0)
+            padding = -head % _ALIGNMENT
+            member.extra = struct.pack("<HH", 0x4246, padding) + bytes(padding)
+            with archive.open(member, "w", force_zip64=large) as stream:
+                yield from sink.taken()
+                for piece in pieces:
+                    stream.write(piece)
+                    yield from sink.taken()
+            yield from sink.taken()
+    yield from sink.taken()

@@ -1,0 +1,73 @@
+"""``ckpt import``, and the formats of ``ckpt export``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.command_line import Call, make_call  # noqa: F401 (fixture)
+
+pytest.importorskip("typer")
+
+
+def test_there_and_back(call: Call, tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.savez(tmp_path / "a.npz", **{"enc.w": values, "enc.b": np.zeros(2)})
+    code, out, err = call(
+        *("import", tmp_path / "a.npz", tmp_path / "a", "--split", ".", "--item", "model"),
+        *("--rename", "enc=encoder", "--only", "*.w"),
+    )
+    assert (code, err) == (0, "")
+    assert "1 leaf, 24 B" in out
+    assert ckpt.load(tmp_path / "a")["model"]["encoder"]["w"].tolist() == values.tolist()
+    code, out, _ = call("import", tmp_path / "a.npz", tmp_path / "a", "--json")
+    assert code == 2
+    code, out, _ = call("import", tmp_path / "a.npz", tmp_path / "a", "--json", "--overwrite")
+    assert json.loads(out) == {"path": str(tmp_path / "a"), "leaves": 2, "bytes": 40}
+    for file, more in (("b.npz", []), ("b.pt", []), ("b", ["--to", "npz"])):
+        code, out, err = call("export", tmp_path / "a", tmp_path / file, "--json", *more)
+        (told,) = json.loads(out)["files"]
+        assert told == {"path": str(tmp_path / file), "bytes": (tmp_path / file).stat().st_size}
+    with np.load(tmp_path / "b") as found:
+        assert found["enc.w"].tolist() == values.tolist()
+    code, _, err = call("export", tmp_path / "a", tmp_path / "b.npz")
+    assert (code, "exists already" in err) == (2, True)
+
+
+def test_rules_from_a_file(call: Call, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", w=np.arange(6.0).reshape(2, 3))
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps([{"saved": "w", "wanted": "a/w", "transpose": [1, 0]}]))
+    assert call("import", tmp_path / "a.npz", tmp_path / "a", "--rules", rules)[0] == 0
+    assert ckpt.load(tmp_path / "a")["a"]["w"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    rules.write_text("[")
+    code, _, err = call("import", tmp_path / "a.npz", tmp_path / "b", "--rules", rules)
+    assert (code, "rules are a list in JSON" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing.npz", "out"], "there is no such file"),
+        (["text", "out"], "begins with b'a text'"),
+        (["text", "out", "--from", "gguf"], "must be one of safetensors, npz"),
+        (["text", "out", "--from", "npz"], "damaged or cut short"),
+        (["text", "out", "--rename", "a"], "OLD=NEW"),
+        (["one", "out"], "ckpt cp"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    call: Call, tmp_path: Path, monkeypatch: Any, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("a text")
+    ckpt.save("one", {"a": 1})
+    code, out, err = call("import", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert not Path("out").exists()

@@ -1,0 +1,199 @@
+"""``.pt`` in and out, beside torch: to the bit, without torch, and without running what a file names."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core.convert import export_torch, import_weights
+from tests.support.same_bits import bits
+
+torch: Any = pytest.importorskip("torch")
+
+DTYPES = [
+    *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"),
+    *("bool", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn"),
+    *("float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
+
+
+def raw(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    flat = tensor.detach().contiguous().reshape(-1)
+    return name, tuple(tensor.shape), bytes(flat.view(torch.uint8).tolist())
+
+
+def array_raw(array: Any) -> tuple[str, tuple[int, ...], bytes]:
+    host = np.asarray(array)
+    return str(host.dtype), host.shape, host.tobytes()
+
+
+def tensors() -> dict[str, Any]:
+    torch.manual_seed(0)
+    base = torch.randint(0, 2, (3, 4))
+    return {
+        **{name: base.to(getattr(torch, name)) for name in DTYPES},
+        "turned": torch.arange(12.0).reshape(3, 4).t(),
+        "part": torch.arange(100.0)[10:40:3],
+        "expanded": torch.ones(1).expand(5),
+        "empty": torch.zeros(0, 2),
+        "zero": torch.tensor(2.5),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+    }
+
+
+def test_every_tensor_and_back(tmp_path: Path) -> None:
+    saved = tensors()
+    torch.save(saved, tmp_path / "a.pt")
+    import_weights(tmp_path / "a.pt", tmp_path / "a")
+    found = ckpt.load(tmp_path / "a", as_numpy=True)
+    assert {name: array_raw(array) for name, array in found.items()} == {
+        name: raw(tensor) for name, tensor in saved.items()
+    }
+    (written,) = export_torch(tmp_path / "a", tmp_path / "b.pt")
+    for mapped in (False, True):
+        again = torch.load(written, weights_only=True, mmap=mapped)
+        assert {name: raw(one) for name, one in again.items()} == {
+            name: raw(one) for name, one in saved.items()
+        }
+        assert all(one.data_ptr() % 64 == 0 for one in again.values() if mapped)
+    with zipfile.ZipFile(written) as archive:
+        assert archive.testzip() is None
+
+
+def test_a_module_and_its_optimizer(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "name": "a"}
+    torch.save(state, tmp_path / "a.pt")
+    import_weights(tmp_path / "a.pt", tmp_path / "a")
+    found = ckpt.load(tmp_path / "a")
+    assert bits(found["model"]["0.weight"]) == bits(module[0].weight.detach().numpy())
+    moment = state["optimizer"]["state"][1]["exp_avg"].numpy()
+    assert bits(found["optimizer"]["state"][1]["exp_avg"]) == bits(moment)
+    group = found["optimizer"]["param_groups"][0]
+    assert (group["betas"], group["params"], group["lr"]) == ((0.9, 0.999), [0, 1, 2, 3], 1e-3)
+    assert found["name"] == "a"
+    export_torch(tmp_path / "a", tmp_path / "b.pt", only="model/**")
+    again = torch.load(tmp_path / "b.pt", weights_only=True)
+    cut = {name.removeprefix("model."): one for name, one in again.items()}
+    torch.nn.Module.load_state_dict(module, cut)
+
+
+def test_tied_weights_have_their_values_under_each_name(tmp_path: Path) -> None:
+    weight = torch.arange(6.0)
+    torch.save({"a": weight, "b": weight}, tmp_path / "a.pt")
+    import_weights(tmp_path / "a.pt", tmp_path / "a")
+    assert bits(ckpt.load(tmp_path / "a")["b"]) == bits(weight.numpy())
+
+
+class Harm:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return (os.system, (self.text,))
+
+
+def with_pickle(path: Path, data: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+        archive.writestr("archive/data/0", bytes(8))
+        archive.writestr("archive/version", "3")
+    return path
+
+
+def test_no_code_of_a_file_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    path = with_pickle(tmp_path / "a.pt", pickle.dumps({"a": Harm(f"touch {mark}")}, 2))
+    with pytest.raises(ckpt.UnsupportedLeaf, match="system, and to make it would run code"):
+        import_weights(path, tmp_path / "out")
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Harm(f"touch {mark}"), 2))
+    assert mark.exists()  # it would have
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "b.pt")
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"torch\.nn\.modules\.linear\.Linear"):
+        import_weights(tmp_path / "b.pt", tmp_path / "out")
+
+
+def tensor_pickle(key: str, count: int, offset: int, shape: str, strides: str) -> bytes:
+    lines = [
+        *("ctorch._utils", "_rebuild_tensor_v2", "((S'storage'", "ctorch", "FloatStorage"),
+        *(f"S'{key}'", "S'cpu'", f"I{count}", f"tQI{offset}", f"({shape}t({strides}tI00", "(dtR."),
+    ]
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (tensor_pickle("0", 2, 0, "I3\n", "I1\n"), "outside of its memory"),
+        (tensor_pickle("0", 9, 0, "I9\n", "I1\n"), "outside of its file"),
+        (tensor_pickle("0", 2, 2, "I1\n", "I1\n"), "outside of its memory"),
+        (tensor_pickle("7", 2, 0, "I2\n", "I1\n"), "values are missing"),
+        (tensor_pickle("0", 2, 0, "I-2\n", "I1\n"), "damaged"),
+        (tensor_pickle("0", 2, 0, "I2\n", ""), "damaged"),
+        (tensor_pickle("0", 2, 0, "I2000000000000\n", "I0\n"), "repetitions"),
+        (b"\x80\x02}q\x00U\x01ah\x00s.", "without end"),
+        (b"garbage", "damaged"),
+    ],
+)
+def test_hostile_pickles(tmp_path: Path, data: bytes, told: str) -> None:
+    path = with_pickle(tmp_path / "a.pt", data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=told) as raised:
+        import_weights(path, tmp_path / "out")
+    assert "a.pt" in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_pickle_of_those_tests_is_a_tensor(tmp_path: Path) -> None:
+    import_weights(
+        with_pickle(tmp_path / "a.pt", tensor_pickle("0", 2, 0, "I2\n", "I1\n")), tmp_path / "a"
+    )
+    assert bits(ckpt.load(tmp_path / "a")) == bits(np.zeros(2, np.float32))
+
+
+def test_what_is_no_tree_of_tensors(tmp_path: Path) -> None:
+    torch.save({"a": {1, 2}}, tmp_path / "a.pt")
+    with pytest.raises(ckpt.CheckpointError, match=r"a\.pt.*set"):
+        import_weights(tmp_path / "a.pt", tmp_path / "out")
+    torch.save({"a": torch.ones(2)}, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ckpt.CheckpointError, match=r"torch wrote before 1\.6"):
+        import_weights(tmp_path / "b.pt", tmp_path / "out")
+    torch.save({"a": torch.ones(2)}, tmp_path / "c.pt")
+    (tmp_path / "c.pt").write_bytes((tmp_path / "c.pt").read_bytes()[:-30])
+    with pytest.raises(ckpt.CheckpointCorrupt, match="cut short"):
+        import_weights(tmp_path / "c.pt", tmp_path / "out")
+    torch.save({"a": torch.ones(2).to_sparse()}, tmp_path / "d.pt")
+    with pytest.raises(ckpt.UnsupportedLeaf, match="sparse"):
+        import_weights(tmp_path / "d.pt", tmp_path / "out")
+
+
+def test_neither_way_imports_torch(run_python: Any, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    code = (
+        "import sys, json; from ckpt_core.convert import import_weights, export_torch\n"
+        f"import_weights({str(tmp_path / 'a.pt')!r}, {str(tmp_path / 'a')!r})\n"
+        f"export_torch({str(tmp_path / 'a')!r}, {str(tmp_path / 'b.pt')!r})\n"
+        "print(json.dumps('torch' in sys.modules))"
+    )
+    assert run_python(code) is False
+    assert torch.load(tmp_path / "b.pt", weights_only=True)["a"].tolist() == [1, 1]
+
+
+def test_rules_on_the_way_out(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", {"q": jnp.arange(6.0).reshape(2, 3)})
+    rule = {"saved": "q.weight", "wanted": "q", "transpose": [1, 0]}
+    export_torch(tmp_path / "a", tmp_path / "a.pt", rules=[rule])
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert found["q.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
