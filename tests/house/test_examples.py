@@ -85,3 +85,15 @@ def test_multihost_goes_on_with_fewer_processes(
 def test_decoder_rules_load_a_small_llama(run_example: Callable[..., str]) -> None:
     pytest.importorskip("safetensors")
     assert "layers/attention/kv (3, 2, 64, 2, 16)" in run_example("decoder_rules.py")
+
+
+def test_llama_weights_go_in_and_out(run_example: Callable[..., str], tmp_path: Path) -> None:
+    for needed in ("flax", "safetensors", "torch"):
+        pytest.importorskip(needed)
+    printed = run_example("llama_weights.py", "--gib", "0.0625", "--directory", str(tmp_path))
+    assert "a Llama of 62 MiB in 6 files" in printed
+    assert "bit for bit as in the file: True" in printed
+    peak = float(printed.partition("peak memory is ")[2].split()[0])
+    assert peak < 1.5  # of a model this small, what a load needs besides is a larger part
+    assert float(printed.partition("PyTorch differ by ")[2].split()[0]) < 1e-4
+    assert list(tmp_path.iterdir()) == []
