@@ -16,7 +16,7 @@ from ckpt_core._options import Options
 from ckpt_core._verify import inspect
 from ckpt_core.cli._text import console, counted, print_json, size
 
-_SUFFIXES = {".npz": "npz", ".pt": "torch", ".pth": "torch", ".bin": "torch", ".msgpack": "msgpack"}
+_SUFFIXES = {".npz": "npz", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 
 
 def export(

@@ -31,7 +31,7 @@ def format_of(path: str) -> str:
     if found not in FORMATS:
         raise CheckpointError(
             f"{path}: it begins with {head[:8]!r}, as no file of {', '.join(FORMATS)} does: say which it is with "
-            "format=, if it is one"
+            "format=, if it is one, or load it with the program that wrote it, and call ckpt.save"
         )
     return found
 
@@ -39,10 +39,6 @@ def format_of(path: str) -> str:
 def _by_head(path: str, head: bytes) -> str | None:
     if head.startswith(b"PK"):
         return _by_members(path)
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return "keras"
-    if head.startswith(b"\x93NUMPY"):
-        return "equinox"
     if head.startswith((b"\x80\x02\x8a", b"\x80\x02c", b"\x80\x04\x95")):
         raise CheckpointError(
             f"{path} is a pickle, as torch wrote before 1.6: load it in a program that trusts it, with "
@@ -50,19 +46,15 @@ def _by_head(path: str, head: bytes) -> str | None:
         )
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return "safetensors"
-    if head[:1] and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
-        return "msgpack"
     return None
 
 
 def _by_members(path: str) -> str | None:
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        if "model.weights.h5" in names:
-            return "keras"
         if any(f"/{name}".endswith("/data.pkl") for name in names):
             return "torch"
         if not names or any(name.endswith(".npy") for name in names):
             return "npz"
         return None
-    return {".npz": "npz", ".keras": "keras"}.get(os.path.splitext(path)[1], "torch")
+    return "npz" if path.endswith(".npz") else "torch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
 from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
-from ckpt_core.convert import _checkpoints
+from ckpt_core.convert import _checkpoints, _npz, _torch
 from ckpt_core.convert._arrange import Arrangement, arranged
 from ckpt_core.convert._detect import FORMATS, format_of
 from ckpt_core.convert._source import Array, Slot, Source
@@ -50,15 +49,14 @@ def import_weights(
     Args:
         source: a file or folder; safetensors and Orbax also in a bucket.
         target: path or URL of the new checkpoint.
-        format: ``safetensors``, ``npz``, ``torch``, ``dcp``, ``keras``, ``msgpack``, ``equinox`` or ``orbax``; None: by
-            what is in it.
+        format: ``safetensors``, ``npz``, ``torch`` or ``orbax``; None: by what is in it.
         item: name of the item to make; None: one state, as ``save(path, state)`` makes. From Orbax, the item to take;
             None: all.
         only: patterns of names to take, as for ``load``.
         rules: the rules of a load. Those that cut dimensions need ``like``.
         rename: a mapping of leading parts of names, or a function of the name; slashes in new names make levels.
         split: cuts names at this text into levels of a tree, such as ``"."``.
-        like: a tree of arrays, or of shapes, whose structure the checkpoint gets; equinox needs it.
+        like: a tree of arrays, or of shapes, whose structure the checkpoint gets.
         overwrite: as for ``save``.
         metadata: of the new checkpoint; None: that of the source.
         options: ``on_event`` of it is told of the progress.
@@ -85,14 +83,12 @@ def import_weights(
         raise CheckpointError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, like, chosen) as (items, told):
+    with _opened(where, found_format, item, chosen) as (items, told):
         trees = [name for name, value in items.items() if isinstance(value, Source)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
                 f"{where} has several items: say with item= whose names are changed, of {', '.join(trees) or 'none'}"
             )
-        if found_format == "equinox":
-            asked = Arrangement(only, asked.rules, rename, split)
         arranging = {
             name: arranged(value, asked, where) if isinstance(value, Source) else value
             for name, value in items.items()
@@ -105,7 +101,7 @@ def import_weights(
 
 @contextlib.contextmanager
 def _opened(
-    where: str, format: str, item: str | None, like: Any, options: Options
+    where: str, format: str, item: str | None, options: Options
 ) -> Generator[tuple[dict[str, Any], Any]]:
     """The items of a source, and its metadata."""
     if format in _AS_CHECKPOINT:
@@ -113,9 +109,8 @@ def _opened(
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    reader: Any = importlib.import_module(f"ckpt_core.convert._{format}")
-    more = (like,) if format == "equinox" else ()
-    with reader.opened(where, *more) as source:
+    reader = _npz if format == "npz" else _torch
+    with reader.opened(where) as source:
         yield {"": source}, source.metadata
 
 

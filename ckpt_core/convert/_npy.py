@@ -1,4 +1,4 @@
-"""The ``.npy`` format: header and values of one array. It is what npz, and files of equinox, are made of."""
+"""The ``.npy`` format: header and values of one array. It is what npz is made of."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import zipfile
 from collections.abc import Generator, Mapping
 from typing import IO, Any
@@ -127,37 +126,3 @@ def opened(path: str) -> Generator[Source]:
     """What ``torch.save`` wrote into a file: tensors, numbers and text in plain containers."""
     with open(path, "rb") as stream, opened_zip(stream, path) as archive:
         yield source_of(TorchFile(stream, archive, path).tree(), read_slot)
-
-
-@contextlib.contextmanager
-def opened_part(stream: IO[bytes], begin: int, size: int, where: str) -> Generator[TorchFile]:
-    """An archive that is a part of a file."""
-    with opened_zip(_Part(stream, begin, size), where) as archive:
-        yield TorchFile(stream, archive, where, begin)
-
-
-class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, stream: IO[bytes], begin: int, size: int) -> None:
-        self._stream, self._begin, self._size, self._at = stream, begin, size, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        self._stream.seek(self._begin + self._at)
-        data = self._stream.read(left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data
