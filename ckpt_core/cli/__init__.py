@@ -1,6 +1,6 @@
-"""The command line: ``ckpt ls``, ``show``, ``verify`` and ``bench``.
+"""The command line: ``ckpt --help`` lists the commands.
 
-Exit codes: 0 success; 1 damage or a failed benchmark; 2 wrong arguments (no such checkpoint, a
+Exit codes: 0 success; 1 damage, a failed benchmark, a difference, or NaN; 2 wrong arguments (no such checkpoint, a
 suite file with errors); 3 worse than the baseline; 130 interrupted.
 """
 

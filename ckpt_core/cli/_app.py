@@ -176,6 +176,36 @@ def import_weights(
     )
 
 
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A checkpoint; of a directory of steps, the newest.")],
+    b: Annotated[str, typer.Argument(help="Another one, of any format.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Patterns of paths; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Lines of each kind.")] = 30,
+    as_json: Json = False,
+) -> None:
+    """Compare two checkpoints leaf by leaf: how far values moved. The exit code is 1 if anything differs."""
+    from ckpt_core.cli import _numbers
+
+    raise typer.Exit(_numbers.diff(a, b, only=only or [], limit=limit, as_json=as_json))
+
+
+@app.command()
+def stats(
+    path: Annotated[str, typer.Argument(help="A checkpoint; of a directory of steps, the newest.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Patterns of paths; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print range, mean, norm, NaN and Inf of every leaf. The exit code is 1 if there are any of the last two."""
+    from ckpt_core.cli import _numbers
+
+    raise typer.Exit(_numbers.stats(path, only=only or [], as_json=as_json))
+
+
 @app.command("gc")
 def collect_garbage(
     directory: Annotated[str, typer.Argument(help="A directory of steps.")],

@@ -39,7 +39,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("4 what a directory of steps is made of", {"_run.fence", "_run.in_flight", "_run.steps"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
-    ("5 listeners, other formats", {"convert", "events"}),
+    ("5 listeners, other formats, numbers", {"_look", "convert", "events"}),
     ("5 the front door", {"__init__"}),
     ("5 faces", {"bench", "testing"}),
     ("6 the command line", {"cli"}),

@@ -1,0 +1,247 @@
+"""``compare``: what differs between two checkpoints, in structure and in values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._load import load
+from ckpt_core._look.leaves import Leaf, Trees
+from ckpt_core._look.numbers import PairSums, changed_bits
+from ckpt_core._look.statistics import NO_NUMBERS
+from ckpt_core._options import Options, checked_options
+
+
+@dataclass(frozen=True)
+class LeafDifference:
+    """How far the values of one leaf moved from A to B, in float64.
+
+    Attributes:
+        item, path: which leaf; the item's name in A.
+        kind: ``same``, ``values``, ``text``, ``dtype`` (the shapes are alike, so values are compared), or ``shape``.
+        a, b: what it is on either side, such as ``float32[3, 4]``; the value, if it is text.
+        count, changed: elements, and of how many the bits differ (the values, if the dtypes do).
+        largest, rms: of the differences, where both are finite; NaN if it holds no numbers.
+        relative: norm of the difference over that of A.
+        cosine: of the angle between A and B; NaN if one of them is zero.
+        nan_a, nan_b, inf_a, inf_b: how many are NaN and infinite.
+    """
+
+    item: str
+    path: str
+    kind: str
+    a: str
+    b: str
+    count: int = 0
+    changed: int = 0
+    largest: float = math.nan
+    rms: float = math.nan
+    relative: float = math.nan
+    cosine: float = math.nan
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What ``compare`` found.
+
+    Attributes:
+        a, b: both paths.
+        only_a, only_b: leaves that one side has, as ``item/path``; and items, as ``item``.
+        leaves: those that both have.
+        others: items that are no trees of arrays: whether they are the same; None: they were not compared.
+        metadata: whether the metadata are the same.
+    """
+
+    a: str
+    b: str
+    only_a: list[str]
+    only_b: list[str]
+    leaves: list[LeafDifference]
+    others: dict[str, bool | None]
+    metadata: bool
+
+    @property
+    def changed(self) -> list[LeafDifference]:
+        """The leaves that differ, those that moved furthest first."""
+        far = {"shape": math.inf, "text": math.inf}
+        moved = [leaf for leaf in self.leaves if leaf.kind != "same"]
+        return sorted(
+            moved, key=lambda leaf: -far.get(leaf.kind, _number(leaf.relative)), reverse=False
+        )
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs of what was compared. Metadata are told, and do not count."""
+        apart = self.only_a or self.only_b or self.changed
+        return not apart and False not in self.others.values()
+
+
+def compare(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    only: str | Iterable[str] | None = None,
+    options: Options | None = None,
+) -> Difference:
+    """What differs between two checkpoints of any format; holds a few pieces of either at a time.
+
+    Items are matched by name; where both sides have one tree of arrays, these are. Leaves are matched by path, in
+    which dots count as slashes, unless two leaves of one side were alike then.
+
+    Args:
+        a, b: checkpoints of ckpt or Orbax, or safetensors.
+        only: patterns of paths, as for ``load``; other items than trees are left out then.
+        options: of the load.
+
+    Raises:
+        CheckpointNotFound: no checkpoint; ``only`` matches nothing.
+        CheckpointCorrupt: the data is damaged.
+    """
+    chosen = checked_options(options)
+    one, other = Trees(a, only, chosen), Trees(b, only, chosen)
+    pairs = _pairs(one, other)
+    only_a = [name for name in one.items if name not in pairs]
+    only_b = [name for name in other.items if name not in pairs.values()]
+    leaves: list[LeafDifference] = []
+    for name_a, name_b in pairs.items():
+        mine, theirs = _by_path(one.items[name_a], other.items[name_b])
+        only_a += [f"{name_a}/{leaf.path}" for path, leaf in mine.items() if path not in theirs]
+        only_b += [f"{name_b}/{leaf.path}" for path, leaf in theirs.items() if path not in mine]
+        both = [(leaf, theirs[path]) for path, leaf in mine.items() if path in theirs]
+        leaves += _compared(one, name_a, other, name_b, both)
+    others: dict[str, bool | None] = {}
+    if only is None:
+        only_a += [name for name in one.others if name not in other.others]
+        only_b += [name for name in other.others if name not in one.others]
+        shared = [name for name in one.others if name in other.others]
+        others = _compare_others(one, other, shared, chosen) if shared else {}
+    same_metadata = one.metadata == other.metadata
+    return Difference(
+        one.path, other.path, sorted(only_a), sorted(only_b), leaves, others, same_metadata
+    )
+
+
+def _pairs(one: Trees, other: Trees) -> dict[str, str]:
+    if len(one.items) == len(other.items) == 1:
+        return dict(zip(one.items, other.items, strict=True))
+    return {name: name for name in one.items if name in other.items}
+
+
+def _by_path(a: Iterable[Leaf], b: Iterable[Leaf]) -> list[dict[str, Leaf]]:
+    """The leaves of both sides by path, with slashes for dots: files of weights have flat names with dots."""
+    exact = [{leaf.path: leaf for leaf in side} for side in (a, b)]
+    loose = [{path.replace(".", "/"): leaf for path, leaf in side.items()} for side in exact]
+    unique = all(len(one) == len(other) for one, other in zip(exact, loose, strict=True))
+    return loose if unique else exact
+
+
+def _compared(
+    one: Trees, name_a: str, other: Trees, name_b: str, both: list[tuple[Leaf, Leaf]]
+) -> Iterator[LeafDifference]:
+    read = [(a, b) for a, b in both if _has_values(a, b)]
+    pieces = zip(
+        one.pieces(name_a, [a for a, _ in read]),
+        other.pieces(name_b, [b for _, b in read]),
+        strict=True,
+    )
+    for a, b in both:
+        told = (name_a, a.path)
+        if a.text is not None or b.text is not None:
+            same = a.text == b.text
+            yield LeafDifference(*told, "same" if same else "text", _told(a), _told(b), 1, not same)
+        elif not _has_values(a, b):
+            yield LeafDifference(*told, "shape", _told(a), _told(b))
+        else:
+            yield _values(told, a, b, pieces)
+
+
+def _has_values(a: Leaf, b: Leaf) -> bool:
+    """Whether the values of two leaves can be compared, piece by piece."""
+    if a.text is not None or b.text is not None:
+        return False
+    if _no_numbers(a) or _no_numbers(b):
+        return (a.spec.kind, a.spec.dtype, a.spec.shape) == (
+            b.spec.kind,
+            b.spec.dtype,
+            b.spec.shape,
+        )
+    return a.spec.shape == b.spec.shape and a.regions() == b.regions()
+
+
+def _no_numbers(leaf: Leaf) -> bool:
+    return leaf.spec.kind in NO_NUMBERS
+
+
+def _values(told: tuple[str, str], a: Leaf, b: Leaf, pieces: Iterator[Any]) -> LeafDifference:
+    sums, changed = PairSums(), 0
+    for _ in a.regions():
+        left, right = next(pieces)
+        if _no_numbers(a):
+            changed += changed_bits(left, right)
+            sums.count += left.size
+        else:
+            sums.add(left, right)
+    if _no_numbers(a):
+        kind = "values" if changed else "same"
+        return LeafDifference(*told, kind, _told(a), _told(b), sums.count, changed)
+    kind = "same" if not sums.changed_count else "values"
+    kind = "dtype" if a.spec.dtype != b.spec.dtype else kind
+    return LeafDifference(
+        *told,
+        kind,
+        _told(a),
+        _told(b),
+        sums.count,
+        sums.changed_count,
+        sums.largest,
+        sums.rms,
+        sums.relative,
+        sums.cosine,
+        sums.nan_a,
+        sums.nan_b,
+        sums.inf_a,
+        sums.inf_b,
+    )
+
+
+def _told(leaf: Leaf) -> str:
+    if leaf.text is not None:
+        return repr(leaf.text)
+    return f"{leaf.spec.dtype or leaf.spec.kind}{list(leaf.spec.shape)}"
+
+
+def _number(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
+
+
+def _compare_others(
+    one: Trees, other: Trees, names: Iterable[str], options: Options
+) -> dict[str, bool | None]:
+    found: dict[str, bool | None] = {}
+    for name in names:
+        forms = one.others[name], other.others[name]
+        if forms[0] != forms[1]:
+            found[name] = False
+        elif forms[0] == "json":
+            found[name] = load(one.path, item=name, options=options) == load(
+                other.path, item=name, options=options
+            )
+        elif forms[0] == "files":
+            found[name] = _same_files(
+                *(load(trees.path, item=name, options=options) for trees in (one, other))
+            )
+        else:
+            found[name] = None
+    return found
+
+
+def _same_files(a: Any, b: Any) -> bool:
+    names = sorted(a.names())
+    return names == sorted(b.names()) and all(a.read(name) == b.read(name) for name in names)

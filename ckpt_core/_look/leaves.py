@@ -1,0 +1,119 @@
+"""The leaves of a checkpoint of any format, read piece by piece."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointNotFound
+from ckpt_core._format import orbax_write
+from ckpt_core._layout.chunks import chunk_parts, chunk_shape
+from ckpt_core._layout.regions import Region, whole
+from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.readers.orbax import with_specs
+from ckpt_core._load.readers.pipeline import read_leaves
+from ckpt_core._load.readers.wants import Want
+from ckpt_core._options import MIB, Options
+from ckpt_core._storage import new_context
+from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
+from ckpt_core._tree.match import positions_of, selector
+
+Array = np.ndarray[Any, Any]
+PIECE_BYTES = 32 * MIB
+"""A larger leaf is read in pieces of at most so many bytes, if its dimensions can be divided so."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A saved leaf.
+
+    Attributes:
+        path: its keys, with slashes between them.
+        spec: what it is.
+        text: its value, if it is text; else None.
+        place: where its reader finds it.
+    """
+
+    path: str
+    spec: LeafSpec
+    text: str | None
+    place: int
+
+    def regions(self) -> list[Region]:
+        """The pieces in which it is read."""
+        shape = self.spec.stored_shape
+        if self.spec.stored_bytes <= PIECE_BYTES:
+            return [whole(shape)]
+        itemsize = self.spec.numpy_dtype.itemsize
+        piece = chunk_shape(shape, [whole(shape)], itemsize, PIECE_BYTES)
+        return [part.in_region for part in chunk_parts(whole(shape), piece)]
+
+
+class Trees:
+    """The trees of one checkpoint.
+
+    Args:
+        path: a checkpoint of ckpt or Orbax, or safetensors; on a disk or in a bucket.
+        only: patterns, as for ``load``.
+        options: of the load.
+
+    Attributes:
+        path: its path, made absolute.
+        metadata: what the user gave the save.
+        items: the leaves of each tree, by its name.
+        others: the form of each item that is no tree of arrays.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], only: str | Iterable[str] | None, options: Options
+    ) -> None:
+        opened = open_checkpoint(path, options)
+        self._opened: Checkpoint = opened
+        self._options = options
+        self._context = new_context()
+        self.path, self.metadata = opened.path, opened.metadata
+        self.items: dict[str, list[Leaf]] = {}
+        self.others: dict[str, str] = {}
+        self._saved: dict[str, SavedItem] = {}
+        for name, item in opened.items.items():
+            if item.form == "tree":
+                if isinstance(item, OrbaxItem):
+                    item = with_specs(opened, item, self._context)
+                self._saved[name] = item
+                self.items[name] = self._leaves(item, only)
+            else:
+                self.others[name] = item.form
+        if only is not None and not any(self.items.values()):
+            raise CheckpointNotFound(f"{self.path}: only={only!r} matches no leaf")
+
+    def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
+        document: Any = None
+        found: list[Leaf] = []
+        for n in positions_of(item.paths, item.specs, selector(only, item=item.name)):
+            spec, text = item.specs[n], None
+            if spec.kind in TEXT_KINDS:
+                if document is None:
+                    name = item.file(orbax_write.STRINGS_FILE)
+                    document = orbax_write.parse_strings(self._opened.read_file(name), name)
+                text = orbax_write.read_string(document, item.name_of(n))
+            found.append(Leaf("/".join(map(str, item.paths[n])), spec, text, n))
+        return found
+
+    def pieces(self, item: str, leaves: Sequence[Leaf]) -> Iterator[Array]:
+        """The values of leaves that are not text, with their own dtypes, in order: ``regions()`` of each in turn.
+
+        Raises:
+            CheckpointCorrupt: the data is damaged.
+        """
+        specs = [leaf.spec for leaf in leaves for _ in leaf.regions()]
+        wants = [Want(leaf.place, [region]) for leaf in leaves for region in leaf.regions()]
+        with self._opened.held():
+            read = read_leaves(self._opened, self._saved[item], wants, self._options, self._context)
+            for (_, parts), spec in zip(read, specs, strict=True):
+                (array,) = parts.values()
+                yield as_logical(array, spec)

@@ -1,0 +1,90 @@
+"""``leaf_statistics``: numbers about every leaf of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ckpt_core._look.leaves import Trees
+from ckpt_core._look.numbers import Sums
+from ckpt_core._options import Options, checked_options
+
+NO_NUMBERS = frozenset({"key", "bytes"})
+
+
+@dataclass(frozen=True)
+class LeafStatistics:
+    """Numbers about one leaf, in float64; of complex numbers, ``min`` and ``max`` are of the magnitude.
+
+    Attributes:
+        item, path: which leaf.
+        shape, dtype, size_bytes: what it is.
+        count: elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0.
+        nan_count, inf_count, zero_count: of them.
+        min, max, mean, std, norm: of the finite ones.
+    """
+
+    item: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    count: int
+    nan_count: int
+    inf_count: int
+    zero_count: int
+    min: float
+    max: float
+    mean: complex
+    std: float
+    norm: float
+
+
+def leaf_statistics(
+    path: str | os.PathLike[str],
+    *,
+    only: str | Iterable[str] | None = None,
+    options: Options | None = None,
+) -> Iterator[LeafStatistics]:
+    """Numbers about each leaf of the trees in a checkpoint of any format; holds a few pieces of it at a time.
+
+    Args:
+        path: a checkpoint of ckpt or Orbax, or safetensors.
+        only: patterns of paths, as for ``load``.
+        options: of the load.
+
+    Raises:
+        CheckpointNotFound: no checkpoint; ``only`` matches nothing.
+        CheckpointCorrupt: the data is damaged.
+    """
+    trees = Trees(path, only, checked_options(options))
+    for item, leaves in trees.items.items():
+        numeric = [
+            leaf for leaf in leaves if leaf.text is None and leaf.spec.kind not in NO_NUMBERS
+        ]
+        read = trees.pieces(item, numeric)
+        for leaf in leaves:
+            sums = Sums()
+            if leaf.text is None and leaf.spec.kind not in NO_NUMBERS:
+                for _ in leaf.regions():
+                    sums.add(next(read))
+            some = sums.finite_count > 0
+            spec = leaf.spec
+            yield LeafStatistics(
+                item,
+                leaf.path,
+                spec.shape,
+                spec.dtype or spec.kind,
+                spec.stored_bytes if leaf.text is None else len(leaf.text.encode()),
+                sums.count,
+                sums.nan_count,
+                sums.inf_count,
+                sums.zero_count,
+                sums.least if some else math.nan,
+                sums.most if some else math.nan,
+                sums.mean,
+                sums.std,
+                sums.norm,
+            )

@@ -1,0 +1,132 @@
+"""``ckpt diff`` and ``ckpt stats``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from rich.markup import escape
+from rich.table import Table
+
+from ckpt_core._look.difference import Difference, LeafDifference, compare
+from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
+from ckpt_core.cli._steps import is_run, steps_in
+from ckpt_core.cli._text import console, counted, print_json, size
+
+DIFFERENT = 1
+NOT_FINITE = 1
+
+
+def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
+    """Prints what differs; returns 1 if anything does."""
+    found = compare(newest(a), newest(b), only=only or None)
+    if as_json:
+        changed = [asdict(leaf) for leaf in found.changed]
+        compared = len(found.leaves)
+        told = {**asdict(found), "leaves": changed, "compared": compared, "same": found.same}
+        print_json(told)
+        return 0 if found.same else DIFFERENT
+    out = console()
+    out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        for name in names[:limit]:
+            out.print(f"only in {side}: {name}", markup=False)
+        if len(names) > limit:
+            out.print(f"and {len(names) - limit} more that only {side} has: --limit shows more")
+    for name, same in found.others.items():
+        how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
+        out.print(f"item {name}: {how[same]}", markup=False)
+    if not found.metadata:
+        out.print("metadata differ")
+    if found.changed:
+        out.print(_changed(found.changed[:limit]))
+    if len(found.changed) > limit:
+        out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
+    out.print(_summary(found))
+    return 0 if found.same else DIFFERENT
+
+
+def newest(path: str) -> str:
+    """The path of a checkpoint: of a directory of steps, that of the newest one."""
+    if not is_run(path):
+        return path
+    steps = steps_in(path)
+    return steps.path(steps.all()[-1])
+
+
+def _summary(found: Difference) -> str:
+    same = len(found.leaves) - len(found.changed)
+    return f"{counted(same, 'leaf is', 'leaves are')} the same bit for bit, {len(found.changed)} differ"
+
+
+def _changed(leaves: list[LeafDifference]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("leaf", overflow="fold")
+    for name in ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf"):
+        table.add_column(name, justify="right")
+    table.add_column("A -> B", overflow="fold")
+    for leaf in leaves:
+        where = escape("/".join(part for part in (leaf.item, leaf.path) if part))
+        what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
+        if leaf.kind in ("shape", "text"):
+            table.add_row(where, "", "", "", "", "", "", what)
+            continue
+        table.add_row(
+            where,
+            f"{leaf.changed:,} of {leaf.count:,}",
+            *(
+                "" if math.isnan(value) else f"{value:.3g}"
+                for value in (leaf.largest, leaf.rms, leaf.relative)
+            ),
+            "" if math.isnan(leaf.cosine) else f"{leaf.cosine:.6f}",
+            _not_finite(leaf),
+            "" if leaf.a == leaf.b else what,
+        )
+    return table
+
+
+def _not_finite(leaf: LeafDifference) -> str:
+    before, after = (leaf.nan_a, leaf.inf_a), (leaf.nan_b, leaf.inf_b)
+    if not any(before + after):
+        return ""
+    return f"{before[0]}, {before[1]} -> {after[0]}, {after[1]}"
+
+
+def stats(path: str, *, only: list[str], as_json: bool) -> int:
+    """Prints numbers about every leaf; returns 1 if one holds NaN or infinity."""
+    found = list(leaf_statistics(newest(path), only=only or None))
+    wrong = any(leaf.nan_count or leaf.inf_count for leaf in found)
+    if as_json:
+        print_json([_jsonable(leaf) for leaf in found])
+        return NOT_FINITE if wrong else 0
+    table = Table(box=None, pad_edge=False)
+    table.add_column("leaf", overflow="fold")
+    table.add_column("what", overflow="fold")
+    for name in ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf"):
+        table.add_column(name, justify="right")
+    for leaf in found:
+        where = "/".join(part for part in (leaf.item, leaf.path) if part)
+        numbers = [""] * 8
+        if leaf.count:
+            shown = (leaf.min, leaf.max, leaf.mean, leaf.std, leaf.norm)
+            zeros = f"{leaf.zero_count / leaf.count:.0%}" if leaf.zero_count else ""
+            bad = (leaf.nan_count, leaf.inf_count)
+            numbers = [
+                *(f"{value:.4g}" for value in shown),
+                zeros,
+                *(f"[red]{count:,}[/red]" if count else "" for count in bad),
+            ]
+        table.add_row(
+            escape(where),
+            escape(f"{leaf.dtype}{list(leaf.shape)}"),
+            size(leaf.size_bytes),
+            *numbers,
+        )
+    console().print(table)
+    return NOT_FINITE if wrong else 0
+
+
+def _jsonable(leaf: LeafStatistics) -> dict[str, object]:
+    mean = leaf.mean
+    told = [mean.real, mean.imag] if isinstance(mean, complex) else mean
+    return {**asdict(leaf), "mean": told}
