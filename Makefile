@@ -15,7 +15,7 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.up-to-date
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all faults soak bench lint types format clean
+.PHONY: help venv demo test test-all faults soak bench lint types format clean charts
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ types: $(STAMP)
 
 format: $(STAMP)  ## rewrite the sources in the project's style
 	@"$(PYTHON)" -m ruff check --fix --quiet . ; "$(PYTHON)" -m ruff format .
+
+charts:  ## build the chart library of reports anew (needs node and npm)
+	@cd ckpt_core/report/vendor && npm install --no-package-lock && npm run build && rm -rf node_modules
 
 clean:  ## remove everything that can be made again
 	@rm -rf "$(VENV)" build dist "$(DEMO_DIR)" .pytest_cache .ruff_cache .hypothesis benchmarks/out

@@ -20,6 +20,7 @@ from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import MIB, Options
 from ckpt_core._storage import new_context
+from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
 from ckpt_core._tree.match import positions_of, selector
 
@@ -33,7 +34,7 @@ class Leaf:
     """A saved leaf.
 
     Attributes:
-        path: its keys, with slashes between them.
+        path: as ``inspect`` gives it.
         spec: what it is.
         text: its value, if it is text; else None.
         place: where its reader finds it.
@@ -101,7 +102,7 @@ class Trees:
                     name = item.file(orbax_write.STRINGS_FILE)
                     document = orbax_write.parse_strings(self._opened.read_file(name), name)
                 text = orbax_write.read_string(document, item.name_of(n))
-            found.append(Leaf("/".join(map(str, item.paths[n])), spec, text, n))
+            found.append(Leaf(format_path(item.paths[n]), spec, text, n))
         return found
 
     def pieces(self, item: str, leaves: Sequence[Leaf]) -> Iterator[Array]:

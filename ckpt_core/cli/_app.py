@@ -78,6 +78,33 @@ def verify(
     raise typer.Exit(_look.verify(path, as_json=as_json))
 
 
+@app.command("report")
+def make_report(
+    path: Annotated[str, typer.Argument(help="A directory of steps, or a checkpoint.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The page; report.html if not given.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of every step, too.")
+    ] = False,
+    stats: Annotated[
+        int,
+        typer.Option("--stats", min=0, help="Read the arrays of so many of the newest steps, too."),
+    ] = 0,
+    as_json: Json = False,
+    prefix: Annotated[
+        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
+    ] = None,
+) -> None:
+    """Write a page about a run: bytes, leaves, shardings, steps, differences, health; reads arrays with --stats only."""
+    from ckpt_core.cli import _report
+    from ckpt_core.report import Request
+
+    where = output if output is not None or as_json else Path("report.html")
+    request = Request(verify=check, stats=stats, step_prefix=prefix)
+    raise typer.Exit(_report.report(path, where, request, as_data=as_json))
+
+
 @app.command("cp")
 def copy(
     source: Annotated[str, typer.Argument(help="A checkpoint, or a directory of steps.")],

@@ -40,6 +40,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
     ("5 listeners, other formats, numbers", {"_look", "convert", "events"}),
+    ("5 a run as a page", {"report"}),
     ("5 the front door", {"__init__"}),
     ("5 faces", {"bench", "testing"}),
     ("6 the command line", {"cli"}),

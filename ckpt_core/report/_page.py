@@ -1,0 +1,66 @@
+"""The page of a report: data, scripts and style in one HTML text that needs no network. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from ckpt_core._format.strict_json import strict_json
+
+SCRIPTS = (
+    "base.js",
+    "data.js",
+    "theme.js",
+    "overview.js",
+    "steps.js",
+    "treemap.js",
+    "sharding.js",
+    "leaf.js",
+    "tree.js",
+    "compare.js",
+    "health.js",
+    "main.js",
+)
+"""In the order in which they run; each is a module of its own that adds to the object ``report``."""
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The HTML of a report.
+
+    Args:
+        data: what ``as_json`` gives.
+    """
+    scripts = "".join(f"<script>\n{_text('page', name)}</script>\n" for name in SCRIPTS)
+    parts = {
+        "TITLE": escape(_name_of(str(data["path"]))),
+        "STYLE": _text("page", "style.css"),
+        "LIBRARY": _text("vendor", "echarts.min.js"),
+        "DATA": embedded(data),
+        "SCRIPTS": scripts,
+    }
+    pieces = _text("page", "page.html").split("%%")
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def embedded(value: Any) -> str:
+    """JSON that may stand in a script element, whatever names are in it.
+
+    It is ASCII, so U+2028 cannot end a line of JavaScript; without ``<``, ``>`` and ``&`` nothing in it
+    can end the element or begin a comment.
+    """
+    text = strict_json(value)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _text(folder: str, name: str) -> str:
+    return (files("ckpt_core.report") / folder / name).read_text(encoding="utf-8")
+
+
+def _name_of(path: str) -> str:
+    """The last part of a path, as a title; surrogates of a path that is no text are spelled out."""
+    name = path.rstrip("/").rpartition("/")[2] or path
+    return name.encode("utf-8", "backslashreplace").decode()
