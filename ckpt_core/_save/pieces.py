@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,14 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._layout.regions import whole
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.compression import refuse_idle
-from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob, check_item_name, save_job
+from ckpt_core._save.job import (
+    PreparedItem,
+    RecordFields,
+    SaveJob,
+    check_item_name,
+    frozen_metadata,
+    save_job,
+)
 from ckpt_core._save.piece_tree import PieceTree, taken
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature
 from ckpt_core._save.prepare import plan_item, prepare_item
@@ -182,6 +190,23 @@ class CheckpointWriter:
             self._failure = error
             raise
 
+    def set_metadata(self, metadata: Any) -> None:
+        """Replaces the metadata that ``writer`` was given: what a conversion finds out on its way.
+
+        Args:
+            metadata: plain JSON values.
+
+        Raises:
+            TypeError: it is not JSON.
+            CheckpointError: called outside the ``with`` block.
+        """
+        with self._turn:
+            if self._writing is None:
+                raise CheckpointError(
+                    f"{self._job.target}: set_metadata() is for inside of the with block"
+                )
+            self._writing.set_metadata(frozen_metadata(metadata))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -327,6 +352,10 @@ class _PieceWrite(Write):
         if self._uploads is not None:
             self._uploads.send_indices()
         self.commit(self._attempt)
+
+    def set_metadata(self, metadata: Any) -> None:
+        """What the record will hold."""
+        self._fields = replace(self._fields, metadata=metadata)
 
     def undo(self) -> None:
         """Waits for what is on its way, and removes everything that is not committed."""

@@ -332,9 +332,6 @@ def test_earlier_names_warn(path, state):
     [
         ("ocp.delete()", lambda: ocp.delete("x")),
         ("ocp.delete()", lambda: ocp.delete_async("x")),
-        ("ocp.partial.save()", lambda: ocp.partial.save("x", {})),
-        ("ocp.partial.save()", lambda: ocp.partial.save_async("x", {})),
-        ("ocp.partial.save()", lambda: ocp.partial.finalize("x")),
         ("ProtoHandler", lambda: ocp.handlers.ProtoHandler()),
         ("PyTreeHandler(use_ocdbt)", lambda: ocp.handlers.PyTreeHandler(use_ocdbt=False)),
         ("training.pathways.Snapshotter", lambda: ocp.training.pathways.Snapshotter()),

@@ -70,7 +70,11 @@ def test_numbers_of_the_newest_steps(tmp_path: Path):
     assert [columns["step"] for columns in data["statistics"]] == [2, 3]
     columns = data["statistics"][1]
     paths = [read_report(tmp_path / "run").table.leaves[n].path for n in columns["leaf"]]
-    assert dict(zip(paths, columns["norm"], strict=True)) == {"a/w": 5.0, "a/b~1c": 1.0, "big": 50.0}
+    assert dict(zip(paths, columns["norm"], strict=True)) == {
+        "a/w": 5.0,
+        "a/b~1c": 1.0,
+        "big": 50.0,
+    }
     assert dict(zip(paths, columns["nan"], strict=True)) == {"a/w": 0, "a/b~1c": 1, "big": 0}
     turn_a_bit(tmp_path / "run/3")
     told = read_report(tmp_path / "run", Request(stats=1))

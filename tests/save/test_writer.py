@@ -331,3 +331,16 @@ def test_any_order_of_parts_makes_the_tree(tree: Any, random: Any) -> None:
     assert unflatten(*grown.whole()) == tree
     if isinstance(tree, dict) and flatten(tree).leaves:
         assert any(grown.clash(flatten(part).root) is not None for part in parts)
+
+
+def test_the_metadata_of_a_writer(tmp_path) -> None:
+    with ckpt.writer(tmp_path / "x", metadata={"a": 1}) as writer:
+        writer.add("w", np.ones(2))
+        told = {"b": [2]}
+        writer.set_metadata(told)
+        told["b"].append(3)
+        with pytest.raises(TypeError, match="JSON"):
+            writer.set_metadata({"c": object()})
+    assert ckpt.inspect(tmp_path / "x").metadata == {"b": [2]}
+    with pytest.raises(ckpt.CheckpointError, match="inside of the with block"):
+        writer.set_metadata({})
