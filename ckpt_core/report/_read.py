@@ -12,7 +12,6 @@ from ckpt_core._directory import Backend, resolve, traces
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import (
-    CheckpointCorrupt,
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
@@ -150,7 +149,7 @@ def _facts(
             raise
         reading.gone.append(step)
         return None
-    except (CheckpointCorrupt, OSError) as error:
+    except (CheckpointError, OSError) as error:  # damage, or a format that is newer than this ckpt
         return StepFacts(step, path, problem=_in_words(error))
     structure = reading.table.add(info.items)
     items = tuple(
@@ -190,8 +189,9 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
         try:
             checked = verify(step.path)
         except CheckpointNotFound:
-            if step.step is not None:
-                gone.append(step.step)
+            if step.step is None:
+                raise
+            gone.append(step.step)
             continue
         except OSError as error:
             found.append(replace(step, problem=step.problem or _in_words(error)))

@@ -13,7 +13,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._save.dedup_origins import LINKED_DIRECTORY
-from ckpt_core.report import Request, as_json, page, read_report
+from ckpt_core._verify import describe_opened
+from ckpt_core.report import Request, _read, as_json, page, read_report
 from ckpt_core.report._facts import LINKED_FOLDER
 from ckpt_core.report._page import embedded
 from ckpt_core.report._sharding import drawing_of
@@ -147,3 +148,17 @@ def test_the_page_in_a_browser(tmp_path: Path):
         assert "CONSOLE" not in log and "stolen</title>" not in dom
         assert 'id="found">1 leaf' in dom and 'data-wide="false"' in dom
         assert "<svg" in dom.partition('id="treemap"')[2][:2000]
+
+
+def test_a_step_of_a_newer_format_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_run(tmp_path / "run", {"a": np.ones(3)})
+    found = describe_opened
+
+    def newer(opened: Any) -> ckpt.CheckpointInfo:
+        if opened.path.endswith("/1"):
+            raise ckpt.CheckpointError("format 9 is newer than this ckpt")
+        return found(opened)
+
+    monkeypatch.setattr(_read, "describe_opened", newer)
+    first, second = read_report(tmp_path / "run").steps
+    assert "format 9" in str(first.problem) and second.problem is None
