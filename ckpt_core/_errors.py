@@ -42,6 +42,13 @@ class CheckpointError(Exception):
     """Base class of all errors of ckpt."""
 
 
+class RefusedArgument(CheckpointError, ValueError):
+    """A path or name that no checkpoint or item can have.
+
+    Has no public name: callers catch ``ValueError``, and the command line tells it as any error of ckpt.
+    """
+
+
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """There is no checkpoint, step or item of that name."""
 

@@ -22,6 +22,7 @@ Kind = Literal[
     "restored",
     "restore_failed",
     "progress",
+    "slow",
     "deleted",
     "delete_failed",
 ]
@@ -34,7 +35,8 @@ class Event:
     Attributes:
         kind: ``save_started``, ``snapshot_taken`` (the call returns: ``secs`` is how long it
             blocked), ``committed`` (durable), ``save_failed``, ``restore_started``, ``restored``,
-            ``restore_failed``, ``progress`` (of a running save or restore), ``deleted``,
+            ``restore_failed``, ``progress`` (of a running save or restore), ``slow`` (it has
+            taken ``Options.report_secs``, or a multiple; from a thread of its own), ``deleted``,
             ``delete_failed``.
         path: path or URL of the checkpoint.
         step: step number in a Checkpointer's directory, else None.
@@ -42,6 +44,8 @@ class Event:
         total_bytes: in a progress event, the final value of ``bytes``; else 0.
         secs: seconds since the save or restore was called.
         error: the error, in the ``*_failed`` events.
+        phase, waits_for, resident_bytes: in ``slow`` events, what is being done, the processes that this one waits for,
+            and the memory that this process uses.
     """
 
     kind: Kind
@@ -51,6 +55,9 @@ class Event:
     total_bytes: int = 0
     secs: float = 0.0
     error: BaseException | None = None
+    phase: str = ""
+    waits_for: tuple[int, ...] = ()
+    resident_bytes: int = 0
 
 
 Listener = Callable[[Event], None]
@@ -59,10 +66,10 @@ Listener = Callable[[Event], None]
 def tell(event: Event, listener: Listener | None) -> None:
     """Sends an event to jax.monitoring and to the listener; their errors are only logged.
 
-    jax.monitoring gets the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``, and no
-    progress events.
+    jax.monitoring gets the duration ``/ckpt/<kind>`` and the scalar ``/ckpt/<kind>/bytes``, and neither
+    progress nor slow events.
     """
-    if event.kind != "progress":
+    if event.kind not in ("progress", "slow"):
         _call_listener(_record, event, "a listener of jax.monitoring")
     if listener is not None:
         _call_listener(listener, event, "Options(on_event=)")

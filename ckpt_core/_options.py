@@ -45,6 +45,9 @@ class Options:
             ``"wait"`` for it, or ``"fail"`` with CheckpointError.
         on_event: called with an ``Event`` at each start and end of a save or restore and at each
             deletion, in the thread where it happens; see ``ckpt_core.events``.
+        report_secs: after so long, and at each multiple, a save or load that is still running says so in the log and as an
+            event ``slow``: its phase, bytes done, rate, the processes that it waits for, memory; at the fifth time, once,
+            also the stacks of its threads. None: never.
         delete_grace_secs: how long a step stays after no policy keeps it any more; protects readers
             where file locks do not work (object stores, some network file systems).
         trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which
@@ -89,6 +92,7 @@ class Options:
     chunk_bytes: int = 64 * MIB
     on_pending: Literal["wait", "fail"] = "wait"
     on_event: Callable[[Any], None] | None = None
+    report_secs: float | None = 60.0
     delete_grace_secs: float = 0.0
     trash_directory: str | None = None
     stop_signals: tuple[str, ...] = ("SIGTERM",)
@@ -112,6 +116,10 @@ class Options:
             raise TypeError(
                 "Options.persist_policy is a policy such as ckpt.when.every_steps(1000), got "
                 f"{self.persist_policy!r}"
+            )
+        if self.report_secs is not None and not self.report_secs > 0:
+            raise ValueError(
+                f"Options.report_secs must be positive or None, got {self.report_secs}"
             )
         if self.timeout_secs <= 0:
             raise ValueError(f"Options.timeout_secs must be positive, got {self.timeout_secs}")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import this_owner
+from ckpt_core._errors import RefusedArgument
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -54,15 +55,15 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
         )
     text = os.fspath(path)
     if not text:
-        raise ValueError("the path of a checkpoint must not be empty")
+        raise RefusedArgument("the path of a checkpoint must not be empty")
     if text.startswith(_REMOTE):
         return text.rstrip("/"), False
     scheme, separator, _ = text.partition("://")
     if separator and scheme.isalnum():
-        raise ValueError(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
+        raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
     where = os.path.abspath(os.path.expanduser(text))
     if "\\" in where:
-        raise ValueError(
+        raise RefusedArgument(
             f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
             "be written into other directories. Use another path"
         )

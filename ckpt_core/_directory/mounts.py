@@ -1,8 +1,9 @@
-"""Whether a path is in a bucket that is mounted as a directory."""
+"""The file system of a path, and whether it is a bucket that is mounted as a directory."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 MOUNTS = "/proc/self/mountinfo"
@@ -24,8 +25,35 @@ _BUCKETS = frozenset(
 """Programs that mount buckets. Others may well rename (sshfs, glusterfs, juicefs): those are disks to us."""
 _NAMELESS = "FUSE"
 """For a bucket whose mount does not name the program: Kubernetes' drivers mount as ``fuse BUCKET``."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+"""A space and the like in a mount point, as the kernel writes it."""
 _ENDLESS_BYTES = 2**50
 """Size of which, and all of it free, gcsfuse and the like tell: buckets have no end. No disk is as empty."""
+
+
+def file_system_of(path: str) -> str:
+    """The type of the file system that holds a path, as the kernel names it; empty where it cannot be known."""
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+            return mount_type(file.read(), os.path.realpath(path))
+    except OSError:
+        return ""
+
+
+def mount_type(mounts: str, path: str) -> str:
+    """The type of the mount that a real path lies in; of two at one place, the later hides the earlier.
+
+    Args:
+        mounts: content of ``/proc/self/mountinfo``.
+        path: absolute, without links.
+    """
+    best, found = -1, ""
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = _ESCAPE.sub(lambda one: chr(int(one[1], 8)), (fields.split(" ") + [""] * 5)[4])
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
+            best, found = len(point), rest.partition(" ")[0]
+    return found
 
 
 def mounted_bucket(path: str) -> str | None:

@@ -45,6 +45,7 @@ from ckpt_core._directory.store_leftovers import (
     finish,
     is_dead,
     mark,
+    of_dead_attempts,
     only_copies,
     own_folders,
     remove_dead_attempts,
@@ -205,6 +206,10 @@ class ObjectStoreBackend:
         keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
         keys.delete([RECORD])  # and without that one not for us
         delete_rest(keys, [*present, DELETED], token_of(record), own)
+
+    def garbage(self, path: str) -> list[str]:
+        keys = self._open(path)
+        return of_dead_attempts(keys, keys.list())
 
     def clean(self, path: str) -> list[str]:
         """Also finishes what dead writers had committed and not yet copied, and what they had begun to delete."""

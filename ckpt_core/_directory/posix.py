@@ -154,6 +154,9 @@ class PosixBackend(Writing):
                 remove(gone)  # after the rename the deletion is irrevocable: try to finish it
             raise
 
+    def garbage(self, path: str) -> list[str]:
+        return leftovers.removable(path)
+
     def clean(self, path: str) -> list[str]:
         leftovers.bring_back(path)
         entries = leftovers.removable(path)

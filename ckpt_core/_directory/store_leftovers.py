@@ -173,14 +173,20 @@ def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[
     ]
 
 
-def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
-    """Deletes what attempts of dead processes left, below all checkpoints; returns the keys, if that was allowed."""
-    removed: list[str] = []
+def of_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
+    """What attempts of dead processes left, below all checkpoints."""
+    found: list[str] = []
     for token, place in attempts_in(present).items():
         if is_dead(keys, token, place) and token_of(keys.get(f"{place}{RECORD}")) != token:
-            removed += [
+            found += [
                 key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
             ]
+    return found
+
+
+def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
+    """Deletes what attempts of dead processes left; returns the keys, if that was allowed."""
+    removed = of_dead_attempts(keys, present)
     with tidying():
         remove_attempt(keys, removed)
         return removed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
@@ -62,6 +63,12 @@ def under_rules(
         problems += found
         if not found:
             made += _made(bound, item, position, shapes)
+    counts = Counter(path.replace("/", ".") for path, _, _ in made)
+    problems += [
+        Mismatch(path, "shape", f"{count} tensors", "one, by the rules", None, item.name)
+        for path, count in counts.items()
+        if count > 1
+    ]
     if problems:
         raise StructureMismatch(problems, where=where)
     names = tuple(path for path, _, _ in made)
@@ -104,8 +111,7 @@ def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> li
     first, found = specs[0], list[Mismatch]()
     count = len(first.shape)
     dimensions = len(rule.groups) if rule.groups is not None else len(rule.transpose or first.shape)
-    joins = len(rule.sources) > 1 or len(rule.results) > 1
-    if dimensions != count or (joins and not 0 <= rule.axis < count):
+    if dimensions != count or (rule.joins and not 0 <= rule.axis < count):
         told = f"{dimensions} dimensions, by its rule"
         found.append(Mismatch(known[0], "shape", str(first), told, None, item.name))
     for name, spec in zip(known, specs, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from ckpt_core._tree.leaves import leaf_spec
 SUFFIXES = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX)
 _MODEL = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_PART = re.compile(r"-\d+-of-(\d{1,9})\.safetensors$")
+"""How hubs and exports call the files of a model, of which the index is written last."""
 _FIRST_READ_BYTES = 256 * KIB
 """Holds the header of most files, so that opening one takes one request."""
 
@@ -89,6 +92,11 @@ def _chosen(names: Iterable[str], folder: str) -> str | None:
         raise CheckpointNotFound(
             f"{folder} holds {len(candidates)} safetensors files and no {_INDEX} that says what belongs "
             f"together: load one of {shown}"
+        )
+    if candidates and (part := _PART.search(candidates[0])) and int(part[1]) > 1:
+        raise CheckpointNotFound(
+            f"{folder} holds {candidates[0]}, one of {int(part[1])} files of a model, and no {_INDEX}: what wrote or "
+            "fetched them has not ended. Do that anew, or load this file by its own path"
         )
     return candidates[0] if candidates else None
 

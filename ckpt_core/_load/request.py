@@ -11,6 +11,7 @@ from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._load.planned import NO_STATE
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
+from ckpt_core._slow import Activity
 from ckpt_core._tree.match import MatchRules, Select, renamer
 
 Only = str | Iterable[str] | Select | type | None
@@ -20,14 +21,17 @@ Rules = Iterable[Rule | Mapping[str, Any]] | None
 
 @dataclass
 class Tally:
-    """Bytes that a load has read so far, and the progress listener, if any."""
+    """Bytes that a load has read so far, the progress listener, if any, and whom reports of long loads ask."""
 
     bytes: int = 0
     progress: Progress | None = None
+    activity: Activity | None = None
 
     def count(self, read_bytes: int) -> None:
         """Adds ``read_bytes`` and tells the listener."""
         self.bytes += read_bytes
+        if self.activity is not None:
+            self.activity.done_bytes = self.bytes
         if self.progress is not None:
             self.progress.reached(self.bytes)
 

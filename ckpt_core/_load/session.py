@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Generator, Sequence
 
+from ckpt_core import _slow as slow
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._events import Event, Kind, Progress, tell
 from ckpt_core._load.checkpoint import Checkpoint, replaced
@@ -13,6 +14,7 @@ from ckpt_core._load.opening import naming_checkpoint
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.request import Tally
 from ckpt_core._options import Options
+from ckpt_core._slow import Activity
 
 
 @contextlib.contextmanager
@@ -25,8 +27,8 @@ def watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gener
     Raises:
         CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
     """
-    began = time.monotonic()
-    tally = Tally()
+    activity = Activity("load", checkpoint.path, step, options.report_secs, options.on_event)
+    tally = Tally(activity=activity)
 
     def happened(kind: Kind, error: BaseException | None = None) -> None:
         event = Event(
@@ -34,14 +36,18 @@ def watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gener
             path=checkpoint.path,
             step=step,
             bytes=tally.bytes,
-            secs=time.monotonic() - began,
+            secs=time.monotonic() - activity.began,
             error=error,
         )
         tell(event, options.on_event)
 
     happened("restore_started")
     try:
-        with checkpoint.held(), naming_checkpoint(checkpoint.path):
+        with (
+            slow.watched(activity, "reading"),
+            checkpoint.held(),
+            naming_checkpoint(checkpoint.path),
+        ):
             yield tally
     except BaseException as error:
         happened("restore_failed", error)

@@ -7,7 +7,6 @@ background thread.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -18,7 +17,9 @@ from typing import Any
 
 from ckpt_core._errors import BarrierTimeout
 from ckpt_core._lazy import jax
-from ckpt_core._processes import messages, service
+from ckpt_core._processes import awaiting, messages, service
+from ckpt_core._processes.awaiting import awaited as awaited
+from ckpt_core._processes.jobs import coordination
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
 from ckpt_core._processes.messages import Failure, Message, answer_to, parse
@@ -69,7 +70,7 @@ class Processes:
         if self.count == 1:
             return judge([value])
         client = _client()
-        with self._service_errors(tag):
+        with self._service_errors(tag), awaiting.during(tag, [0] if self.index else []):
             client.key_value_set(self._key(tag), Message(call, value).dump())
             if self.index > 0:
                 return self._answered(client, tag, call, timeout_secs)
@@ -78,7 +79,7 @@ class Processes:
             except BaseException as error:
                 self._give_up(client, tag, Failure.of(0, error))
                 raise
-            _unread_answers(id(client), self.count).put(client, tag, answer.dump())
+            service.unread_answers(id(client), self.count).put(client, tag, answer.dump())
             # One delete for the values of all processes, which are no longer needed.
             client.key_value_delete(service.values_folder(tag))
             return answer.value_for(call)
@@ -86,13 +87,15 @@ class Processes:
     def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
         """On process 0: publishes the failure, so that no process waits for an answer."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may be gone
-            _unread_answers(id(client), self.count).put(client, tag, failure.dump(), refused=True)
+            service.unread_answers(id(client), self.count).put(
+                client, tag, failure.dump(), refused=True
+            )
 
     def _answered(self, client: Any, tag: str, call: str, timeout_secs: float) -> str:
         """On the other processes: blocks until process 0 answers."""
         with self._reporting_failure(client, tag, tag):
             found = self._fetch(client, tag, timeout_secs)
-        _read_reports(id(client), self.index).note(client, tag)
+        service.read_reports(id(client), self.index).note(client, tag)
         try:
             return parse(found).value_for(call)
         except Exception:
@@ -111,7 +114,7 @@ class Processes:
                 failure = Failure.of(self.index, error).dump()
                 client.key_value_set(self._key(opening), failure, allow_overwrite=True)
                 for tag in tags:
-                    _read_reports(id(client), self.index).note(client, tag)
+                    service.read_reports(id(client), self.index).note(client, tag)
             raise
 
     def refuse(self, tag: str, call: str, error: BaseException) -> None:
@@ -125,12 +128,12 @@ class Processes:
         client, failure = _client(), Failure.of(self.index, error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if self.index == 0:
-                _unread_answers(id(client), self.count).put(
+                service.unread_answers(id(client), self.count).put(
                     client, tag, failure.dump(), refused=True
                 )
                 return
             client.key_value_set(self._key(tag), failure.dump())
-            _read_reports(id(client), self.index).note(client, tag)
+            service.read_reports(id(client), self.index).note(client, tag)
 
     def _key(self, tag: str) -> str:
         return f"{service.values_folder(tag)}{self.index}"
@@ -144,6 +147,7 @@ class Processes:
             values = self._arrived(client, tag)
             now = time.monotonic()
             absent = [process for process in range(self.count) if process not in values]
+            awaiting.note(tag, absent)
             if not absent:
                 return [values[process] for process in range(self.count)]
             waited_secs = now - began
@@ -185,6 +189,7 @@ class Processes:
         }
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
+        awaiting.note(tag, absent)
         logger.warning(
             "process %d has waited %.0f s for processes %s at %r%s",
             self.index,
@@ -241,7 +246,7 @@ class Processes:
         with self._service_errors(tag):
             if self.index > 0:
                 return self._await_decision(client, tag, timeout_secs, call)
-            unread = _unread_answers(id(client), self.count)
+            unread = service.unread_answers(id(client), self.count)
             slow = unread.wait_for_room(client, timeout_secs)
             if slow:
                 raise self._timed_out(client, tag, timeout_secs, slow)
@@ -298,7 +303,7 @@ class Processes:
                     # If process 0 waits in another call of this round, this tells it of ours.
                     client.key_value_set(self._key(opening), Message(call, "").dump())
                     announced = True
-        _read_reports(id(client), self.index).note(client, tag)
+        service.read_reports(id(client), self.index).note(client, tag)
         if announced:
             client.key_value_delete(self._key(opening))
         return parse(found).value_for(call)
@@ -369,18 +374,6 @@ def _calls_of_absent(client: Any, absent: list[int]) -> str:
     return ""
 
 
-@functools.lru_cache(1)
-def _unread_answers(client_id: int, count: int) -> service.UnreadAnswers:
-    """On process 0: the answers it has published at the service."""
-    return service.UnreadAnswers(count)
-
-
-@functools.lru_cache(1)
-def _read_reports(client_id: int, index: int) -> service.ReadReports:
-    """On the other processes: the answers that this one has read at the service."""
-    return service.ReadReports(index)
-
-
 def this_run() -> Processes:
     """The processes of this run; a single one if jax.distributed was not initialized."""
     if _client() is None:
@@ -394,7 +387,4 @@ def next_tag() -> str:
 
 
 def _client() -> Any:
-    # jax has no public API for the coordination service's client; Orbax uses this one too.
-    from jax._src import distributed
-
-    return distributed.global_state.client
+    return coordination().client

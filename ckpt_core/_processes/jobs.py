@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
+from ckpt_core._errors import CheckpointError
 from ckpt_core._lazy import jax
+
+
+def coordination() -> Any:
+    """jax's state of its distributed service: ``client`` and ``preemption_sync_manager``.
+
+    jax has no public API for it; Orbax uses this one too. If a version of jax has moved it, a process that is alone needs
+    none.
+
+    Raises:
+        CheckpointError: several processes run, and nothing is known by which they could agree.
+    """
+    try:
+        from jax._src import distributed
+
+        state = distributed.global_state
+        return SimpleNamespace(
+            client=state.client, preemption_sync_manager=state.preemption_sync_manager
+        )
+    except (ImportError, AttributeError) as error:
+        if jax.process_count() > 1:
+            raise CheckpointError(
+                f"jax {jax.__version__} has no coordination service where ckpt looks for it, so its "
+                f"{jax.process_count()} processes cannot agree on a checkpoint: upgrade ckpt-core, or use an "
+                "older jax"
+            ) from error
+        return SimpleNamespace(client=None, preemption_sync_manager=None)
 
 
 def preemption_sync_point(step: int) -> bool | None:
@@ -13,14 +42,11 @@ def preemption_sync_point(step: int) -> bool | None:
     None if the service is off, so that they cannot agree. All processes must call it for every
     step.
     """
-    from jax._src import distributed
-
-    if distributed.global_state.client is None:
+    state = coordination()
+    if state.client is None or state.preemption_sync_manager is None:
         return None
     from jax.experimental import multihost_utils
 
-    if distributed.global_state.preemption_sync_manager is None:
-        return None
     try:
         return bool(multihost_utils.reached_preemption_sync_point(step))
     except RuntimeError:  # the coordinator is gone; the next agreement reports that more clearly
@@ -40,12 +66,11 @@ def join_from_environment(environment: Mapping[str, str]) -> bool:
     Raises:
         ValueError: only some of the variables are set.
     """
-    from jax._src import distributed
-
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     missing = [name for name in names if not environment.get(name)]
-    if len(missing) == len(names) or distributed.global_state.client is not None:
-        return distributed.global_state.client is not None
+    joined = coordination().client is not None
+    if len(missing) == len(names) or joined:
+        return joined
     if missing:
         raise ValueError(f"{', '.join(names)} go together; missing: {', '.join(missing)}")
     address = environment[names[0]]

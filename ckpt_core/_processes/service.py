@@ -8,6 +8,7 @@ most ``MOST_KEPT`` answers, few in most runs, and one or two read reports per pr
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 from typing import Any
@@ -147,3 +148,15 @@ class ReadReports:
             self._told += 1
             key = f"{_NOTES}{self._index}/{self._told}"
         client.key_value_set(key, "\n".join(tags))
+
+
+@functools.lru_cache(1)
+def unread_answers(client_id: int, count: int) -> UnreadAnswers:
+    """On process 0: the answers it has published at the"""
+    return UnreadAnswers(count)
+
+
+@functools.lru_cache(1)
+def read_reports(client_id: int, index: int) -> ReadReports:
+    """On the other processes: the answers that this one has read at the"""
+    return ReadReports(index)

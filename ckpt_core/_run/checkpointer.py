@@ -12,7 +12,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._options import Options, checked_options
-from ckpt_core._results import CheckpointInfo, Restored
+from ckpt_core._results import CheckpointInfo, Restored, notebook
 from ckpt_core._run.directory import open_run_directory
 from ckpt_core._run.in_flight import raise_failures, settle_all
 from ckpt_core._run.parts import make_parts
@@ -288,7 +288,7 @@ class Checkpointer:
     def best_step(self) -> int | None:
         """The step with the best metric, or None; needs ``best_metric``."""
         metric, mode = self._best
-        if metric is None or mode is None:
+        if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
         return next(iter(keep.best(metric, mode=mode)(self._parts.run.steps.all_facts())), None)
 
@@ -314,8 +314,7 @@ class Checkpointer:
     ) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None at the timeout.
 
-        For an evaluator that follows a trainer. Lists the directory about once a second. With
-        several processes, all must call it, and all get the answer of process 0.
+        For evaluators. Lists the directory about once a second. All processes get that of process 0.
         """
         seen = self._parts.run.steps.wait_for_newer(after, timeout_secs)
         return self._parts.decision.step_on_first(seen)
@@ -336,10 +335,7 @@ class Checkpointer:
 
     @in_turn
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Writes JSON about the whole run next to its steps, in the file that Orbax uses for it.
-
-        All processes may call it; process 0 writes.
-        """
+        """Writes JSON about the whole run, in Orbax's file for it; all may call it, process 0 writes."""
         self._writing.refuse_unless_open("write_run_metadata")
         if self._parts.run.processes.index == 0:
             write_run_metadata(self._parts.run.backend, self.directory, metadata)
@@ -398,3 +394,6 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self.directory}: {self._writing.state()}>"
+
+    def _repr_html_(self) -> str:
+        return notebook.of_directory(self.directory, self._writing.state(), self.all_steps())

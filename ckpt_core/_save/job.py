@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
+from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
@@ -180,7 +181,7 @@ def check_item_name(name: Any) -> None:
     bad = not is_file_name(name) or name.startswith("_") or ".orbax-checkpoint-tmp" in name
     taken = {*RESERVED_FOLDERS, RECORD_FILE, orbax_write.COMMIT_FILE}
     if bad or name in taken:
-        raise ValueError(
+        raise RefusedArgument(
             f"{name!r} cannot be the name of an item: use letters, digits, '-', '_' and '.', not "
             f"beginning with '.' or '_', and none of {', '.join(sorted(taken))}"
         )

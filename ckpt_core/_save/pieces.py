@@ -269,7 +269,7 @@ class _PieceWrite(Write):
         self._attempt = attempt
         self._context = new_context(durable=job.options.durable)
         if not job.local:
-            self._uploads = Uploads(job, attempt, [], self._context)
+            self._uploads = Uploads(job, attempt, [], self._context, self._activity)
         self._trees: dict[str, PieceTree] = {}
         self._waiting_bytes = 0
 

@@ -20,6 +20,7 @@ from ckpt_core._options import Options
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.write import CALL, Write
+from ckpt_core._slow import Activity, watched
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
@@ -88,10 +89,11 @@ class _Save:
         """
         self._events.happened("save_started")
         try:
-            self._fields = self._job.fields.frozen()
-            self._items = prepare_items(items, self._job)
-            if self._job.processes.index == 0 and self._job.local:
-                self._attempt = self._begin()
+            with watched(self._events.activity, "taking the snapshot"):
+                self._fields = self._job.fields.frozen()
+                self._items = prepare_items(items, self._job)
+                if self._job.processes.index == 0 and self._job.local:
+                    self._attempt = self._begin()
             self._blocking_secs = self._events.happened("snapshot_taken")
         except BaseException as error:
             if self._job.processes.count == 1 or not isinstance(error, Exception):
@@ -126,7 +128,9 @@ class _Save:
         with self._events.failing(), aborting(lambda: self._attempt):
             if self._job.processes.index == 0 and not self._job.local and self._refusal is None:
                 self._begin_in_store()
-            write = Write(self._job, self._fields, self._items, self._token, self._tag)
+            write = Write(
+                self._job, self._fields, self._items, self._token, self._tag, self._events.activity
+            )
             write.snapshot_secs = self._blocking_secs
             attempt = write.agree_to_start(self._attempt, self._refusal)
             write.write_items(attempt)
@@ -157,19 +161,23 @@ def aborting(begun: Callable[[], Attempt | None]) -> Generator[None]:
 
 
 class SaveEvents:
-    """Sends the events of one save to the log and to ``Options.on_event``."""
+    """Sends the events of one save to the log and to ``Options.on_event``.
+
+    Attributes:
+        activity: how far the save is, for reports if it takes long.
+    """
 
     def __init__(self, path: str, step: int | None, options: Options) -> None:
         self._path = path
         self._step = step
         self._listener = options.on_event
-        self._began = time.monotonic()
+        self.activity = Activity("save", path, step, options.report_secs, options.on_event)
 
     def happened(
         self, kind: Kind, written_bytes: int = 0, error: BaseException | None = None
     ) -> float:
         """Sends one event; returns the seconds since the save was called."""
-        secs = time.monotonic() - self._began
+        secs = time.monotonic() - self.activity.began
         event = Event(
             kind=kind,
             path=self._path,
@@ -183,9 +191,10 @@ class SaveEvents:
 
     @contextlib.contextmanager
     def failing(self) -> Generator[None]:
-        """If the block raises, sends ``save_failed`` with the error."""
+        """If the block raises, sends ``save_failed`` with the error; reports if it takes long."""
         try:
-            yield
+            with watched(self.activity, "beginning"):
+                yield
         except BaseException as error:
             self.happened("save_failed", error=error)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +11,23 @@ from ckpt_core._devices import shardings
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
-from ckpt_core._format import orbax_write
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._format.packed import pack
 from ckpt_core._format.record import (
     RECORD_FILE,
     FileRecord,
     Record,
-    dump_json,
     dump_record,
 )
 from ckpt_core._format.versions import library_versions
 from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.dedup_links import Linked
+from ckpt_core._save.describe import metadata_files
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
 from ckpt_core._save.plain_items import write_sources
 from ckpt_core._save.uploads import Uploads
+from ckpt_core._slow import Activity
 from ckpt_core._storage import (
     UPLOAD_BYTES,
     ArrayWriter,
@@ -39,8 +39,6 @@ from ckpt_core._storage import (
 
 _FILES_UNDER_WAY = 4
 """Number of data files on their way to an object store at once."""
-_OF_METRICS = "metrics", "json"
-"""Name and form of an item whose values stand where Orbax looks for metrics, too."""
 CALL = "save"
 """The call that this process tells the others, so that a process in another call is detected."""
 
@@ -57,6 +55,7 @@ class Write:
         items: the prepared items; when written, each is replaced by one with arrays on the host.
         token: token of the attempt, on process 0.
         tag: tag of the round in which the processes agree.
+        activity: is told how far the save is.
 
     Attributes:
         snapshot_secs: how long the caller was blocked, for the record.
@@ -64,13 +63,20 @@ class Write:
     """
 
     def __init__(
-        self, job: SaveJob, fields: RecordFields, items: list[PreparedItem], token: str, tag: str
+        self,
+        job: SaveJob,
+        fields: RecordFields,
+        items: list[PreparedItem],
+        token: str,
+        tag: str,
+        activity: Activity | None = None,
     ) -> None:
         self._job = job
         self._fields = fields
         self._items = items
         self._token = token
         self._tag = tag
+        self._activity = activity or Activity("save", job.target, job.step, None, None)
         self.snapshot_secs = 0.0
         self.written_bytes = 0
         self._began = time.monotonic()
@@ -98,6 +104,7 @@ class Write:
                 does not see the files of process 0.
         """
         job = self._job
+        self._activity.enter("agreeing what is saved")
         if job.processes.count == 1:
             assert attempt is not None
             return attempt
@@ -164,6 +171,7 @@ class Write:
 
         def work() -> None:
             self.make_durable(attempt)
+            self._activity.enter("committing")
             # directly before the commit, so that another run has little time to claim the directory
             if self._job.guard is not None:
                 self._job.guard.check()
@@ -178,11 +186,18 @@ class Write:
             self._links.committed()
 
     def _on_all(self, what: str, work: Callable[[], Any], **telling: Any) -> None:
+        def noted() -> Any:
+            found = work()
+            if self._job.writers.count > 1:
+                self._activity.enter(f"waiting until all processes have {what} their parts")
+            return found
+
         tag = f"{self._tag}/{what}"
-        done_by_all(self._job, self._job.writers, tag, work, "save", **telling)
+        done_by_all(self._job, self._job.writers, tag, noted, "save", **telling)
 
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
+        self._activity.enter("waiting for arrays on their way to the host")
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [
@@ -190,14 +205,15 @@ class Write:
             for item in self._items
         ]
         if not self._job.local:
-            self._uploads = Uploads(self._job, attempt, self._items, self._context)
+            self._uploads = Uploads(self._job, attempt, self._items, self._context, self._activity)
+        self._activity.enter("writing arrays")
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._job.writers.index == 0:
                 self._describe(attempt)  # meanwhile TensorStore writes the arrays
-            watches = self._job.local and self._job.options.on_event  # uploads tell by themselves
-            watch = self._progress(attempt, written) if watches else None
+            # uploads tell by themselves
+            watch = self._progress(attempt, written) if self._job.local else None
             for writer in writers:
                 writer.finish(watch)
             if self._uploads is not None:
@@ -217,13 +233,18 @@ class Write:
         """
         job = self._job
         progress = Progress(job.target, job.step, total_bytes, job.options.on_event)
+        activity = self._activity
+        activity.total_bytes = total_bytes
         process = job.writers.index
         linked_bytes = sum(linked.size_bytes for linked in self._linked)
 
         def watch() -> None:
+            if job.options.on_event is None and not activity.asked:
+                return
             # TensorStore reports no progress, so take it from the sizes of the files
             sizes = own_data(attempt, self._items, process)
-            progress.reached(min(total_bytes, sum(sizes.values()) - linked_bytes))
+            activity.done_bytes = min(total_bytes, sum(sizes.values()) - linked_bytes)
+            progress.reached(activity.done_bytes)
 
         return watch
 
@@ -290,6 +311,7 @@ class Write:
         After that, only the rename is missing to make the checkpoint visible.
         """
         job = self._job
+        self._activity.enter("joining, describing and syncing files")
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
                 self._merge(attempt, item)
@@ -343,52 +365,7 @@ class Write:
 
     def _describe(self, attempt: Attempt) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""
-        files = dict(self._metadata_files())
+        files = dict(metadata_files(self._job, self._fields, self._items))
         for name, data in files.items():
             attempt.write(name, data)
         self._described |= {name: FileRecord.of(data) for name, data in files.items()}
-
-    def _metadata_files(self) -> Iterable[tuple[str, bytes]]:
-        """Name and content of all files that Orbax reads besides the arrays."""
-        handlers: dict[str, str] = {}
-        for item in self._items:
-            handlers[item.folder] = item.handler or orbax_write.HANDLERS[_handler(item)]
-            if item.record.form == "process":
-                note = dump_json(
-                    {"format": "ckpt process state", "process_count": self._job.writers.count}
-                )
-                yield f"{item.folder}/metadata", note
-                yield f"{item.folder}/data.json", note
-                continue
-            if item.plan is None:
-                continue
-            for name, data in item.plan.files:
-                yield f"{item.folder}/{name}", data
-            if item.texts:
-                paths = dict(zip(item.names, item.record.paths, strict=True))
-                yield (
-                    f"{item.folder}/{orbax_write.STRINGS_FILE}",
-                    orbax_write.strings_file(item.texts, paths),
-                )
-        told = [
-            one.state_files for one in self._items if (one.name, one.record.form) == _OF_METRICS
-        ]
-        if self._fields.metrics or told:
-            handlers["metrics"] = orbax_write.HANDLERS["json"]
-            numbers = dump_json(dict(self._fields.metrics))
-            yield "metrics/metrics", told[0]["data.json"] if told else numbers
-        yield orbax_write.STEP_METADATA, orbax_write.step_metadata(handlers, self._fields.metadata)
-        text = f"Checkpoint commit was successful to {self._job.target}"
-        said = text.encode(errors="surrogateescape")
-        if not self._job.local:  # there Orbax asks for one in each item that it opens by itself
-            mark = orbax_write.COMMIT_FILE
-            for item in self._items:
-                if item.record.form != "files" or mark in item.record.notes:
-                    yield f"{item.folder}/{mark}", said
-        yield orbax_write.COMMIT_FILE, said
-
-
-def _handler(item: PreparedItem) -> str:
-    if item.record.form != "tree":
-        return "json"
-    return "text_tree" if item.texts else "tree"

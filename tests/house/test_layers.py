@@ -20,7 +20,7 @@ from tests.support.paths import PACKAGE
 # counts as one module and may import within itself as it likes.
 LAYERS: list[tuple[str, set[str]]] = [
     ("0 errors", {"_errors"}),
-    ("0 ground", {"_fork", "_items", "_lazy", "_options"}),
+    ("0 ground", {"_fork", "_items", "_lazy", "_options", "_words"}),
     ("0 threads, pending work, exit", {"_background"}),
     ("1 pure: trees, and saved against wanted", {"_tree"}),
     ("1 pure: regions and chunks", {"_layout"}),
@@ -29,6 +29,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("2 effects", {"_devices", "_directory", "_processes"}),
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
+    ("3 reports of what takes long", {"_slow"}),
     ("3 a checkpoint, its metadata read", {"_load.absent", "_load.checkpoint"}),
     ("3 opening files of other formats", {"_load.foreign"}),
     ("3 finding and opening one", {"_load.opening"}),
@@ -39,7 +40,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("4 what a directory of steps is made of", {"_run.fence", "_run.in_flight", "_run.steps"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
-    ("5 listeners, other formats, numbers", {"_look", "convert", "events"}),
+    ("5 listeners, other formats, numbers", {"_doctor", "_look", "convert", "events"}),
     ("5 a run as a page", {"report"}),
     ("5 the front door", {"__init__"}),
     ("5 faces", {"bench", "testing"}),

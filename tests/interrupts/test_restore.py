@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 from flax import nnx
 
 import ckpt_core as ckpt
@@ -161,6 +160,7 @@ def keras_items(value: float) -> dict[str, Any]:
 
 
 def torch_items(value: float) -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
     made = torch.nn.Linear(4, 4)
     for parameter in made.parameters():
         parameter.data.fill_(value)

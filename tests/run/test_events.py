@@ -195,13 +195,17 @@ def event(kind: Any, **values: Any) -> ckpt.Event:
     return ckpt.Event(kind=kind, path="/runs/7", step=7, **values)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_progress_bar(terminal: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "terminal"), [("xterm", True), ("dumb", False), ("unknown", False), ("", False)]
+)
+def test_the_progress_bar(kind: str, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal that can move its cursor, whatever the one is that the tests run in."""
     pytest.importorskip("rich")
     from rich.console import Console
 
-    out = Terminal() if terminal else io.StringIO()
-    bar = ckpt.events.ProgressBar(Console(file=out, force_terminal=terminal, width=100))
+    monkeypatch.setenv("TERM", kind or "xterm")
+    out = Terminal() if kind else io.StringIO()
+    bar = ckpt.events.ProgressBar(Console(file=out, force_terminal=bool(kind), width=100))
     bar(event("restore_started"))
     bar(event("progress", bytes=1, total_bytes=100, secs=0.1))
     assert out.getvalue() == ""  # too short so far to be worth showing

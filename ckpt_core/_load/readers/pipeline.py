@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._background.threads import Job, Workers
@@ -31,11 +31,11 @@ _BATCH_LEAVES = 2048
 
 def read_leaves(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
-) -> Iterator[tuple[Want, dict[Region, Array]]]:
+) -> Generator[tuple[Want, dict[Region, Array]]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded.
 
     While the caller works on one batch (128 MiB or 2048 leaves at most), up to 8 reader threads
-    read the next one.
+    read the next one; who does not take all must call ``close``, which ends them.
 
     Raises:
         CheckpointCorrupt: data is missing or truncated, or its checksum differs.

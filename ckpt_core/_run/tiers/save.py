@@ -85,7 +85,8 @@ class LocalSave:
         """
         with self._events.failing():
             token = self._agree_to_start()
-            write = Write(self._job, self._fields, self._items, token, self._tag)
+            activity = self._events.activity
+            write = Write(self._job, self._fields, self._items, token, self._tag, activity)
             write.snapshot_secs = self._blocking_secs
             self._on_all("committed", lambda: self._write(write, token))
         self._events.committed(write.written_bytes, self._blocking_secs)

@@ -1,0 +1,158 @@
+"""Measures what a directory can do: speed, durability, links, locks, clock. Its files are deleted again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckpt_core._directory import hidden_names
+from ckpt_core._directory.locks import LockFile
+from ckpt_core._directory.mounts import file_system_of, mounted_bucket
+from ckpt_core._directory.syscalls import exchange, is_local_disk, remove
+
+_SYNCS = 9
+_BLOCK_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What a directory of a file system can do.
+
+    Attributes:
+        directory: the directory, or the first one above it that exists.
+        file_system: type, as the kernel names it; empty if unknown.
+        mounted_by: the program that mounts a bucket there, or None.
+        local: whether no other machine can change it.
+        free_bytes, free_inodes: for this user; None if the file system does not tell.
+        write_bytes_per_sec: of one file, with its fsync.
+        read_bytes_per_sec: of the same file, past the page cache where the system allows it.
+        reads_cached: whether the page cache took part in the reading.
+        sync_secs: median time of an fsync after 4 KiB.
+        clock_ahead_secs: how far the file system's clock is before that of this machine.
+        hard_links, exchanges, locks: whether it can hard links, exchange two directories at once, and refuses a second
+            lock of a file.
+    """
+
+    directory: str
+    file_system: str
+    mounted_by: str | None
+    local: bool
+    free_bytes: int | None
+    free_inodes: int | None
+    write_bytes_per_sec: float
+    read_bytes_per_sec: float
+    reads_cached: bool
+    sync_secs: float
+    clock_ahead_secs: float
+    hard_links: bool
+    exchanges: bool
+    locks: bool
+
+
+def probe_directory(path: str, probe_bytes: int) -> Disk:
+    """Measures the directory at ``path``, or the first above it that exists.
+
+    Args:
+        path: absolute.
+        probe_bytes: how much is written and read.
+
+    Raises:
+        OSError: it cannot be written to.
+    """
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    room = os.statvfs(path)
+    # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
+    folder = hidden_names.make(hidden_names.TEMPORARY, path, "doctor")
+    os.mkdir(folder)
+    try:
+        file = os.path.join(folder, "speed")
+        write_secs = _seconds(lambda: _write(file, probe_bytes))
+        cached = not _forget(file)
+        read_secs = _seconds(lambda: _read(file))
+        ahead_secs = os.stat(_touched(os.path.join(folder, "now"))).st_mtime - time.time()
+        sync_secs = statistics.median(
+            _seconds(lambda: _write(os.path.join(folder, "small"), 4096)) for _ in range(_SYNCS)
+        )
+        return Disk(
+            directory=path,
+            file_system=file_system_of(path),
+            mounted_by=mounted_bucket(path),
+            local=is_local_disk(path),
+            free_bytes=room.f_bavail * room.f_frsize if room.f_blocks else None,
+            free_inodes=room.f_favail if room.f_files else None,
+            write_bytes_per_sec=probe_bytes / write_secs,
+            read_bytes_per_sec=probe_bytes / read_secs,
+            reads_cached=cached,
+            sync_secs=sync_secs,
+            clock_ahead_secs=ahead_secs,
+            hard_links=_links(file),
+            exchanges=_exchanges(folder),
+            locks=_locks(file),
+        )
+    finally:
+        remove(folder)
+
+
+def _seconds(do: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    do()
+    return max(time.perf_counter() - began, 1e-9)
+
+
+def _write(path: str, count: int) -> None:
+    block = os.urandom(min(count, _BLOCK_BYTES))
+    with open(path, "wb", buffering=0) as file:
+        left = count
+        while left > 0:
+            left -= file.write(block[:left])
+        os.fsync(file.fileno())
+
+
+def _touched(path: str) -> str:
+    _write(path, 1)
+    return path
+
+
+def _forget(path: str) -> bool:
+    """Takes a file out of the page cache; whether the system knows how. A RAM disk keeps it."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return file_system_of(path) not in ("tmpfs", "ramfs")
+
+
+def _read(path: str) -> None:
+    buffer = bytearray(_BLOCK_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def _links(file: str) -> bool:
+    with contextlib.suppress(OSError):
+        os.link(file, f"{file}.link")
+        return os.path.samefile(file, f"{file}.link")
+    return False
+
+
+def _exchanges(folder: str) -> bool:
+    names = [os.path.join(folder, name) for name in ("one", "two")]
+    for name in names:
+        os.mkdir(name)
+    with contextlib.suppress(OSError):
+        return sys.platform.startswith("linux") and exchange(names[0], names[1])
+    return False
+
+
+def _locks(file: str) -> bool:
+    """Whether a second lock is refused; a file system without locks grants both."""
+    with LockFile(file, os.O_RDWR) as first, LockFile(file, os.O_RDWR) as second:
+        return first.lock(fcntl.LOCK_EX) and not second.lock(fcntl.LOCK_EX)

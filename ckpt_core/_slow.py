@@ -1,0 +1,192 @@
+"""Says when a save or load takes unexpectedly long: where it is, whom it waits for, and at last the stacks of its threads.
+
+One thread watches all of them. It touches no file and waits for nobody: what hangs may be the file system itself, so work that
+is watched notes how far it is, and the watcher only reads that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_core._events import Event, Listener, logger, tell
+from ckpt_core._fork import HOME_PID
+from ckpt_core._processes import awaited
+from ckpt_core._words import size
+
+_STACKS_AT_REPORT = 5
+"""With this report the stacks are told, once: by then it is no slow disk any more."""
+_OUR_THREADS = "ckpt-"
+
+
+@dataclass(eq=False)
+class Activity:
+    """One save or load, as far as it has come; the thread that works writes it, the watcher reads it.
+
+    Attributes:
+        what: ``save`` or ``load``.
+        path, step: of the checkpoint.
+        report_secs: interval of the reports; None for none.
+        listener: gets an event with each report.
+        phase: what is being done, in words.
+        done_bytes, total_bytes: of the arrays that this process writes or reads, as far as known.
+    """
+
+    what: str
+    path: str
+    step: int | None
+    report_secs: float | None
+    listener: Listener | None
+    phase: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    began: float = field(default_factory=time.monotonic)
+    thread: int = 0
+    _reports: int = 0
+    _told_bytes: int = 0
+
+    def enter(self, phase: str) -> None:
+        """Notes what is done from here on."""
+        self.phase = phase
+
+    @property
+    def due(self) -> float:
+        """When the next report is, in monotonic seconds."""
+        return self.began + (self._reports + 1) * (self.report_secs or 0.0)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a report is near, so that it is worth finding out how far the work is."""
+        if self.report_secs is None:
+            return False
+        return time.monotonic() > self.due - self.report_secs / 2
+
+    def report(self) -> None:
+        """Logs one report, and sends it to the listener."""
+        self._reports += 1
+        now = time.monotonic()
+        newly, self._told_bytes = self.done_bytes - self._told_bytes, self.done_bytes
+        absent, resident = awaited(), resident_bytes()
+        logger.warning(
+            "%s of %s has taken %.0f s: %s%s%s; this process uses %s",
+            self.what,
+            self.path,
+            now - self.began,
+            self.phase,
+            self._progress(newly),
+            f"; waits for processes {list(absent)}" if absent else "",
+            size(resident),
+        )
+        if self._reports == _STACKS_AT_REPORT:
+            logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())
+        event = Event(
+            kind="slow",
+            path=self.path,
+            step=self.step,
+            bytes=self.done_bytes,
+            total_bytes=self.total_bytes,
+            secs=now - self.began,
+            phase=self.phase,
+            waits_for=absent,
+            resident_bytes=resident,
+        )
+        tell(event, self.listener)
+
+    def _progress(self, newly: int) -> str:
+        if not (self.total_bytes or self.done_bytes):
+            return ""
+        rate = (
+            f"{size(newly / (self.report_secs or 1))}/s" if newly else "none since the last report"
+        )
+        whole = f" of {size(self.total_bytes)}" if self.total_bytes else ""
+        return f", {size(self.done_bytes)}{whole}, {rate}"
+
+    def _stacks(self) -> str:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        told: list[str] = []
+        frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # the only way
+        for ident, frame in frames.items():
+            name = names.get(ident, "a thread without a name")
+            if ident == threading.get_ident():
+                continue  # the watcher
+            if ident == self.thread or name.startswith(_OUR_THREADS):
+                told.append(f"{name}:\n{''.join(traceback.format_stack(frame))}")
+        return "\n".join(told)
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class _Watcher:
+    """One thread that reports every activity that is overdue. It ends when nothing has been watched for a while."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._watched: list[Activity] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, activity: Activity) -> None:
+        with self._change:
+            self._watched.append(activity)
+            if self._thread is None:
+                # a daemon: it holds nothing, and interpreter exit must not wait for it
+                self._thread = threading.Thread(target=self._run, name="ckpt-slow", daemon=True)
+                self._thread.start()
+            else:
+                self._change.notify()
+
+    def remove(self, activity: Activity) -> None:
+        with self._change, contextlib.suppress(ValueError):
+            self._watched.remove(activity)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                due = min((one.due for one in self._watched), default=None)
+                wait_secs = _IDLE_SECS if due is None else max(0.0, due - time.monotonic())
+                if wait_secs:
+                    self._change.wait(wait_secs)
+                late = [one for one in self._watched if one.due <= time.monotonic()]
+                if due is None and not self._watched:
+                    self._thread = None
+                    return
+            for one in late:
+                try:
+                    one.report()
+                except Exception:  # a report must not end the reports
+                    logger.exception("could not report on %s", one.path)
+
+
+_IDLE_SECS = 30.0
+_watcher = _Watcher()
+
+
+@contextlib.contextmanager
+def watched(activity: Activity, phase: str) -> Generator[Callable[[str], Any]]:
+    """Reports on an activity while the block runs, if it takes long; gives ``Activity.enter``."""
+    activity.enter(phase)
+    if activity.report_secs is None or os.getpid() != HOME_PID:
+        yield activity.enter
+        return
+    activity.thread = threading.get_ident()
+    try:
+        _watcher.add(activity)
+    except RuntimeError:  # no thread can start, at interpreter exit: work goes on without reports
+        logger.debug("no thread for reports")
+    try:
+        yield activity.enter
+    finally:
+        _watcher.remove(activity)

@@ -1,0 +1,127 @@
+"""A save or load that takes long says where it is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import _slow
+from ckpt_core._directory import posix
+from ckpt_core._slow import Activity, watched
+
+
+def wait_for(condition: Any, secs: float = 30.0) -> None:
+    end = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_save_that_hangs_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, events = threading.Event(), []
+    sync = posix.PosixBackend.begin
+
+    def hang(self: Any, *arguments: Any, **named: Any) -> Any:
+        attempt = sync(self, *arguments, **named)
+        durable = attempt.make_durable
+
+        def slow(*more: Any) -> None:
+            assert go_on.wait(60)
+            durable(*more)
+
+        attempt.make_durable = slow
+        return attempt
+
+    monkeypatch.setattr(posix.PosixBackend, "begin", hang)
+    options = ckpt.Options(report_secs=0.05, on_event=events.append)
+    caplog.set_level(logging.WARNING, "ckpt_core")
+    with ckpt.Checkpointer(tmp_path, options=options) as run:
+        run.save(3, {"w": jnp.ones(1000)})
+        wait_for(lambda: sum(event.kind == "slow" for event in events) > 6)
+        go_on.set()
+        run.wait_until_finished()
+        told = [event for event in events if event.kind == "slow"]
+        assert "syncing" in told[-1].phase and told[-1].step == 3
+        assert told[-1].secs > told[0].secs > 0 and told[-1].resident_bytes > 2**20
+    text = caplog.text
+    assert "save of" in text and "has taken" in text and "this process uses" in text
+    stacks = [line for line in caplog.messages if "its threads are at" in line]
+    assert len(stacks) == 1 and "go_on.wait(60)" in stacks[0]
+    count = len(told)
+    time.sleep(0.2)
+    assert sum(event.kind == "slow" for event in events) == count  # it ended, and nothing is told
+
+
+def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt.save(tmp_path / "a", {"w": np.ones(10_000), "v": np.ones(10_000)})
+    events: list[Any] = []
+    count = ckpt._load.request.Tally.count  # pyright: ignore
+
+    def slow(self: Any, read_bytes: int) -> None:
+        count(self, read_bytes)
+        wait_for(lambda: any(event.kind == "slow" and event.bytes for event in events))
+
+    monkeypatch.setattr(ckpt._load.request.Tally, "count", slow)  # pyright: ignore
+    ckpt.load(tmp_path / "a", options=ckpt.Options(report_secs=0.02, on_event=events.append))
+    told = [event for event in events if event.kind == "slow" and event.bytes]
+    assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)
+
+
+def test_quick_work_is_not_told_and_costs_no_measuring(tmp_path: Path) -> None:
+    events: list[Any] = []
+    ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=ckpt.Options(on_event=events.append))
+    assert "slow" not in [event.kind for event in events]
+    activity = Activity("save", "x", None, None, None)
+    before = threading.active_count()
+    with watched(activity, "nothing"):
+        assert threading.active_count() == before and not activity.asked
+
+
+def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    def bad(_: Any) -> None:
+        raise ValueError("listener")
+
+    first = Activity("save", "one", 1, 0.02, bad)
+    second = Activity("load", "two", None, 0.02, None)
+    with watched(first, "a"), watched(second, "b") as enter:
+        second.total_bytes = 2048
+        second.done_bytes = 1024
+        wait_for(lambda: "two" in caplog.text and caplog.text.count("one") > 2)
+        enter("c")
+        wait_for(lambda: "c, 1.0 KiB of 2.0 KiB, none since" in caplog.text)
+    assert "1.0 KiB of 2.0 KiB" in caplog.text
+
+
+def test_the_watching_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_slow, "_IDLE_SECS", 0.05)
+    watcher = _slow._Watcher()
+    activity = Activity("save", "x", None, 60.0, None)
+    watcher.add(activity)
+    thread = watcher._thread
+    assert thread is not None and thread.daemon
+    watcher.remove(activity)
+    watcher.add(activity)  # wakes it
+    watcher.remove(activity)
+    with watcher._change:
+        watcher._change.notify()
+    thread.join(30)
+    assert not thread.is_alive()
+    watcher.add(activity)  # and begins again
+    assert watcher._thread is not thread
+    watcher.remove(activity)
+
+
+def test_impossible_settings() -> None:
+    for secs in (0, -1.0):
+        with pytest.raises(ValueError, match="report_secs"):
+            ckpt.Options(report_secs=secs)
