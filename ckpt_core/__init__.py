@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from ckpt_core._verify import inspect as inspect
     from ckpt_core._verify import verify as verify
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "_adapters": ("Adapter", "Stateful"),

@@ -15,6 +15,7 @@ from typing import Any
 
 PLACE = re.compile(r"\{(\w+)\}")
 """A place in a name, that stands for any text without the separator."""
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,17 @@ class Rule:
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in _ATTRIBUTES:
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
         for name in ("saved", "wanted", "stack"):
             value = getattr(self, name)
             if not isinstance(value, str | tuple) or not all(isinstance(one, str) for one in value):
                 raise TypeError(f"{self}: {name} must be a text or a tuple of texts")
         if isinstance(self.stack, str):
             object.__setattr__(self, "stack", (self.stack,))
+        if not self.sources or not self.results or len(set(self.results)) < len(self.results):
+            raise ValueError(f"{self}: it needs a saved name and a wanted path, each path once")
+        self._check_numbers()
         if len(self.sources) > 1 and len(self.results) > 1:
             raise ValueError(f"{self}: several names on one side only: they are joined, or split")
         if self.sizes is not None and len(self.sizes) != len(self.sources):
@@ -71,8 +77,28 @@ class Rule:
         """The wanted paths."""
         return (self.wanted,) if isinstance(self.wanted, str) else self.wanted
 
+    @property
+    def joins(self) -> bool:
+        """Whether tensors are concatenated or split, for which ``axis`` counts."""
+        return len(self.sources) > 1 or len(self.results) > 1
+
+    def _check_numbers(self) -> None:
+        """Types are checked, too: rules come from files."""
+        groups = self.reshape if isinstance(self.reshape, tuple) else ()
+        flat = [n for group in groups for n in (group if isinstance(group, tuple) else (group,))]
+        for name in ("reshape", "transpose", "sizes"):
+            value = getattr(self, name)
+            numbers = flat if name == "reshape" else value
+            if value is not None and not (isinstance(value, tuple) and _are_counts(numbers)):
+                raise ValueError(f"{self}: {name}= must be a tuple of whole numbers from 0")
+        if not _are_counts((self.axis,)):
+            raise ValueError(f"{self}: axis= must be a dimension, counted from 0")
+
     def _check_places(self) -> None:
         places = [PLACE.findall(name) for name in self.sources]
+        odd = next((place for place in places[0] if not place.isidentifier()), None)
+        if odd is not None:
+            raise ValueError(f"{self}: a place must be a word, such as {{n}}, not {odd!r}")
         if any(len(set(one)) != len(one) or set(one) != set(places[0]) for one in places):
             raise ValueError(f"{self}: all saved names must have the same places, each once")
         wrong = set(self.stack) - set(places[0])
@@ -110,13 +136,17 @@ class Rule:
 _ATTRIBUTES = tuple(field.name for field in fields(Rule))
 
 
+def _are_counts(numbers: Iterable[Any]) -> bool:
+    return all(type(number) is int and number >= 0 for number in numbers)
+
+
 def rules_from(value: Iterable[Rule | Mapping[str, Any]]) -> tuple[Rule, ...]:
     """The rules in a list of rules, or of dicts as JSON and YAML have them.
 
     Raises:
         TypeError: an entry is neither, or has another key than the attributes of ``Rule``.
     """
-    if isinstance(value, str | bytes | Mapping):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError("rules= must be a list of ckpt.Rule, or of dicts with their attributes")
     return tuple(one if isinstance(one, Rule) else _rule_from(one) for one in value)
 
@@ -130,7 +160,7 @@ def _rule_from(entry: Any) -> Rule:
             f"a rule needs saved and wanted, and may have {', '.join(_ATTRIBUTES[2:])}; it has "
             f"{', '.join(map(str, entry))}"
         )
-    return Rule(**{name: _tuples(part) for name, part in entry.items()})
+    return Rule(**entry)
 
 
 def _tuples(value: Any) -> Any:
@@ -190,7 +220,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _are_numbers(rule: Rule, fitting: re.Match[str]) -> bool:
     texts = [fitting[place] for place in rule.stack]
-    return all(text.isascii() and text.isdigit() and str(int(text)) == text for text in texts)
+    return all(_NUMBER.fullmatch(text) for text in texts)
 
 
 def _bound(rule: Rule, fixed: Mapping[str, str], at: Mapping[tuple[Any, ...], str]) -> Bound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +60,7 @@ def exports(rules: Sequence[Rule], paths: Sequence[str], specs: Sequence[LeafSpe
     Raises:
         StructureMismatch: a leaf does not fit its rule, or two tensors would have one name.
     """
+    rules = [rule if rule.joins else replace(rule, axis=0) for rule in rules]
     found: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, int]] = {}
     made: list[Export] = []
     for leaf, path in enumerate(paths):
@@ -129,9 +130,9 @@ def _problem(
         if not same or not fits or specs[leaf].dtype != specs[first].dtype:
             return Mismatch(paths[leaf], "shape", str(specs[leaf]), f"one that fits {paths[first]}")
     shape = _merged(rule, specs[first].shape[count:])
-    if len(rule.sources) > 1 and (
-        len(shape) <= rule.axis or _sizes(rule, shape[rule.axis]) is None
-    ):
+    if rule.joins and len(shape) <= rule.axis:
+        return Mismatch(paths[first], "shape", str(specs[first]), f"a dimension {rule.axis}")
+    if len(rule.sources) > 1 and _sizes(rule, shape[rule.axis]) is None:
         told = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
         return Mismatch(paths[first], "shape", str(specs[first]), told)
     return None

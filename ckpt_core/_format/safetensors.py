@@ -227,12 +227,24 @@ def dump_header(
         metadata: texts for ``__metadata__``.
 
     Raises:
-        CheckpointError: the header would be longer than the format allows.
+        CheckpointError: the header would be longer than the format allows, a tensor has the name that is
+            kept for the metadata, or these are not texts.
     """
     names = {ours: theirs for theirs, ours in DTYPES.items()}
+    odd = next(
+        (pair for pair in metadata.items() if not all(isinstance(x, str) for x in pair)), None
+    )
+    if odd is not None:
+        raise CheckpointError(
+            f"metadata= must be texts by name in this format, not {odd[0]!r}: {odd[1]!r}"
+        )
     described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     position = 0
     for name, dtype, shape in tensors:
+        if name == _METADATA:
+            raise CheckpointError(
+                f"no tensor can be called {name} in this format: rename it with rules="
+            )
         size = math.prod(shape) * dtype_from_name(dtype).itemsize
         offsets = [position, position + size]
         described[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": offsets}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +47,16 @@ class Leaf:
     text: str | None
     place: int
 
-    def regions(self) -> list[Region]:
-        """The pieces in which it is read."""
-        shape = self.spec.stored_shape
-        if self.spec.stored_bytes <= PIECE_BYTES:
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.spec.numpy_dtype.itemsize
+
+    def regions(self, itemsize: int | None = None) -> list[Region]:
+        """The pieces in which it is read; those of elements of ``itemsize``, to be read beside another leaf."""
+        shape, itemsize = self.spec.stored_shape, itemsize or self.itemsize
+        if math.prod(shape) * itemsize <= PIECE_BYTES:
             return [whole(shape)]
-        itemsize = self.spec.numpy_dtype.itemsize
         piece = chunk_shape(shape, [whole(shape)], itemsize, PIECE_BYTES)
         return [part.in_region for part in chunk_parts(whole(shape), piece)]
 
@@ -89,8 +95,12 @@ class Trees:
                 self.items[name] = self._leaves(item, only)
             else:
                 self.others[name] = item.form
-        if only is not None and not any(self.items.values()):
-            raise CheckpointNotFound(f"{self.path}: only={only!r} matches no leaf")
+        self._only = only
+
+    def check_found(self) -> None:
+        """Raises CheckpointNotFound if no leaf is as asked for."""
+        if self._only is not None and not any(self.items.values()):
+            raise CheckpointNotFound(f"{self.path}: only={self._only!r} matches no leaf")
 
     def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
         document: Any = None
@@ -105,16 +115,32 @@ class Trees:
             found.append(Leaf(format_path(item.paths[n]), spec, text, n))
         return found
 
-    def pieces(self, item: str, leaves: Sequence[Leaf]) -> Iterator[Array]:
+    def pieces(
+        self, item: str, leaves: Sequence[Leaf], itemsizes: Sequence[int] = ()
+    ) -> Generator[Array]:
         """The values of leaves that are not text, with their own dtypes, in order: ``regions()`` of each in turn.
+
+        Must be closed: its threads read ahead.
+
+        Args:
+            item: of these leaves.
+            leaves: which.
+            itemsizes: for each, that for its regions; its own if empty.
 
         Raises:
             CheckpointCorrupt: the data is damaged.
         """
-        specs = [leaf.spec for leaf in leaves for _ in leaf.regions()]
-        wants = [Want(leaf.place, [region]) for leaf in leaves for region in leaf.regions()]
+        sizes = itemsizes or [leaf.itemsize for leaf in leaves]
+        read_in = [
+            (leaf, part)
+            for leaf, size in zip(leaves, sizes, strict=True)
+            for part in leaf.regions(size)
+        ]
+        specs = [leaf.spec for leaf, _ in read_in]
+        wants = [Want(leaf.place, [part]) for leaf, part in read_in]
         with self._opened.held():
             read = read_leaves(self._opened, self._saved[item], wants, self._options, self._context)
-            for (_, parts), spec in zip(read, specs, strict=True):
-                (array,) = parts.values()
-                yield as_logical(array, spec)
+            with contextlib.closing(read):
+                for (_, parts), spec in zip(read, specs, strict=True):
+                    (array,) = parts.values()
+                    yield as_logical(array, spec)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from ckpt_core._look.octaves import Octaves
+from ckpt_core._look.scaled import Scaled, divided, exponent_for, times
 
 Array = np.ndarray[Any, Any]
 
@@ -17,6 +21,17 @@ def as_numbers(array: Array) -> Array:
     return array.reshape(-1).astype(wide)
 
 
+_BLOCK = 2**20
+"""So many elements are in float64 at a time."""
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Arrays of one shape, block by block, so that numbers of one byte do not take eight times their memory."""
+    flat = [_flat(array) for array in arrays]
+    for start in range(0, flat[0].size, _BLOCK):
+        yield tuple(one[start : start + _BLOCK] for one in flat)
+
+
 @dataclass
 class Sums:
     """What one leaf's values add up to. Of complex numbers, least and most are of the magnitude.
@@ -24,54 +39,79 @@ class Sums:
     Attributes:
         count: elements.
         nan_count, inf_count, zero_count: of them.
-        least, most: of the finite ones.
-        total, squares: sum of the finite ones, and of the squares of their magnitudes.
+        finite_count: of them; the rest is of these.
+        least, most: of them.
+        average: their mean; 0 if there is none.
+        squares: sum of the squares of their magnitudes.
+        spread: the same, of their distances to the mean.
+        octaves: how many lie between neighbouring powers of two.
     """
 
     count: int = 0
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0
+    finite_count: int = 0
     least: float = math.inf
     most: float = -math.inf
-    total: complex = 0.0
-    squares: float = 0.0
+    average: complex = 0.0
+    squares: Scaled = field(default_factory=Scaled)
+    spread: Scaled = field(default_factory=Scaled)
+    octaves: Octaves = field(default_factory=Octaves)
 
     def add(self, array: Array) -> None:
         """Adds a piece."""
-        values = as_numbers(array)
-        finite = values[np.isfinite(values)]
-        self.count += values.size
-        self.nan_count += int(np.isnan(values).sum())
-        self.inf_count += int(np.isinf(values).sum())
-        self.zero_count += values.size - int(np.count_nonzero(values))
-        if finite.size:
-            sizes = np.abs(finite) if finite.dtype.kind == "c" else finite
-            self.least = min(self.least, float(sizes.min()))
-            self.most = max(self.most, float(sizes.max()))
-            self.total += finite.sum().item()
-            self.squares += float(np.vdot(finite, finite).real)
+        for (block,) in _blocks(array):
+            values = as_numbers(block)
+            nan = np.isnan(values)
+            self.count += values.size
+            self.nan_count += int(nan.sum())
+            self.inf_count += int((np.isinf(values) & ~nan).sum())
+            self.zero_count += values.size - int(np.count_nonzero(values))
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                self._add_finite(finite)
 
-    @property
-    def finite_count(self) -> int:
-        return self.count - self.nan_count - self.inf_count
+    def _add_finite(self, values: Array) -> None:
+        with np.errstate(
+            over="ignore"
+        ):  # the magnitude of a complex number may be beyond all floats
+            sizes = np.abs(values) if values.dtype.kind == "c" else values
+        self.least = min(self.least, float(sizes.min()))
+        self.most = max(self.most, float(sizes.max()))
+        self.octaves.add(values)
+        exponent = exponent_for(values)
+        near = divided(values, exponent)
+        mean = near.mean()
+        self.squares.add(_square(near), 2 * exponent)
+        self.spread.add(_square(near - mean), 2 * exponent)
+        self._join_mean((mean * 2.0**exponent).item(), values.size)
+
+    def _join_mean(self, mean: complex, count: int) -> None:
+        """Takes in the mean of other values; their sum of squares is added to the spread already."""
+        before, self.finite_count = self.finite_count, self.finite_count + count
+        apart = np.array([mean / 2 - self.average / 2])
+        if before:  # the squares of sums lose all digits where the mean is far from 0
+            exponent = exponent_for(apart)
+            weight = 4 * before * (count / self.finite_count)
+            self.spread.add(weight * _square(divided(apart, exponent)), 2 * exponent)
+        share = count / self.finite_count
+        self.average = self.average * (1 - share) + mean * share
 
     @property
     def mean(self) -> complex:
         """Of the finite ones; NaN if there is none."""
-        return self.total / self.finite_count if self.finite_count else math.nan
+        return self.average if self.finite_count else math.nan
 
     @property
     def norm(self) -> float:
         """Euclidean, of the finite ones."""
-        return math.sqrt(self.squares)
+        return self.squares.root()
 
     @property
     def std(self) -> float:
         """Standard deviation of the finite ones; NaN if there is none."""
-        if not self.finite_count:
-            return math.nan
-        return math.sqrt(max(0.0, self.squares / self.finite_count - abs(self.mean) ** 2))
+        return self.spread.root(self.finite_count) if self.finite_count else math.nan
 
 
 @dataclass
@@ -90,10 +130,10 @@ class PairSums:
     count: int = 0
     changed_count: int = 0
     largest: float = 0.0
-    squares: float = 0.0
-    squares_a: float = 0.0
-    squares_b: float = 0.0
-    product: float = 0.0
+    squares: Scaled = field(default_factory=Scaled)
+    squares_a: Scaled = field(default_factory=Scaled)
+    squares_b: Scaled = field(default_factory=Scaled)
+    product: Scaled = field(default_factory=Scaled)
     finite_count: int = 0
     nan_a: int = 0
     nan_b: int = 0
@@ -102,45 +142,76 @@ class PairSums:
 
     def add(self, a: Array, b: Array) -> None:
         """Adds a piece of each."""
+        for left, right in _blocks(a, b):
+            self._add_block(left, right)
+
+    def _add_block(self, a: Array, b: Array) -> None:
         self.count += a.size
         numbers_a, numbers_b = as_numbers(a), as_numbers(b)
+        nan_a, nan_b = np.isnan(numbers_a), np.isnan(numbers_b)
         same = numbers_a == numbers_b if a.dtype != b.dtype else _same_bits(a, b)
         if a.dtype != b.dtype:
-            same |= np.isnan(numbers_a) & np.isnan(numbers_b)
+            same |= nan_a & nan_b
         self.changed_count += a.size - int(np.count_nonzero(same))
-        self.nan_a += int(np.isnan(numbers_a).sum())
-        self.nan_b += int(np.isnan(numbers_b).sum())
-        self.inf_a += int(np.isinf(numbers_a).sum())
-        self.inf_b += int(np.isinf(numbers_b).sum())
+        self.nan_a += int(nan_a.sum())
+        self.nan_b += int(nan_b.sum())
+        self.inf_a += int((np.isinf(numbers_a) & ~nan_a).sum())
+        self.inf_b += int((np.isinf(numbers_b) & ~nan_b).sum())
         finite = np.isfinite(numbers_a) & np.isfinite(numbers_b)
-        numbers_a, numbers_b = numbers_a[finite], numbers_b[finite]
-        self.finite_count += numbers_a.size
-        if numbers_a.size:
-            apart = numbers_b - numbers_a
+        if finite.any():
+            apart = _apart(a, b, numbers_a, numbers_b)[finite]
+            self._add_finite(numbers_a[finite], numbers_b[finite], apart)
+
+    def _add_finite(self, a: Array, b: Array, apart: Array) -> None:
+        self.finite_count += a.size
+        with np.errstate(over="ignore", invalid="ignore"):  # a difference may be beyond all floats
             self.largest = max(self.largest, float(np.abs(apart).max()))
-            self.squares += float(np.vdot(apart, apart).real)
-            self.squares_a += float(np.vdot(numbers_a, numbers_a).real)
-            self.squares_b += float(np.vdot(numbers_b, numbers_b).real)
-            self.product += float(np.vdot(numbers_a, numbers_b).real)
+            near_a, near_b = (
+                divided(a, by_a := exponent_for(a)),
+                divided(b, by_b := exponent_for(b)),
+            )
+            by = exponent_for(apart)
+            self.squares.add(_square(divided(apart, by)), 2 * by)
+            self.squares_a.add(_square(near_a), 2 * by_a)
+            self.squares_b.add(_square(near_b), 2 * by_b)
+            self.product.add(float(np.vdot(near_a, near_b).real), by_a + by_b)
 
     @property
     def rms(self) -> float:
         """Root of the mean square of the differences."""
-        return math.sqrt(self.squares / self.finite_count) if self.finite_count else 0.0
+        return self.squares.root(self.finite_count) if self.finite_count else 0.0
 
     @property
     def relative(self) -> float:
         """Norm of the difference over that of the first leaf; infinite if that is zero and the difference is not."""
-        if self.squares_a == 0:
-            return math.inf if self.squares else 0.0
-        return math.sqrt(self.squares) / math.sqrt(self.squares_a)
+        apart, a = self.squares, self.squares_a
+        if a.total == 0:
+            return math.inf if apart.total else 0.0
+        return times(math.sqrt(apart.total) / math.sqrt(a.total), apart.power // 2 - a.power // 2)
 
     @property
     def cosine(self) -> float:
         """Cosine of the angle between both; NaN if one of them is zero."""
-        if self.squares_a == 0 or self.squares_b == 0:
+        a, b = self.squares_a, self.squares_b
+        if a.total == 0 or b.total == 0:
             return math.nan
-        return self.product / (math.sqrt(self.squares_a) * math.sqrt(self.squares_b))
+        found = self.product.total / (math.sqrt(a.total) * math.sqrt(b.total))
+        return times(found, self.product.power - a.power // 2 - b.power // 2)
+
+
+def _square(values: Array) -> float:
+    return float(np.vdot(values, values).real)
+
+
+def _apart(a: Array, b: Array, numbers_a: Array, numbers_b: Array) -> Array:
+    """B less A; of whole numbers of 64 bits, not of their floats, which are the same for neighbours."""
+    if a.dtype != b.dtype or a.dtype.kind not in "iu" or a.dtype.itemsize != 8:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return numbers_b - numbers_a
+    grew, bits_a, bits_b = b >= a, a.view(np.uint64), b.view(np.uint64)
+    return np.where(grew, bits_b - bits_a, bits_a - bits_b).astype(np.float64) * np.where(
+        grew, 1, -1
+    )
 
 
 def changed_bits(a: Array, b: Array) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ class LeafStatistics:
         count: elements; 0 if it holds no numbers (text, random keys), and the rest is NaN or 0.
         nan_count, inf_count, zero_count: of them.
         min, max, mean, std, norm: of the finite ones.
+        octaves: histogram of those that are neither zero, NaN nor infinite, as (exponent, how many negative, how many
+            positive): ``2**(exponent - 1) <= |x| < 2**exponent``.
     """
 
     item: str
@@ -40,6 +43,7 @@ class LeafStatistics:
     mean: complex
     std: float
     norm: float
+    octaves: tuple[tuple[int, int, int], ...] = ()
 
 
 def leaf_statistics(
@@ -60,31 +64,33 @@ def leaf_statistics(
         CheckpointCorrupt: the data is damaged.
     """
     trees = Trees(path, only, checked_options(options))
+    trees.check_found()
     for item, leaves in trees.items.items():
         numeric = [
             leaf for leaf in leaves if leaf.text is None and leaf.spec.kind not in NO_NUMBERS
         ]
-        read = trees.pieces(item, numeric)
-        for leaf in leaves:
-            sums = Sums()
-            if leaf.text is None and leaf.spec.kind not in NO_NUMBERS:
-                for _ in leaf.regions():
-                    sums.add(next(read))
-            some = sums.finite_count > 0
-            spec = leaf.spec
-            yield LeafStatistics(
-                item,
-                leaf.path,
-                spec.shape,
-                spec.dtype or spec.kind,
-                spec.stored_bytes if leaf.text is None else len(leaf.text.encode()),
-                sums.count,
-                sums.nan_count,
-                sums.inf_count,
-                sums.zero_count,
-                sums.least if some else math.nan,
-                sums.most if some else math.nan,
-                sums.mean,
-                sums.std,
-                sums.norm,
-            )
+        with contextlib.closing(trees.pieces(item, numeric)) as read:
+            for leaf in leaves:
+                sums = Sums()
+                if leaf.text is None and leaf.spec.kind not in NO_NUMBERS:
+                    for _ in leaf.regions():
+                        sums.add(next(read))
+                some = sums.finite_count > 0
+                spec = leaf.spec
+                yield LeafStatistics(
+                    item,
+                    leaf.path,
+                    spec.shape,
+                    spec.dtype or spec.kind,
+                    spec.stored_bytes if leaf.text is None else len(leaf.text.encode()),
+                    sums.count,
+                    sums.nan_count,
+                    sums.inf_count,
+                    sums.zero_count,
+                    sums.least if some else math.nan,
+                    sums.most if some else math.nan,
+                    sums.mean,
+                    sums.std,
+                    sums.norm,
+                    sums.octaves.bars(),
+                )

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
+from ckpt_core._directory.mounts import file_system_of
 
 _PACKAGES = (
     "jax",
@@ -41,7 +41,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "file_system": file_system(output),
+        "file_system": file_system_of(str(output)) or "unknown",
         "versions": {"ckpt": ckpt_core.__version__} | _versions(),
     }
 
@@ -65,18 +65,6 @@ def git_sha() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def file_system(path: Path) -> str:
-    """The type of the file system that holds a path, as the kernel names it."""
-    mounts = [
-        mount
-        for mount in psutil.disk_partitions(all=True)
-        if path.resolve().is_relative_to(mount.mountpoint)
-    ]
-    # Of two mounts at one place the later hides the earlier, and sorting is stable.
-    mounts.sort(key=lambda mount: len(mount.mountpoint))
-    return mounts[-1].fstype if mounts else "unknown"
 
 
 def warnings_about(environment: dict[str, Any]) -> list[str]:

@@ -119,9 +119,9 @@ def copy(
     ] = None,
 ) -> None:
     """Copy a checkpoint or steps between disk and buckets; verify all bytes; skip what is there."""
-    from ckpt_core.cli import _copy
+    from ckpt_core.cli import _change
 
-    raise typer.Exit(_copy.copy(source, target, steps=step or [], prefix=prefix))
+    raise typer.Exit(_change.copy(source, target, steps=step or [], prefix=prefix))
 
 
 @app.command("export")
@@ -166,7 +166,11 @@ def import_weights(
     source: Annotated[str, typer.Argument(help="A file or folder of another program.")],
     target: Annotated[str, typer.Argument(help="The new checkpoint: path or URL.")],
     format: Annotated[
-        str | None, typer.Option("--from", help="Its format; else by what is in it.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="safetensors, npz, torch, dcp, flax, keras, equinox or orbax; else by what is in it.",
+        ),
     ] = None,
     item: Annotated[
         str | None, typer.Option("--item", help="Name of the item; of Orbax, the one to take.")
@@ -233,14 +237,53 @@ def stats(
     raise typer.Exit(_numbers.stats(path, only=only or [], as_json=as_json))
 
 
+@app.command("rm")
+def remove(
+    paths: Annotated[list[str], typer.Argument(help="Checkpoints, or one directory of steps.")],
+    steps: Annotated[
+        list[int] | None, typer.Option("--step", help="A step of the directory; may be repeated.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    prefix: Annotated[
+        str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
+    ] = None,
+) -> None:
+    """Delete checkpoints: hidden first, so that no reader meets half of one. A step that is being read stays."""
+    from ckpt_core.cli import _change
+
+    raise typer.Exit(_change.remove(paths, steps=steps or [], prefix=prefix, yes=yes))
+
+
 @app.command("gc")
 def collect_garbage(
     directory: Annotated[str, typer.Argument(help="A directory of steps.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be deleted, and delete nothing.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete what dead writers left in a directory; never what a living one may be writing."""
-    from ckpt_core.cli import _copy
+    from ckpt_core.cli import _change
 
-    raise typer.Exit(_copy.collect_garbage(directory))
+    raise typer.Exit(_change.collect_garbage(directory, dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def doctor(
+    directory: Annotated[
+        str, typer.Argument(help="Where checkpoints are, or will be: a directory or URL.")
+    ] = ".",
+    devices: Annotated[
+        bool,
+        typer.Option("--devices", help="Ask jax for its devices, too; takes them for a moment."),
+    ] = False,
+    mib: Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Look for what most often goes wrong: versions, file system, speed, locks, clock. The exit code is 1 if found."""
+    from ckpt_core.cli import _doctor
+
+    raise typer.Exit(_doctor.doctor(directory, devices=devices, mib=mib, as_json=as_json))
 
 
 @bench_app.command("run")
@@ -329,7 +372,9 @@ def run() -> int:
     except KeyboardInterrupt:
         return 130
     except (CheckpointError, OSError) as error:
-        print(f"ckpt: {error}", file=sys.stderr)
+        from ckpt_core.cli._text import visible
+
+        print(f"ckpt: {visible(str(error))}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

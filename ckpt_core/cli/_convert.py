@@ -12,6 +12,7 @@ from typing import Any
 
 import ckpt_core.convert as convert
 from ckpt_core._errors import CheckpointError
+from ckpt_core._format.rules import rules_from
 from ckpt_core._options import Options
 from ckpt_core._verify import inspect
 from ckpt_core.cli._text import console, counted, print_json, size
@@ -93,8 +94,8 @@ def import_weights(
 
 def _rules(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
+        return rules_from(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: rules are a list in JSON: {error}") from error
 
 

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+import re
 import sys
-import time
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 
 from ckpt_core._format.strict_json import strict_json
+from ckpt_core._words import size as size
+from ckpt_core._words import time_of
+
+_CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
     """A console on stdout; wide if there is no terminal, so that nothing is truncated."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    on_terminal = sys.stdout.isatty()
+    out = cast("IO[str]", _Visible(sys.stdout, keep_styles=on_terminal))
+    return Console(file=out, width=None if on_terminal else 160, highlight=False)
+
+
+def visible(text: str, *, keep_styles: bool = False) -> str:
+    """Text with control characters spelled out: a name in a file must not steer the terminal.
+
+    Args:
+        text: what is printed.
+        keep_styles: keep colours, which the console writes.
+    """
+
+    def spelled(found: re.Match[str]) -> str:
+        return found[0] if keep_styles and found[1] else ascii(found[0])[1:-1]
+
+    return _CONTROL.sub(spelled, text)
+
+
+class _Visible:
+    """A stream to which only what is visible is written."""
+
+    def __init__(self, stream: TextIO, *, keep_styles: bool) -> None:
+        self._stream, self._keep_styles = stream, keep_styles
+
+    def write(self, text: str) -> int:
+        self._stream.write(visible(text, keep_styles=self._keep_styles))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def print_json(value: Any) -> None:
@@ -21,24 +55,9 @@ def print_json(value: Any) -> None:
     print(strict_json(value))
 
 
-def size(count: float) -> str:
-    """Bytes as text in a suitable unit: 12 B, 3.4 KiB, 5.6 GiB."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            break
-        count, unit = count / 1024, larger
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-
-
 def when(unix_secs: float | None) -> str:
     """Local time to the second; empty if it is unknown."""
-    if unix_secs is None:
-        return ""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
-    except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
-        return "at no possible time"
+    return "" if unix_secs is None else time_of(unix_secs)
 
 
 def counted(count: int, one: str, many: str) -> str:

@@ -125,7 +125,8 @@ def _spec(path: Path, leaf: Any) -> LeafSpec:
 
 
 def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, where: str) -> _Leaves:
-    slots = {".".join(map(str, path)): leaf for path, leaf in leaves if isinstance(leaf, Slot)}
+    arrays = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Slot)]
+    slots = {name: leaf for name, (_, leaf) in _by_name(arrays, where).items()}
     base = ExtentItem(
         "state",
         "tree",
@@ -209,6 +210,15 @@ def _split(path: Path, sign: str, where: str) -> Path:
     return tuple(found)
 
 
+def _by_name(leaves: Iterable[tuple[Path, Any]], where: str) -> dict[str, tuple[Path, Any]]:
+    """Leaves by their path with dots, by which rules and targets know them."""
+    found: dict[str, tuple[Path, Any]] = {}
+    for path, leaf in leaves:
+        if found.setdefault(".".join(map(str, path)), (path, leaf))[0] != path:
+            raise _twice(path, where)
+    return found
+
+
 def _nested(leaves: _Leaves, where: str) -> dict[Any, Any]:
     tree: dict[Any, Any] = {}
     inner = {id(tree)}
@@ -239,7 +249,7 @@ def _as_target(
     read: Callable[[Sequence[Slot]], Iterator[Array]],
 ) -> Source:
     """The leaves in the tree of a target; all differences are told at once."""
-    given = {".".join(map(str, path)): (path, leaf) for path, leaf in leaves}
+    given = _by_name(leaves, where)
     problems: list[Mismatch] = []
     found: list[Any] = []
     for path, like in zip(target.paths, target.leaves, strict=True):

@@ -8,8 +8,11 @@ import zipfile
 
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
+from ckpt_core.convert import _distributed, _keras
 
-FORMATS = ("safetensors", "npz", "torch", "orbax")
+FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "equinox", "orbax")
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_NPY = b"\x93NUMPY"
 
 
 def format_of(path: str) -> str:
@@ -22,12 +25,16 @@ def format_of(path: str) -> str:
     if "://" in path or path.endswith((SUFFIX, INDEX_SUFFIX)):
         return "ckpt"
     if os.path.isdir(path):
-        return "ckpt"
+        return "dcp" if os.path.exists(os.path.join(path, _distributed.INDEX)) else "ckpt"
     if not os.path.exists(path):
         raise CheckpointNotFound(f"{path}: there is no such file or folder")
+    if not os.path.isfile(path):  # to open a pipe would wait for its other end
+        raise CheckpointError(
+            f"{path} is neither a file nor a folder: copy what it gives to a file first"
+        )
     with open(path, "rb") as stream:
         head = stream.read(16)
-    found = _by_head(path, head)
+    found = _by_head(path, head) if head else None
     if found not in FORMATS:
         raise CheckpointError(
             f"{path}: it begins with {head[:8]!r}, as no file of {', '.join(FORMATS)} does: say which it is with "
@@ -46,12 +53,20 @@ def _by_head(path: str, head: bytes) -> str | None:
         )
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**40:
         return "safetensors"
+    if head.startswith(_HDF5) or path.endswith(_keras.SHARDS_SUFFIX):
+        return "keras"
+    if head.startswith(_NPY) or (path.endswith(".eqx") and head.startswith(b"{")):
+        return "equinox"
+    if 0x80 < head[0] < 0x90 or head[0] in (0xDE, 0xDF):  # a map of msgpack
+        return "flax"
     return None
 
 
 def _by_members(path: str) -> str | None:
     with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
+        if _keras.WEIGHTS in names:
+            return "keras"
         if any(f"/{name}".endswith("/data.pkl") for name in names):
             return "torch"
         if not names or any(name.endswith(".npy") for name in names):

@@ -16,7 +16,15 @@ from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
 from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
-from ckpt_core.convert import _checkpoints, _npz, _torch
+from ckpt_core.convert import (
+    _checkpoints,
+    _distributed,
+    _equinox,
+    _keras,
+    _msgpack,
+    _npz,
+    _torch,
+)
 from ckpt_core.convert._arrange import Arrangement, arranged
 from ckpt_core.convert._detect import FORMATS, format_of
 from ckpt_core.convert._source import Array, Slot, Source
@@ -49,14 +57,17 @@ def import_weights(
     Args:
         source: a file or folder; safetensors and Orbax also in a bucket.
         target: path or URL of the new checkpoint.
-        format: ``safetensors``, ``npz``, ``torch`` or ``orbax``; None: by what is in it.
+        format: ``safetensors``, ``npz``, ``torch`` (a file of ``torch.save``), ``dcp`` (a folder of
+            ``torch.distributed.checkpoint``), ``flax`` (msgpack), ``keras`` (``.keras`` and ``.weights.h5``; needs h5py),
+            ``equinox`` or ``orbax``; None: by what is in it.
         item: name of the item to make; None: one state, as ``save(path, state)`` makes. From Orbax, the item to take;
             None: all.
         only: patterns of names to take, as for ``load``.
         rules: the rules of a load. Those that cut dimensions need ``like``.
         rename: a mapping of leading parts of names, or a function of the name; slashes in new names make levels.
         split: cuts names at this text into levels of a tree, such as ``"."``.
-        like: a tree of arrays, or of shapes, whose structure the checkpoint gets.
+        like: a tree of arrays, or of shapes, whose structure the checkpoint gets. Files of Equinox have no names but
+            those of ``like``.
         overwrite: as for ``save``.
         metadata: of the new checkpoint; None: that of the source.
         options: ``on_event`` of it is told of the progress.
@@ -81,9 +92,11 @@ def import_weights(
     where, _ = resolve(source)
     if format is not None and format not in FORMATS:
         raise CheckpointError(f"format={format!r}: it must be one of {', '.join(FORMATS)}")
+    if split == "":
+        raise CheckpointError("split= must be a text at which names are cut, such as '.'")
     asked = Arrangement(only, rules_from(rules or ()), rename, split, like)
     found_format = format or format_of(where)
-    with _opened(where, found_format, item, chosen) as (items, told):
+    with _opened(where, found_format, item, like, chosen) as (items, told):
         trees = [name for name, value in items.items() if isinstance(value, Source)]
         if asked.changes and len(trees) != 1:
             raise CheckpointError(
@@ -101,7 +114,7 @@ def import_weights(
 
 @contextlib.contextmanager
 def _opened(
-    where: str, format: str, item: str | None, options: Options
+    where: str, format: str, item: str | None, like: Any, options: Options
 ) -> Generator[tuple[dict[str, Any], Any]]:
     """The items of a source, and its metadata."""
     if format in _AS_CHECKPOINT:
@@ -109,9 +122,24 @@ def _opened(
         return
     if "://" in where:
         raise CheckpointError(f"{where}: {format} is read from a disk: copy it there first")
-    reader = _npz if format == "npz" else _torch
-    with reader.opened(where) as source:
+    with _reader(where, format, like) as source:
         yield {"": source}, source.metadata
+
+
+def _reader(where: str, format: str, like: Any) -> contextlib.AbstractContextManager[Source]:
+    match format:
+        case "npz":
+            return _npz.opened(where)
+        case "torch":
+            return _torch.opened(where)
+        case "dcp":
+            return _distributed.opened(where)
+        case "flax":
+            return _msgpack.opened(where)
+        case "keras":
+            return _keras.opened(where)
+        case _:
+            return _equinox.opened(where, like)
 
 
 def _write(

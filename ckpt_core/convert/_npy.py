@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tokenize
+from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -44,8 +45,13 @@ class Npy(NamedTuple):
         return np.ascontiguousarray(found.T) if self.fortran else found
 
 
-def read_header(stream: IO[bytes], where: str) -> Npy:
+def read_header(stream: IO[bytes], where: str, unnamed: Mapping[int, str] | None = None) -> Npy:
     """The header of an array.
+
+    Args:
+        stream: at the header's first byte.
+        where: for messages.
+        unnamed: dtype of elements of so many bytes, where numpy wrote no name of it.
 
     Raises:
         CheckpointCorrupt: it is none.
@@ -67,12 +73,15 @@ def read_header(stream: IO[bytes], where: str) -> Npy:
             leaf=where,
             type_name="object",
         )
+    name = dtype.name
     if dtype.kind == "V" and dtype.names is None:
+        name = (unnamed or {}).get(dtype.itemsize, "")
+    if not name:
         raise UnsupportedLeaf(
             f"{where}: numpy wrote {dtype.itemsize} bytes for each element and no name of their dtype, as it does for "
             "bfloat16 and 8-bit floats: write the file anew as safetensors, or as arrays of float32",
             leaf=where,
             type_name=str(dtype),
         )
-    spec = array_spec(dtype.name, shape, where, numpy=True)
+    spec = array_spec(name, shape, where, numpy=True)
     return Npy(spec, not dtype.isnative, fortran)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import place
+from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules_back import Export
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name
@@ -23,6 +24,7 @@ from ckpt_core.convert._outgoing import (
 )
 from ckpt_core.convert._zips import zip_pieces
 
+_MOST_NAME_BYTES = 60_000
 _FORMAT = Format(
     "npz",
     frozenset(
@@ -67,8 +69,19 @@ def export_npz(
     """
     where = new_file(target)
     with outgoing(checkpoint, _FORMAT, item=item, only=only, rules=rules, options=options) as found:
+        _refuse_names([one.name for one in found.plan])
         place(where, zip_pieces(_members(found.arrays)))
     return [where]
+
+
+def _refuse_names(names: Iterable[str]) -> None:
+    """Names that a zip archive would cut short, so that two might become one."""
+    for name in names:
+        if "\0" in name or len(name.encode()) > _MOST_NAME_BYTES:
+            raise CheckpointError(
+                f"{name[:80]!r} cannot be the name of an array in an npz: it holds a zero byte, or is longer than "
+                f"{_MOST_NAME_BYTES} bytes: rename it with rules=, or write safetensors"
+            )
 
 
 def _members(arrays: Arrays) -> Generator[tuple[str, int, Iterable[bytes | memoryview]]]:

@@ -83,14 +83,16 @@ def outgoing(
         saved = with_specs(opened, saved, context)
     positions = positions_of(saved.paths, saved.specs, selector(only, item=saved.name))
     if not positions:
-        raise CheckpointNotFound(f"{opened.path}: only={only!r} matches no leaf of {saved.name!r}")
+        told = "there is no leaf in" if only is None else f"only={only!r} matches no leaf of"
+        raise CheckpointNotFound(f"{opened.path}: {told} {saved.name!r}")
     _refuse_kinds(opened, saved, positions, format)
     paths = [_text(saved, position) for position in positions]
     plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
     described = [(saved.paths[n], saved.specs[n]) for n in positions]
-    with opened.held():
-        yield Outgoing(plan, _arrays(opened, saved, positions, plan, chosen, context), described)
+    arrays = _arrays(opened, saved, positions, plan, chosen, context)
+    with opened.held(), contextlib.closing(arrays):
+        yield Outgoing(plan, arrays, described)
 
 
 def new_file(target: PathLike) -> str:
@@ -159,7 +161,7 @@ def _arrays(
     plan: Sequence[Export],
     options: Options,
     context: Any,
-) -> Iterator[tuple[Export, Array]]:
+) -> Generator[tuple[Export, Array]]:
     """Each tensor, in order; what several in a row are made of is read once."""
     wants: list[Want] = []
     before: object = None
@@ -167,13 +169,13 @@ def _arrays(
         if (one.leaves, one.index) != before:
             before = (one.leaves, one.index)
             wants += [_want(item, positions[leaf], one.index) for leaf in one.leaves]
-    source = read_leaves(opened, item, wants, options, context)
     before, parts = None, list[Array]()
-    for one in plan:
-        if (one.leaves, one.index) != before:
-            before = (one.leaves, one.index)
-            parts = [_row(item, next(source), len(one.index)) for _ in one.leaves]
-        yield one, one.make(parts)
+    with contextlib.closing(read_leaves(opened, item, wants, options, context)) as source:
+        for one in plan:
+            if (one.leaves, one.index) != before:
+                before = (one.leaves, one.index)
+                parts = [_row(item, next(source), len(one.index)) for _ in one.leaves]
+            yield one, one.make(parts)
 
 
 def _want(item: SavedItem, leaf: int, index: tuple[int, ...]) -> Want:

@@ -74,14 +74,16 @@ def array_spec(dtype: str, shape: Sequence[int], where: str, *, numpy: bool = Fa
         CheckpointCorrupt: no array has such a shape.
     """
     try:
-        dtype_from_name(dtype)
+        unit = dtype_from_name(dtype).itemsize
     except ValueError:
         raise UnsupportedLeaf(
-            f"{where}: a checkpoint holds no {dtype}: convert it to numbers, or leave it out with only=",
+            f"{where}: a checkpoint holds no {dtype}: convert it to numbers, or leave it out of the file",
             leaf=where,
             type_name=dtype,
         ) from None
-    if not all(type(size) is int and 0 <= size < 2**60 for size in shape) or len(shape) > 64:
+    sizes = [size for size in shape if type(size) is int and size >= 0]
+    reach = math.prod(size or 1 for size in sizes) * unit  # numpy counts so, of empty arrays, too
+    if len(sizes) < len(shape) or len(shape) > 64 or reach >= 2**63:
         raise CheckpointCorrupt(f"{where}: no array has the shape {tuple(shape)}", leaf=where)
     kind = "numpy" if numpy or dtype in _WIDE else "jax"
     return leaf_spec(kind, dtype, tuple(shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import IO, Any
 
 import numpy as np
@@ -34,13 +34,10 @@ class TorchFile:
         stream: the file.
         archive: the archive in it.
         where: for messages.
-        begin: where the archive begins in the file.
     """
 
-    def __init__(
-        self, stream: IO[bytes], archive: zipfile.ZipFile, where: str, begin: int = 0
-    ) -> None:
-        self._stream, self._archive, self._where, self._begin = stream, archive, where, begin
+    def __init__(self, stream: IO[bytes], archive: zipfile.ZipFile, where: str) -> None:
+        self._stream, self._archive, self._where = stream, archive, where
         pickles = [name for name in archive.namelist() if f"/{name}".endswith(PICKLE)]
         if len(pickles) != 1:
             raise CheckpointCorrupt(f"{where}: not what torch.save writes", file=where)
@@ -54,9 +51,9 @@ class TorchFile:
             raise CheckpointCorrupt(f"{where}: {pickles[0]} is impossibly large", file=where)
         self._data = archive.read(pickles[0])
 
-    def tree(self, more: Mapping[str, Any] | None = None) -> Any:
+    def tree(self) -> Any:
         """What was saved, with a ``Slot`` for each tensor."""
-        return plain(unpickled(self._data, self._where, more), self._where, self._slot)
+        return plain(unpickled(self._data, self._where), self._where, self._slot)
 
     def _slot(self, tensor: Tensor, path: str) -> Slot:
         where = f"{self._where}: {path.removeprefix('/')}"
@@ -70,6 +67,13 @@ class TorchFile:
 
     def read(self, tensor: Tensor, where: str) -> Array:
         """The values of a tensor."""
+        found = self._stored(tensor, where)
+        if tensor.conj:
+            np.conjugate(found, out=found)
+        return np.negative(found, out=found) if tensor.neg else found
+
+    def _stored(self, tensor: Tensor, where: str) -> Array:
+        """What the memory of a tensor holds."""
         span = _span(tensor)
         if not span:
             return np.empty(tensor.shape, dtype_from_name(tensor.dtype))
@@ -81,20 +85,20 @@ class TorchFile:
         begin = tensor.offset * dtype.itemsize
         if begin + span * dtype.itemsize > member.file_size:
             raise CheckpointCorrupt(f"{where}: it lies outside of its file", file=self._where)
-        offset = data_offset(self._stream, member, self._where, self._begin)
+        offset = data_offset(self._stream, member, self._where)
         flat = read_at(
             self._stream, offset + begin, leaf_spec("numpy", tensor.dtype, (span,)), where
         )
         if _is_contiguous(tensor):
             return flat.reshape(tensor.shape)
-        strides = [stride * dtype.itemsize for stride in tensor.strides]
-        found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
         if elements(tensor.shape) > 8 * span + 2**20:
             raise CheckpointCorrupt(
                 f"{where}: its {elements(tensor.shape)} elements are repetitions of {span}: save it after "
                 ".contiguous()",
                 file=self._where,
             )
+        strides = [stride * dtype.itemsize for stride in tensor.strides]
+        found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
         return np.ascontiguousarray(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ LINKED_FOLDER = "ocdbt.linked"
 """Files of a step below a folder of this name are hard links to those of an earlier step."""
 _MOST_TEXT = 4000
 _MOST_PROBLEMS = 200
+_MOST_BARS = 24
 
 
 class ItemFacts(NamedTuple):
@@ -182,7 +183,20 @@ def _columns(step: StepFacts) -> dict[str, Any]:
         "mean": [_short(row.mean) for _, row in rows],
         "std": [_short(row.std) for _, row in rows],
         "norm": [_short(row.norm) for _, row in rows],
+        "octaves": [_bars(row.octaves) for _, row in rows],
     }
+
+
+def _bars(octaves: Sequence[tuple[int, int, int]]) -> list[Any]:
+    """Where the bars begin, how many octaves each has, and pairs of counts: 24 bars at most, as a page has room for."""
+    if not octaves:
+        return []
+    width = -(-len(octaves) // _MOST_BARS)
+    counts: list[int] = []
+    for begin in range(0, len(octaves), width):
+        group = octaves[begin : begin + width]
+        counts += [sum(one[1] for one in group), sum(one[2] for one in group)]
+    return [octaves[0][0] - 1, width, *counts]
 
 
 def _short(value: complex) -> float | None:

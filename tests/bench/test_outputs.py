@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from ckpt_core import bench
+from ckpt_core._directory.mounts import file_system_of
 from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import capture_baseline, compare
-from ckpt_core.bench._environment import file_system, warnings_about
+from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._jsonl import JsonLines
 from ckpt_core.bench._markdown import markdown
 from ckpt_core.bench._page import page
@@ -208,7 +209,7 @@ def test_the_environment_warns_of_what_spoils_figures(tmp_path: Path):
     assert warnings_about(good) == []
     assert "RAM disk" in warnings_about(good | {"file_system": "tmpfs"})[0]
     assert "busy" in warnings_about(good | {"load_average": 3.0})[0]
-    assert file_system(Path("/proc")) == "proc" and file_system(tmp_path) != "unknown"
+    assert file_system_of("/proc") == "proc" and file_system_of(str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------ baselines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,48 @@ def test_what_is_wrong_is_told(
     assert (code, out) == (2, "")
     assert told in err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        *('[{"saved":"a"}]', '{"saved":"a","wanted":"b"}', "5", "[1]", '"x"', "no json", "null"),
+        *('[{"saved":"a{n}","wanted":"b"}]', '[{"saved":1,"wanted":"b"}]', "[" * 100_000),
+    ],
+)
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_rules_that_are_none_are_told_in_a_line(
+    call: Call, tmp_path: Path, rules: str, command: str
+) -> None:
+    np.savez(tmp_path / "a.npz", a=np.ones(2))
+    ckpt.save(tmp_path / "one", {"a": np.ones(2)})
+    (tmp_path / "rules.json").write_text(rules)
+    source = tmp_path / ("a.npz" if command == "import" else "one")
+    code, _, err = call(command, source, tmp_path / "out", "--rules", tmp_path / "rules.json")
+    assert (code, "rules are a list in JSON" in err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["import", "a.npz", "out", "--split", ""], "split= must be a text"),
+        (["import", "a.npz", "out", "--item", "a/b"], "cannot be the name of an item"),
+        (["import", "", "out"], "must not be empty"),
+        (["import", "a.npz", ""], "must not be empty"),
+        (["import", "https://host/a.npz", "out"], "local paths are supported"),
+        (["show", ""], "must not be empty"),
+        (["stats", "https://host/a"], "local paths are supported"),
+        (["import", "pipe", "out"], "neither a file nor a folder"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_told_in_a_line(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("a.npz", a=np.ones(2))
+    os.mkfifo("pipe")
+    code, _, err = call(*arguments)
+    assert (code, told in err) == (2, True)
+    assert sorted(os.listdir()) == ["a.npz", "pipe"]

@@ -57,3 +57,20 @@ def test_show_imports_no_jax(run_python: Any, tmp_path: Path):
     code, modules = run_python(LOADED, "show", str(path))
     assert code == 0
     assert "jax" not in modules
+
+
+def test_names_do_not_steer_the_terminal(call: Call, tmp_path: Path):
+    name = "w\x1b]0;title\x07\x1b[2J\u202eeman\r"
+    for folder, value in (("a", 1), ("b", 2)):
+        ckpt.save(tmp_path / folder, {name: np.full(2, value)}, metadata={name: name})
+    for command in (
+        *(["show", tmp_path / "a", "--leaf"], ["stats", tmp_path / "a"]),
+        *(
+            ["diff", tmp_path / "a", tmp_path / "b"],
+            ["stats", tmp_path / "a", "--only", name + "x"],
+        ),
+    ):
+        _, out, err = call(*command)
+        told = out + err
+        assert "title" in told
+        assert not set("\x1b\x07\u202e\r") & set(told)

@@ -167,6 +167,17 @@ def test_a_flipped_bit_a_cut_file_and_a_name_that_stands_twice(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+def test_a_forged_position_is_damage(tmp_path: Path) -> None:
+    """It lies before the beginning of the file."""
+    path = written(tmp_path / "a.npz", {"a.npy": npy(np.ones(9))})
+    data = bytearray(path.read_bytes())
+    end = data.rindex(b"PK\5\6")
+    data[end + 16 : end + 20] = (2**20).to_bytes(4, "little")  # of the directory
+    path.write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="damaged or cut short"):
+        import_weights(path, tmp_path / "out")
+
+
 def test_a_bomb_is_told_before_memory_is_taken(tmp_path: Path) -> None:
     head = npy(np.ones(9, np.uint8)).replace(b"(9,), }           ", b"(9000000000000,), }")
     assert b"9000000000000" in head
@@ -183,3 +194,24 @@ def test_dtypes_that_numpy_lacks(tmp_path: Path) -> None:
     export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
     with pytest.raises(ckpt.CheckpointExists, match="exists already"):
         export_npz(tmp_path / "one", tmp_path / "a.npz", only="c")
+
+
+def test_an_error_of_the_caller_is_no_damage(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.ones(2))
+
+    def wrong(_: Any) -> Any:
+        raise RuntimeError("of the caller")
+
+    with pytest.raises(RuntimeError, match="of the caller"):
+        import_weights(tmp_path / "a.npz", tmp_path / "one", rename=wrong)
+
+
+def test_names_that_an_archive_would_cut_short_are_refused(tmp_path: Path) -> None:
+    """Two of them became one array, in silence."""
+    ckpt.save(tmp_path / "one", {"a\0b": jnp.zeros(2), "a\0c": jnp.ones(2)})
+    with pytest.raises(ckpt.CheckpointError, match="zero byte"):
+        export_npz(tmp_path / "one", tmp_path / "a.npz")
+    ckpt.save(tmp_path / "long", {"a" * 61_000: jnp.zeros(2)})
+    with pytest.raises(ckpt.CheckpointError, match="longer than"):
+        export_npz(tmp_path / "long", tmp_path / "a.npz")
+    assert not (tmp_path / "a.npz").exists()

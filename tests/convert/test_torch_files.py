@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def tensors() -> dict[str, Any]:
         "zero": torch.tensor(2.5),
         "parameter": torch.nn.Parameter(torch.ones(2)),
     }
+
+
+def test_conjugates_and_negatives_that_torch_has_not_computed_yet(tmp_path: Path) -> None:
+    """Their file holds the memory of the other tensor, and a mark."""
+    base = torch.tensor([[1 + 2j, 3 - 4j, complex(-0.0, 0.0)]] * 2)
+    for name, lazy in {"c": base.conj(), "t": base.t().conj(), "n": base.conj().imag}.items():
+        torch.save({"w": lazy}, tmp_path / f"{name}.pt")
+        import_weights(tmp_path / f"{name}.pt", tmp_path / name)
+        found = ckpt.load(tmp_path / name, as_numpy=True)["w"]
+        assert array_raw(found) == raw(lazy.resolve_conj().resolve_neg()), name
 
 
 def test_every_tensor_and_back(tmp_path: Path) -> None:
@@ -144,6 +155,20 @@ def tensor_pickle(key: str, count: int, offset: int, shape: str, strides: str) -
         (tensor_pickle("0", 2, 0, "I-2\n", "I1\n"), "damaged"),
         (tensor_pickle("0", 2, 0, "I2\n", ""), "damaged"),
         (tensor_pickle("0", 2, 0, "I2000000000000\n", "I0\n"), "repetitions"),
+        (tensor_pickle("0", 2, 0, "I2147483648\n" * 3, "I0\n" * 3), "no array has the shape"),
+        (
+            tensor_pickle("0", 2, 0, f"I0\nI{2**59}\nI{2**59}\n", "I1\n" * 3),
+            "no array has the shape",
+        ),
+        (b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"Ns.", "key of too many parts"),
+        (b"\x80\x02(" + b")" + b"\x85" * 200_000 + b"Nd.", "key of too many parts"),
+        (
+            b"\x80\x04ccollections\nOrderedDict\n])" + b"\x85" * 200_000 + b"N\x86a\x85R.",
+            "too many",
+        ),
+        (b"\x80\x05\x96" + bytes(5) + b"\1\0\0.", "damaged"),
+        (b"\x80\x04\x8e" + bytes(5) + b"\1\0\0.", "damaged"),
+        (b"\x80\x04\x8f(" + b")" + b"\x85" * 200_000 + b"\x90.", "damaged"),
         (b"\x80\x02}q\x00U\x01ah\x00s.", "without end"),
         (b"garbage", "damaged"),
     ],
@@ -154,6 +179,22 @@ def test_hostile_pickles(tmp_path: Path, data: bytes, told: str) -> None:
         import_weights(path, tmp_path / "out")
     assert "a.pt" in str(raised.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_number_in_a_pickle_takes_no_memory(tmp_path: Path) -> None:
+    """Of the place at which a value is kept; it may say 2**32."""
+    path = with_pickle(tmp_path / "a.pt", b"\x80\x02}r" + (2**25).to_bytes(4, "little") + b".")
+    tracemalloc.start()
+    import_weights(path, tmp_path / "out")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 50 * 2**20
+
+
+def test_attributes_that_a_pickle_sets_are_not_called(tmp_path: Path) -> None:
+    data = b"\x80\x02ccollections\nOrderedDict\n)R}X\5\0\0\0itemsK\5sb."
+    import_weights(with_pickle(tmp_path / "a.pt", data), tmp_path / "a")
+    assert ckpt.load(tmp_path / "a") == {}
 
 
 def test_the_pickle_of_those_tests_is_a_tensor(tmp_path: Path) -> None:
@@ -197,3 +238,20 @@ def test_rules_on_the_way_out(tmp_path: Path) -> None:
     export_torch(tmp_path / "a", tmp_path / "a.pt", rules=[rule])
     found = torch.load(tmp_path / "a.pt", weights_only=True)
     assert found["q.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"rules": [{"saved": "a.b", "wanted": "c"}]},
+        {"like": {"a": {"b": jnp.zeros(3)}}},
+        {"split": "."},
+    ],
+    ids=str,
+)
+def test_of_two_tensors_of_one_name_none_is_lost(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """The dot is a level in one, and part of the name in the other."""
+    torch.save({"a.b": torch.ones(3), "a": {"b": torch.zeros(3)}}, tmp_path / "a.pt")
+    with pytest.raises(ckpt.CheckpointError, match="two values would be at a/b"):
+        import_weights(tmp_path / "a.pt", tmp_path / "a", **asked)
+    assert not (tmp_path / "a").exists()

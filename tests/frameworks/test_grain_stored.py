@@ -128,6 +128,8 @@ def test_keys_of_shards_that_are_not_open_yet_are_numbers(tmp_path: Path, opened
         return opened(gx.InterleaveIterDataset(parts(5, 20), cycle_length=2))
 
     iterator = make()
+    if not hasattr(iterator, "get_shard_states"):
+        pytest.skip("this Grain sets no states of shards")
     shard_states = iterator.get_shard_states()
     shard_states[3] = {"exhausted": 0, "state": {"next_index": 15}}
     iterator.set_shard_states(shard_states)

@@ -7,7 +7,6 @@ named below, with the reason, and must fail in just that way. What is adapted: t
 
 from __future__ import annotations
 
-import importlib
 import os
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support import keras_models as km
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("absl.testing.parameterized")
 
-theirs = importlib.import_module("keras.src.callbacks.orbax_checkpoint_test")
+theirs = pytest.importorskip("keras.src.callbacks.orbax_checkpoint_test")
 compiled_once = km.compiled_once
 
 pytestmark = [

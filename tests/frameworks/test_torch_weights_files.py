@@ -8,13 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from flax import nnx
-from safetensors import torch as safetensors_torch
-from torch import nn
 
-import ckpt_core as ckpt
-from ckpt_torchax import export_file, import_file, load_into, to_torch
+torch: Any = pytest.importorskip("torch")
+safetensors_torch: Any = pytest.importorskip("safetensors.torch")
+from flax import nnx  # noqa: E402
+from torch import nn  # noqa: E402
+
+import ckpt_core as ckpt  # noqa: E402
+from ckpt_torchax import export_file, import_file, load_into, to_torch  # noqa: E402
 
 DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "float32", "int8", "bool", "int4"]
 

@@ -135,3 +135,24 @@ def test_an_orbax_checkpoint(tmp_path: Path):
         checkpointer.save(tmp_path / "orbax", state)
     (path,) = export_safetensors(tmp_path / "orbax", tmp_path / "out")
     assert same(ckpt.load(path), {"a.w": state["a"]["w"]})
+
+
+def test_an_axis_counts_only_where_tensors_are_joined_or_split(tmp_path: Path):
+    ckpt.save(tmp_path / "one", {"z": jnp.ones(4), "y": jnp.ones(4)})
+    alone = [Rule("a", "z", axis=1), Rule("b", "y")]
+    (path,) = export_safetensors(tmp_path / "one", tmp_path / "alone", rules=alone)
+    assert {name: one.shape for name, one in ckpt.load(path).items()} == {"a": (4,), "b": (4,)}
+    split = [Rule("a", ("z", "y"), axis=1)]
+    with pytest.raises(ckpt.StructureMismatch, match="a dimension 1"):
+        export_safetensors(tmp_path / "one", tmp_path / "split", rules=split)
+
+
+def test_no_file_is_written_that_cannot_be_read(tmp_path: Path):
+    """The header keeps one name for the metadata, which are texts."""
+    ckpt.save(tmp_path / "one", {"__metadata__": jnp.ones(4), "b": jnp.ones(1)})
+    with pytest.raises(ckpt.CheckpointError, match="can be called __metadata__"):
+        export_safetensors(tmp_path / "one", tmp_path / "out")
+    step: Any = {"step": 3}
+    with pytest.raises(ckpt.CheckpointError, match=r"texts by name.*: 3"):
+        export_safetensors(tmp_path / "one", tmp_path / "out", only="b", metadata=step)
+    assert not list(tmp_path.glob("out/*"))

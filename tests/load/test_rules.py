@@ -220,3 +220,56 @@ def test_wrong_calls(path: Path, tmp_path: Path):
 def test_impossible_rules(arguments: Any, told: str):
     with pytest.raises(ValueError, match=told):
         Rule(**arguments)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"axis": -1},
+        {"axis": "1"},
+        {"sizes": [-2, 14]},
+        {"sizes": ["a", 4]},
+        {"sizes": 3},
+        {"reshape": 5},
+        {"reshape": [[0, "x"], 2]},
+        {"transpose": 1},
+        {"transpose": [True, False]},
+        {"saved": []},
+        {"wanted": []},
+        {"saved": "a", "wanted": ["z", "z"]},
+        {"saved": "{1}", "wanted": "{1}"},
+    ],
+    ids=str,
+)
+def test_rules_with_impossible_entries_are_refused_when_they_are_made(entry: dict[str, Any]):
+    """A negative axis made files whose header did not fit their tensors."""
+    arguments: dict[str, Any] = {"saved": ["a", "b"], "wanted": "z", **entry}
+    with pytest.raises(ValueError, match="Rule"):
+        Rule(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("rules", "path"),
+    [
+        ([Rule("a.{x}.{y}", "{x}{y}")], "112"),
+        ([Rule("b", "c")], "c"),
+        ([Rule("b", "z"), Rule("c", "z")], "z"),
+    ],
+    ids=str,
+)
+def test_two_tensors_for_one_place_are_told(tmp_path: Path, rules: list[Rule], path: str):
+    names = ("a.1.12", "a.11.2", "b", "c")
+    file = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({name: np.ones(2, np.float32) for name in names}, file)
+    like = {path: jax.ShapeDtypeStruct((2,), jnp.float32)}
+    with pytest.raises(ckpt.StructureMismatch, match=f"{path}: .* 2 tensors"):
+        ckpt.load(file, like, rules=rules, unexpected="ignore")
+
+
+def test_a_number_too_long_for_a_stack_is_a_name_like_others(tmp_path: Path):
+    file = tmp_path / "a.safetensors"
+    long = f"l.{'9' * 5000}"
+    safetensors.numpy.save_file({name: np.ones(2, np.float32) for name in ("l.0", long)}, file)
+    like = {"z": jax.ShapeDtypeStruct((1, 2), jnp.float32)}
+    loaded = ckpt.load(file, like, rules=[Rule("l.{n}", "z", stack=("n",))], unexpected="ignore")
+    assert loaded["z"].shape == (1, 2)

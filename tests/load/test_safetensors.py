@@ -182,6 +182,17 @@ def test_keys_with_slashes(tmp_path: Path):
     assert set(ckpt.load(tmp_path / "a.safetensors")) == set(tensors)
 
 
+def test_one_file_of_several_is_not_taken_for_the_model(tmp_path: Path):
+    """What a download or an export that was killed leaves: the index comes last."""
+    name = "model-00001-of-00002.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(1, np.float32)}, tmp_path / name)
+    with pytest.raises(ckpt.CheckpointNotFound, match="one of 2 files of a model"):
+        ckpt.load(tmp_path)
+    assert list(ckpt.load(tmp_path / name)) == ["a"]
+    (tmp_path / name).rename(tmp_path / "model-00001-of-00001.safetensors")
+    assert list(ckpt.load(tmp_path)) == ["a"]
+
+
 def test_a_mounted_bucket_is_read_as_a_bucket(model: Any):
     folder, tensors = model
     for path in (folder, folder / "1.safetensors"):

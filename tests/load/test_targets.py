@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 from flax import nnx
 
 import ckpt_core as ckpt
@@ -59,10 +58,16 @@ def keras_model(value: float) -> Any:
 
 
 def torch_model(value: float) -> Any:
+    torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)
     for parameter in model.parameters():
         parameter.data.fill_(value)
     return model
+
+
+def tensor(value: float) -> Any:
+    torch = pytest.importorskip("torch")
+    return {"t": torch.full((3,), value), "w": jnp.full(2, value)}
 
 
 def iterator(value: float) -> Any:
@@ -83,7 +88,7 @@ COPIED: dict[str, Callable[[float], Any]] = {
     "variable": lambda value: nnx.Param(jnp.full(3, value)),
     "optimizer": with_optimizer,
     "container": lambda value: {"nets": [linear(value), linear(value + 1)], "n": value},
-    "tensor": lambda value: {"t": torch.full((3,), value), "w": jnp.full(2, value)},
+    "tensor": tensor,
 }
 REFUSED: dict[str, Callable[[float], Any]] = {
     "keras": keras_model,
@@ -247,11 +252,15 @@ def test_one_object_twice_in_a_tree_is_refused(tmp_path: Path, make: Any) -> Non
         ckpt.restore(tmp_path / "a", state={"x": one, "y": [one]})
 
 
-def test_ties_within_a_tree_are_none(tmp_path: Path) -> None:
+def test_ties_of_tensors_within_a_tree_are_none(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
     weight = torch.zeros(3)
     ckpt.save(tmp_path / "a", {"embed": torch.ones(3), "head": torch.ones(3)})
     ckpt.restore(tmp_path / "a", state={"embed": weight, "head": weight})
     assert torch.equal(weight, torch.ones(3))
+
+
+def test_ties_within_a_tree_are_none(tmp_path: Path) -> None:
     net = linear(3.0)
     ckpt.save(tmp_path / "b", {"x": net, "y": net})
     target = linear(1.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ckpt_core._look import leaves
 from ckpt_core._look.difference import compare
 from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core.cli._app import app
+from tests.support.damage import turn_a_bit
 from tests.support.stores import url_of_kind
 
 STATE: dict[str, Any] = {
@@ -216,3 +219,42 @@ def test_the_commands_need_no_jax(pair: tuple[Path, Path], run_python: Any) -> N
         "print(json.dumps([codes, 'jax' in sys.modules]))\n"
     )
     assert run_python(code, *map(str, pair)) == [[1, 0], False]
+
+
+def test_a_large_leaf_of_another_dtype_is_compared_by_value(tmp_path: Path, monkeypatch: Any):
+    """It is read in the same pieces on both sides, though its bytes are fewer on one."""
+    monkeypatch.setattr(leaves, "PIECE_BYTES", 4096)
+    values = np.arange(60 * 64, dtype=np.float32).reshape(60, 64) % 100
+    ckpt.save(tmp_path / "a", {"w": values})
+    ckpt.save(tmp_path / "b", {"w": jnp.asarray(values + (values == 7), jnp.bfloat16)})
+    for one, other in (("a", "b"), ("b", "a")):
+        (leaf,) = compare(tmp_path / one, tmp_path / other).leaves
+        assert (leaf.kind, leaf.count) == ("dtype", values.size)
+        assert (leaf.changed, leaf.largest) == (np.count_nonzero(values == 7), 1.0)
+
+
+def test_a_pattern_that_one_side_alone_has_is_a_difference(tmp_path: Path) -> None:
+    ckpt.save(tmp_path / "a", {"x": 1, "y": 2})
+    ckpt.save(tmp_path / "b", {"x": 1})
+    assert compare(tmp_path / "a", tmp_path / "b", only="y").only_a == ["state/y"]
+    assert compare(tmp_path / "b", tmp_path / "a", only="y").only_b == ["state/y"]
+    with pytest.raises(ckpt.CheckpointNotFound, match="matches no leaf"):
+        compare(tmp_path / "a", tmp_path / "b", only="z")
+
+
+def test_items_of_json_are_compared_as_text(tmp_path: Path) -> None:
+    """NaN is itself, and true is not 1."""
+    for name, value in {"nan": math.nan, "one": 1, "true": True}.items():
+        ckpt.save(tmp_path / name, params={"w": np.ones(1)}, config=ckpt.Json({"a": value}))
+    assert compare(tmp_path / "nan", tmp_path / "nan").others == {"config": True}
+    assert compare(tmp_path / "one", tmp_path / "true").others == {"config": False}
+
+
+def test_a_program_ends_after_one_side_was_damaged(tmp_path: Path) -> None:
+    """The threads that read the other side waited for ever, when the interpreter had stopped them."""
+    for name in ("a", "b"):
+        ckpt.save(tmp_path / name, {f"w{n}": np.full(10_000, float(n)) for n in range(9)})
+    turn_a_bit(tmp_path / "b")
+    command = [sys.executable, "-m", "ckpt_core.cli", "diff", tmp_path / "a", tmp_path / "b"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "damaged" in done.stderr) == (2, True)

@@ -76,6 +76,8 @@ def test_numbers_of_the_newest_steps(tmp_path: Path):
         "a/b~1c": 1.0,
         "big": 50.0,
     }
+    octaves = dict(zip(paths, columns["octaves"], strict=True))
+    assert octaves == {"a/w": [1, 1, 0, 1, 0, 1], "a/b~1c": [0, 1, 0, 1], "big": [0, 1, 0, 2500]}
     assert dict(zip(paths, columns["nan"], strict=True)) == {"a/w": 0, "a/b~1c": 1, "big": 0}
     turn_a_bit(tmp_path / "run/3")
     told = read_report(tmp_path / "run", Request(stats=1))
@@ -88,6 +90,19 @@ def test_a_damaged_step_is_told_and_is_the_exit_code(call, tmp_path: Path):
     (tmp_path / "run/1/ckpt.json").write_text("{}")
     code, _, _ = call("report", tmp_path / "run", "-o", tmp_path / "r.html")
     assert code == 1 and "checksum does not match" in (tmp_path / "r.html").read_text()
+
+
+def test_a_page_takes_the_place_of_pages_only(call: Any, tmp_path: Path):
+    """Not of a part of the checkpoint, when arguments are mixed up."""
+    ckpt.save(tmp_path / "one", {"a": np.ones(2)})
+    (record,) = tmp_path.glob("one/ckpt.json")
+    for output, told in ((record, "is no page"), (tmp_path / "one", "is a directory")):
+        code, _, err = call("report", tmp_path / "one", "-o", output)
+        assert (code, told in err) == (2, True)
+    assert ckpt.load(tmp_path / "one")["a"].tolist() == [1, 1]
+    for _ in range(2):
+        assert call("report", tmp_path / "one", "-o", tmp_path / "a.html")[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "one"]
 
 
 def test_verify_finds_a_turned_bit(tmp_path: Path):

@@ -79,7 +79,7 @@
       if (row === undefined) return null;
       const found = {};
       for (const name of Object.keys(columns)) {
-        if (Array.isArray(columns[name])) found[name] = report.value(columns[name][row]);
+        if (Array.isArray(columns[name])) found[name] = name === "octaves" ? columns[name][row] : report.value(columns[name][row]);
       }
       return found;
     };

@@ -25,7 +25,33 @@
       yAxis: report.axis({ type: "value", scale: true, splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: number } }),
       series: [{ name: "norm", type: "line", data: found.map(({ row }) => (Number.isFinite(row.norm) ? row.norm : null)), symbolSize: 6, itemStyle: { color: report.colour("--c0") } }],
     });
-    return { plot, option, panel: el("div", {}, el("h3", {}, "Norm over the steps"), plot) };
+    return { plot, option, panel: el("div", { style: "margin-top:14px" }, el("h3", {}, "Norm over the steps"), plot) };
+  };
+
+  const power = (exponent) => `2^${exponent}`;
+
+  /** Values between powers of two at the newest step that was read; negative ones below the axis. */
+  const histogram = (found) => {
+    const { step, row } = found[found.length - 1];
+    const [first, width, ...counts] = row.octaves;
+    const bars = counts.length / 2;
+    const places = [...Array(bars).keys()];
+    const name = (place) => `${power(first + place * width)} to ${power(first + (place + 1) * width)}`;
+    const plot = el("div", { class: "plot low", role: "img", "aria-label": "histogram of magnitudes" });
+    const bar = (title, values, colour) => ({ name: title, type: "bar", stack: "all", barCategoryGap: "12%", data: values, itemStyle: { color: report.colour(colour) } });
+    const option = () => ({
+      ...report.chartBase(),
+      grid: { left: 4, right: 14, top: 12, bottom: 2, containLabel: true },
+      tooltip: report.tooltip({ trigger: "axis", axisPointer: { type: "shadow" }, valueFormatter: (value) => report.whole(Math.abs(value)) }),
+      xAxis: report.axis({ type: "category", data: places.map(name), axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: (text) => text.split(" ")[0] } }),
+      yAxis: report.axis({ type: "value", splitNumber: 3, axisLine: { show: false }, axisLabel: { color: report.colour("--soft"), fontSize: 11, formatter: (value) => report.whole(Math.abs(value)) } }),
+      series: [
+        bar("positive", places.map((place) => counts[2 * place + 1]), "--c0"),
+        bar("negative", places.map((place) => -counts[2 * place]), "--c1"),
+      ],
+    });
+    const title = `Magnitudes${step === null ? "" : ` at step ${step}`}: positive above, negative below; zeros are not in it`;
+    return { plot, option, panel: el("div", { style: "margin-top:14px" }, el("h3", {}, title), plot) };
   };
 
   const unread = () =>
@@ -55,6 +81,7 @@
     const found = numbersOf(key);
     const charts = [];
     if (found.length > 1) charts.push(course(found));
+    if (found.length && found[found.length - 1].row.octaves.length) charts.push(histogram(found));
     const facts = [
       ["type", `${leaf.dtype || leaf.kind}${leaf.kind && leaf.dtype ? ` (${leaf.kind})` : ""}`],
       ["shape", report.shape(leaf.shape)],

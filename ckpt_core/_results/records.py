@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpt_core._results import notebook
 from ckpt_core._tree import Node, importable_type, unflatten
 
 
@@ -26,6 +27,9 @@ class RestoreReport:
     unexpected: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     resharded: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return notebook.of_report(self)
 
 
 class Restored(Mapping[str, Any]):
@@ -95,6 +99,9 @@ class Restored(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Restored(step={self.step}, items={list(self._values)}, path={self.path!r})"
+
+    def _repr_html_(self) -> str:
+        return notebook.of_restored(self)
 
     @property
     def read_items(self) -> Set[str]:
@@ -187,6 +194,9 @@ class CheckpointInfo:
     run_metadata: Any = None
     files: dict[str, int] = field(default_factory=dict[str, int])
     layout: str = "ckpt"
+
+    def _repr_html_(self) -> str:
+        return notebook.of_checkpoint(self)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,11 @@
+"""What most often goes wrong on a machine: versions that do not fit, slow or full file systems, locks, clocks."""
+
+from ckpt_core._doctor.findings import Finding as Finding
+from ckpt_core._doctor.findings import of_directory as of_directory
+from ckpt_core._doctor.findings import of_disk as of_disk
+from ckpt_core._doctor.findings import of_store as of_store
+from ckpt_core._doctor.findings import of_versions as of_versions
+from ckpt_core._doctor.store import Store as Store
+from ckpt_core._doctor.store import probe_store as probe_store
+from ckpt_core._doctor.versions import floors as floors
+from ckpt_core._doctor.versions import installed as installed

@@ -1,0 +1,158 @@
+"""What measurements mean: a sentence for each thing that is wrong, or that one should know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpt_core._directory import Trace
+from ckpt_core._directory.probe import Disk
+from ckpt_core._doctor.store import Store
+from ckpt_core._doctor.versions import is_older, numbers
+
+PROBLEM = "problem"
+_LOW_BYTES = 2**30
+_LOW_INODES = 10_000
+_SLOW_SYNC_SECS = 0.1
+_SLOW_BYTES_PER_SEC = 50e6
+_SLOW_REQUEST_SECS = 0.5
+_CLOCK_SECS = 2.0
+_EARLIEST_UNIX_SECS = 1_700_000_000.0
+_NETWORK = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"}
+    | {"ocfs2", "smb3", "virtiofs", "wekafs"}
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about a machine.
+
+    Attributes:
+        level: ``problem`` (saves or restores fail, or can lose something), or ``note``.
+        about: ``versions``, ``disk``, ``store``, ``clock``, ``locks`` or ``writers``.
+        text: what was found, and what to do.
+    """
+
+    level: Literal["problem", "note"]
+    about: str
+    text: str
+
+
+def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> list[Finding]:
+    """Packages that are too old, and pairs that do not work together."""
+    found = [
+        Finding(
+            "problem", "versions", f"{name} {have} is older than {floor}: pip install -U {name}"
+        )
+        for name, floor in floors.items()
+        if (have := installed.get(name)) and is_older(have, floor)
+    ]
+    jax, jaxlib = installed.get("jax"), installed.get("jaxlib")
+    if jax and jaxlib and is_older(jax, jaxlib):
+        text = f"jaxlib {jaxlib} is newer than jax {jax}, which does not import it: install both at one version"
+        found.append(Finding("problem", "versions", text))
+    torch, torchax = installed.get("torch"), installed.get("torchax")
+    if torch and torchax == "0.0.13" and numbers(torch) >= (2, 13):
+        text = (
+            f"torchax 0.0.13 cannot be imported with torch {torch}: call ckpt_torchax.shim.install() before it, or "
+            "install torch<2.13"
+        )
+        found.append(Finding("note", "versions", text))
+    return found
+
+
+def of_disk(disk: Disk) -> list[Finding]:
+    """What a file system lacks."""
+    found: list[Finding] = []
+
+    def tell(level: Literal["problem", "note"], about: str, text: str) -> None:
+        found.append(Finding(level, about, text))
+
+    if disk.free_bytes is not None and disk.free_bytes < _LOW_BYTES:
+        tell("problem", "disk", f"{disk.free_bytes / 2**20:.0f} MiB are free: saves will fail")
+    if disk.free_inodes is not None and disk.free_inodes < _LOW_INODES:
+        tell("problem", "disk", f"{disk.free_inodes} more files can be made: saves will fail")
+    if disk.mounted_by is not None:
+        text = (
+            f"a bucket that {disk.mounted_by} mounts: its URL (gs:// or s3://) is safer and faster"
+        )
+        tell("note", "disk", text)
+    elif disk.file_system in ("tmpfs", "ramfs"):
+        tell("note", "disk", "in memory: nothing here outlives a restart of the machine")
+    elif disk.file_system in _NETWORK or disk.file_system.startswith("fuse"):
+        text = (
+            f"{disk.file_system} is reached over a network: files are not memory-mapped, and whether an fsync lasts is "
+            "the server's promise"
+        )
+        tell("note", "disk", text)
+    if disk.sync_secs > _SLOW_SYNC_SECS:
+        text = f"an fsync takes {disk.sync_secs:.2f} s: each save waits for a few of them, in the background"
+        tell("note", "disk", text)
+    if disk.write_bytes_per_sec < _SLOW_BYTES_PER_SEC:
+        text = (
+            f"one file is written at {disk.write_bytes_per_sec / 1e6:.0f} MB/s: saves of large states will last; see "
+            "Options(compression=) and local_directory="
+        )
+        tell("note", "disk", text)
+    if not disk.hard_links:
+        tell(
+            "note",
+            "disk",
+            "no hard links: files that did not change are written again in each step",
+        )
+    if not disk.exchanges:
+        text = "no atomic exchange of directories: overwrite=True renames twice, and clean-up ends what was cut between"
+        tell("note", "disk", text)
+    if not disk.locks:
+        text = (
+            "a second lock of one file is granted: nothing here keeps two writers apart, or a deletion from a reader. "
+            "Let one job write to one directory"
+        )
+        tell("problem", "locks", text)
+    return found + _of_clock(disk.clock_ahead_secs)
+
+
+def _of_clock(ahead_secs: float) -> list[Finding]:
+    found: list[Finding] = []
+    if abs(ahead_secs) > _CLOCK_SECS:
+        text = (
+            f"the file system's clock is {abs(ahead_secs):.0f} s {'ahead of' if ahead_secs > 0 else 'behind'} this "
+            "machine's: the age of other machines' unfinished saves is misjudged by that; synchronize them (NTP)"
+        )
+        found.append(Finding("problem", "clock", text))
+    if time.time() < _EARLIEST_UNIX_SECS:
+        text = f"this machine's clock says {time.strftime('%Y-%m-%d')}: steps will carry that date; set it (NTP)"
+        found.append(Finding("problem", "clock", text))
+    return found
+
+
+def of_store(store: Store) -> list[Finding]:
+    """What a place in a bucket lacks."""
+    found: list[Finding] = []
+    if not store.conditions:
+        text = (
+            "it ignores conditional puts (If-None-Match): if two programs ever write one step there, an acknowledged "
+            "checkpoint can be lost. See to it that only one does"
+        )
+        found.append(Finding("problem", "store", text))
+    slowest = max(store.put_secs, store.get_secs)
+    if slowest > _SLOW_REQUEST_SECS:
+        text = f"a request takes {slowest:.2f} s, and a save 16 of them after each other: is the bucket in this region?"
+        found.append(Finding("note", "store", text))
+    return found
+
+
+def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> list[Finding]:
+    """Who writes to a directory, and what the dead left in it."""
+    found: list[Finding] = []
+    for trace in traces:
+        if trace.kind == "writer":
+            text = f"{trace.whose or 'a process'} is writing to it: a second writer is refused"
+            found.append(Finding("note", "writers", text))
+    if garbage:
+        text = f"{len(garbage)} left by writers that have ended: ckpt gc {path} (the next save deletes them, too)"
+        found.append(Finding("note", "writers", text))
+    return found

@@ -1,0 +1,70 @@
+"""Measures a place in an object store: round trips, and whether it keeps conditions. Its key is deleted again."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._storage import KeyValues
+from ckpt_core._storage.location import Location
+
+_REQUESTS = 5
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a place in a bucket can do.
+
+    Attributes:
+        url: of the place.
+        put_secs, get_secs: median time of a request for 1 KiB.
+        write_bytes_per_sec, read_bytes_per_sec: of one object, by one connection.
+        conditions: whether a put that must not replace is refused where something is.
+    """
+
+    url: str
+    put_secs: float
+    get_secs: float
+    write_bytes_per_sec: float
+    read_bytes_per_sec: float
+    conditions: bool
+
+
+def probe_store(location: Location, probe_bytes: int) -> Store:
+    """Measures a place.
+
+    Raises:
+        OSError, CheckpointError: it cannot be reached, or refuses.
+    """
+    keys = KeyValues(location)
+    small, large = (f".ckpt-doctor.{secrets.token_hex(8)}.{n}" for n in range(2))
+    try:
+        _, missing = keys.get_version(small)
+        puts = [_timed(lambda: keys.put(small, b"x" * 1024))[0] for _ in range(_REQUESTS)]
+        gets = [_timed(lambda: keys.get(small))[0] for _ in range(_REQUESTS)]
+        replaced = keys.put_if_unchanged(small, b"y", missing)
+        data = secrets.token_bytes(probe_bytes)
+        write_secs, _ = _timed(lambda: keys.put(large, data))
+        read_secs, _ = _timed(lambda: keys.get(large))
+        return Store(
+            url=location.path,
+            put_secs=statistics.median(puts),
+            get_secs=statistics.median(gets),
+            write_bytes_per_sec=probe_bytes / write_secs,
+            read_bytes_per_sec=probe_bytes / read_secs,
+            conditions=not replaced,
+        )
+    finally:
+        with contextlib.suppress(Exception):
+            keys.delete([small, large])
+
+
+def _timed(do: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = do()
+    return max(time.perf_counter() - began, 1e-9), found

@@ -1,0 +1,23 @@
+"""Sizes and times as text for people. Pure."""
+
+from __future__ import annotations
+
+import time
+
+
+def size(count: float) -> str:
+    """Bytes as text in a suitable unit: 12 B, 3.4 KiB, 5.6 GiB."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, larger
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def time_of(unix_secs: float) -> str:
+    """Local time to the second."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
+    except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
+        return "at no possible time"

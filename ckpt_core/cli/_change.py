@@ -1,0 +1,143 @@
+"""``ckpt cp``, ``rm`` and ``gc``: what changes a directory of steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ckpt_core._copy import copy_checkpoint, same_save
+from ckpt_core._directory import resolve
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._storage import backend_of
+from ckpt_core._verify import inspect
+from ckpt_core.cli._steps import is_run, steps_in
+from ckpt_core.cli._text import console, counted, print_json, size, when
+
+
+def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> int:
+    """Copies a checkpoint, or steps of a run; steps that are there already are left alone.
+
+    Args:
+        source: a checkpoint, or a directory of steps.
+        target: where it goes; for a directory of steps, another one.
+        steps: which steps; empty for all.
+        prefix: of the names of steps.
+    """
+    if not is_run(source):
+        if steps:
+            raise CheckpointNotFound(f"{source} is no directory of steps: leave --step out")
+        _copy_one(source, target)
+        return 0
+    ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
+    for step in sorted({*steps}) or ours.all():
+        ours.refuse_absent(step)
+        path = ours.path(step)
+        if not theirs.has(step):
+            _copy_one(path, theirs.new_path(step))
+        elif same_save(path, theirs.path(step)):
+            console().print(f"{theirs.path(step)} is there already", markup=False)
+        else:
+            raise CheckpointError(
+                f"{theirs.path(step)} is another save than {path}: delete it first, or copy to another place"
+            )
+    return 0
+
+
+def _copy_one(source: str, target: str) -> None:
+    copied_bytes = copy_checkpoint(source, target)
+    console().print(f"{source} -> {target}: {size(copied_bytes)}", markup=False)
+
+
+def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: bool) -> int:
+    """Deletes checkpoints; asks before, unless ``yes``.
+
+    Args:
+        paths: checkpoints; or one directory of steps, with ``steps``.
+        steps: which steps of it.
+        prefix: of the names of steps.
+        yes: do not ask.
+
+    Raises:
+        CheckpointNotFound: one of them is no checkpoint; then nothing was deleted.
+        CheckpointError: a reader holds one; or nobody is there to be asked.
+    """
+    if steps:
+        if len(paths) != 1:
+            raise CheckpointError("--step takes its steps from one directory of steps")
+        run = steps_in(paths[0], prefix)
+        for step in steps:
+            run.refuse_absent(step)
+        found = [run.path(step) for step in dict.fromkeys(steps)]
+    else:
+        found = [_one_checkpoint(path) for path in dict.fromkeys(paths)]
+    out = console()
+    for path in found:
+        out.print(_told(path), markup=False, soft_wrap=True)
+    if not yes and not _agreed(len(found)):
+        out.print("nothing was deleted", markup=False)
+        return 1
+    for path in found:
+        try:
+            backend_of(resolve(path)[1]).delete(path)
+        except BlockingIOError:
+            raise CheckpointError(
+                f"{path} is being read: nothing of it was deleted; try again when that has ended"
+            ) from None
+    out.print(f"{counted(len(found), 'checkpoint', 'checkpoints')} deleted", markup=False)
+    return 0
+
+
+def _one_checkpoint(path: str) -> str:
+    text, local = resolve(path)
+    if local and os.path.islink(text):
+        raise CheckpointError(
+            f"{text} is a link to {os.path.realpath(text)}: name the checkpoint itself, or unlink it"
+        )
+    if is_run(text):
+        raise CheckpointError(
+            f"{text} is a directory of steps: say which to delete with --step, or remove the directory itself"
+        )
+    backend = backend_of(local)
+    if not backend.is_checkpoint(backend.replaced(text) or text):
+        raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
+    above = text.rpartition("/")[0]
+    if above and not above.endswith(":/") and backend.is_checkpoint(above):
+        raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
+    return text
+
+
+def _told(path: str) -> str:
+    """A line about a checkpoint: a damaged one can be deleted, too."""
+    try:
+        info = inspect(path)
+    except (CheckpointError, OSError):
+        return f"{path}: damaged"
+    total = sum(item.bytes for item in info.items.values())
+    return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {when(info.created_unix_secs)}"
+
+
+def _agreed(count: int) -> bool:
+    if not sys.stdin.isatty():
+        raise CheckpointError("nobody is there to be asked whether to delete: say --yes")
+    return typer.confirm(f"Delete {counted(count, 'checkpoint', 'checkpoints')}?")
+
+
+def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
+    """Deletes what dead writers left, and finishes what they had committed or begun to delete; or only tells it."""
+    text, local = resolve(directory)
+    if local and not os.path.isdir(text):
+        raise CheckpointNotFound(f"{text}: no such directory")
+    backend = backend_of(local)
+    names = backend.garbage(text) if dry_run else backend.clean(text)
+    if as_json:
+        print_json({"directory": text, "deleted": not dry_run, "names": names})
+        return 0
+    out = console()
+    for name in names:
+        out.print(name, markup=False)
+    done = "would be removed" if dry_run else "removed"
+    out.print(f"{len(names)} {done}" if names else "nothing to remove", markup=False)
+    return 0

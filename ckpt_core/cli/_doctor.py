@@ -1,0 +1,117 @@
+"""``ckpt doctor``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from ckpt_core import _doctor
+from ckpt_core._directory import resolve, traces
+from ckpt_core._directory.probe import Disk, probe_directory
+from ckpt_core._errors import CheckpointError
+from ckpt_core._options import MIB
+from ckpt_core._run.fence import OWNER_FILE
+from ckpt_core._storage import Location, backend_of
+from ckpt_core.cli._text import console, print_json, size
+
+
+def doctor(directory: str, *, devices: bool, mib: int, as_json: bool) -> int:
+    """Prints what was found; returns 1 if something is a problem.
+
+    Args:
+        directory: where checkpoints are, or will be.
+        devices: whether jax is asked for its devices.
+        mib: how much is written and read.
+        as_json: for programs.
+    """
+    text, local = resolve(directory)
+    versions = _doctor.installed()
+    findings = _doctor.of_versions(versions, _doctor.floors())
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "versions": versions,
+    }
+    place, more = _place(text, local, mib * MIB)
+    findings += more
+    if devices:
+        facts["devices"] = _devices()
+    if as_json:
+        told = {
+            **facts,
+            "place": None if place is None else asdict(place),
+            "findings": [asdict(finding) for finding in findings],
+        }
+        print_json(told)
+    else:
+        _print(facts, place, findings)
+    return 1 if any(finding.level == "problem" for finding in findings) else 0
+
+
+def _place(
+    path: str, local: bool, probe_bytes: int
+) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
+    """What was measured where checkpoints are; None if it cannot be written to."""
+    on_disk = path.startswith("/")
+    try:
+        place = (
+            probe_directory(path, probe_bytes)
+            if on_disk
+            else _doctor.probe_store(Location(path, local), probe_bytes)
+        )
+    except (OSError, CheckpointError) as error:
+        finding = _doctor.Finding("problem", "disk" if on_disk else "store", f"{path}: {error}")
+        return None, [finding]
+    if isinstance(place, Disk):
+        found = _doctor.of_disk(place)
+        there = traces(path, OWNER_FILE, {}) if os.path.isdir(path) else []
+    else:
+        found, there = _doctor.of_store(place), []
+    garbage = backend_of(local).garbage(path) if not on_disk or os.path.isdir(path) else []
+    return place, found + _doctor.of_directory(there, garbage, path)
+
+
+def _devices() -> list[str]:
+    import jax
+
+    return [f"{device.platform} {device.id}: {device.device_kind}" for device in jax.devices()]
+
+
+def _print(
+    facts: dict[str, Any], place: Disk | _doctor.Store | None, findings: list[_doctor.Finding]
+) -> None:
+    out = console()
+
+    def line(name: str, text: str) -> None:
+        out.print(f"{name:<10}{text}", markup=False, soft_wrap=True)
+
+    line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
+    line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))
+    if "devices" in facts:
+        line("devices", "; ".join(facts["devices"]))
+    match place:
+        case Disk():
+            free = "unknown" if place.free_bytes is None else size(place.free_bytes)
+            kind = place.mounted_by or place.file_system or sys.platform
+            line("disk", f"{place.directory}: {kind}, {free} free")
+            cached = ", from memory" if place.reads_cached else ""
+            line("speed", f"{_rates(place)}{cached}; fsync {place.sync_secs * 1e3:.1f} ms")
+        case _doctor.Store():
+            line("store", place.url)
+            times = f"put {place.put_secs * 1e3:.1f} ms, get {place.get_secs * 1e3:.1f} ms"
+            line("speed", f"{_rates(place)} by one connection; {times}")
+        case None:
+            pass
+    for finding in findings:
+        line(finding.level, f"{finding.about}: {finding.text}")
+    if not findings:
+        line("result", "nothing wrong was found")
+
+
+def _rates(place: Disk | _doctor.Store) -> str:
+    write, read = size(place.write_bytes_per_sec), size(place.read_bytes_per_sec)
+    return f"one file written at {write}/s, read at {read}/s"

@@ -1,0 +1,174 @@
+"""``.weights.h5`` and ``.keras``: the weights that Keras writes, by their paths in the file. Keras is not needed; h5py is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
+from ckpt_core.convert._source import Array, Slot, Source, array_spec, empty, source_of
+from ckpt_core.convert._zips import Window, data_offset, opened_zip
+
+WEIGHTS = "model.weights.h5"
+SHARDS_SUFFIX = ".weights.json"
+_MOST_LEVELS = 100
+_MOST_JSON_BYTES = 2**26
+_DEFLATED_AT_MOST = 1100
+
+
+def _h5py(path: str) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: reading it needs the package h5py: pip install h5py"
+        ) from None
+    return h5py
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Generator[Source]:
+    """The variables of a file, in the groups in which Keras stored them; metadata tells the version of Keras.
+
+    A model's own files (vocabularies, say) and its configuration stay behind.
+    """
+    h5py = _h5py(path)
+    with contextlib.ExitStack() as stack:
+        metadata = None
+        if path.endswith(SHARDS_SUFFIX):
+            files = [_file(stack, h5py, one, one) for one in _shards(path)]
+        elif zipfile.is_zipfile(path):
+            stream = stack.enter_context(open(path, "rb"))
+            archive = stack.enter_context(opened_zip(stream, path))
+            metadata = _json_member(archive, path)
+            member = archive.getinfo(WEIGHTS)
+            window = Window(stream, data_offset(stream, member, path), member.file_size)
+            files = [_file(stack, h5py, window, path)]
+        else:
+            files = [_file(stack, h5py, path, path)]
+        tree: dict[str, Any] = {}
+        for file, where in files:
+            _add(tree, file, where, h5py)
+        found = source_of(tree, _read)
+        yield Source(found.root, found.paths, found.leaves, found.read, {}, metadata)
+
+
+def _file(stack: contextlib.ExitStack, h5py: Any, opening: Any, where: str) -> tuple[Any, str]:
+    try:
+        return stack.enter_context(h5py.File(opening, "r")), where
+    except OSError as error:
+        raise CheckpointCorrupt(
+            f"{where}: damaged, cut short, or no HDF5: {error}", file=where
+        ) from error
+
+
+def _json_member(archive: zipfile.ZipFile, path: str) -> Any:
+    if "metadata.json" not in archive.namelist():
+        return None
+    if archive.getinfo("metadata.json").file_size > _MOST_JSON_BYTES:
+        raise CheckpointCorrupt(f"{path}: metadata.json is impossibly large", file=path)
+    try:
+        return json.loads(archive.read("metadata.json"))
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{path}: metadata.json: {error}", file=path) from error
+
+
+def _shards(path: str) -> list[str]:
+    """The files that an index of ``save_weights(..., max_shard_size=)`` names; each must lie beside it."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            index = json.loads(stream.read(_MOST_JSON_BYTES))
+        named = [
+            name
+            for one in index["weight_map"].values()
+            for name in (one if isinstance(one, list) else [one])
+        ]
+        if not all(isinstance(name, str) and os.path.basename(name) == name for name in named):
+            raise ValueError("it names files elsewhere")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorrupt(
+            f"{path}: no index as Keras writes it: {error!r}", file=path
+        ) from error
+    found = [os.path.join(os.path.dirname(path), name) for name in dict.fromkeys(named)]
+    missing = next((one for one in found if not os.path.exists(one)), None)
+    if missing is not None:
+        raise CheckpointCorrupt(f"{path}: {os.path.basename(missing)} is missing", file=missing)
+    return found
+
+
+def _add(tree: dict[str, Any], file: Any, where: str, h5py: Any) -> None:
+    for parts, dataset in _datasets(file, where, h5py, (), set()):
+        node = tree
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        if parts[-1] in node:
+            raise CheckpointCorrupt(f"{where}: {'/'.join(parts)} is in two files", file=where)
+        node[parts[-1]] = _slot(dataset, f"{where}: {'/'.join(parts)}")
+
+
+def _datasets(
+    group: Any, where: str, h5py: Any, path: tuple[str, ...], above: set[Any]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The datasets below a group. A link may name other files, or a group above itself: neither is followed."""
+    here = h5py.h5o.get_info(group.id).addr
+    if here in above or len(path) > _MOST_LEVELS:
+        raise CheckpointCorrupt(f"{where}: {'/'.join(path)} holds itself", file=where)
+    for name in sorted(group, key=_by_number):
+        below = (*path, name)
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise UnsupportedLeaf(
+                f"{where}: {'/'.join(below)} is a link to elsewhere, which is not followed",
+                leaf="/".join(below),
+                type_name="link",
+            )
+        found = group[name]
+        if isinstance(found, h5py.Group):
+            yield from _datasets(found, where, h5py, below, above | {here})
+        else:
+            yield below, found
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return (int(name), name) if name.isascii() and name.isdigit() else (-1, name)
+
+
+def _slot(dataset: Any, where: str) -> Slot:
+    if getattr(dataset, "external", None) or getattr(dataset, "is_virtual", False):
+        raise UnsupportedLeaf(
+            f"{where}: its values are in another file, which is not followed",
+            leaf=where,
+            type_name="external",
+        )
+    said = dataset.attrs.get("dtype")
+    dtype = dataset.dtype
+    name = "bfloat16" if said == "bfloat16" and dtype == np.dtype("V2") else dtype.name
+    if dtype.kind in "OSU" or (dtype.kind == "V" and name != "bfloat16"):
+        raise UnsupportedLeaf(
+            f"{where} holds {dtype}: a checkpoint holds numbers; leave it out with only=",
+            leaf=where,
+            type_name=str(dtype),
+        )
+    if dataset.shape is None:
+        raise UnsupportedLeaf(f"{where} holds nothing at all", leaf=where, type_name="empty")
+    return Slot(array_spec(name, dataset.shape, where), (dataset, where))
+
+
+def _read(slot: Slot) -> Array:
+    dataset, where = slot.place
+    stored = dataset.id.get_storage_size()
+    most = stored if dataset.chunks is None else _DEFLATED_AT_MOST * stored + 1024
+    found = empty(slot.spec, where, most)
+    if not found.size:
+        return found
+    target = found.view(np.dtype("V2")) if dataset.dtype.kind == "V" else found
+    try:
+        dataset.read_direct(target)
+    except (OSError, RuntimeError, TypeError) as error:
+        raise CheckpointCorrupt(f"{where}: cannot be read: {error}", leaf=where) from error
+    return found

@@ -1,0 +1,104 @@
+"""``ckpt rm`` and ``gc --dry-run``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._options import Options
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
+from tests.support.stores import keys_at, tree, value_at
+
+pytest.importorskip("typer")
+
+
+def a_run(root: object, *steps: int) -> None:
+    for step in steps:
+        ckpt.save(f"{root}/{step}", tree(step))
+
+
+def test_steps_of_a_run(call, store: str) -> None:
+    a_run(store, 1, 2, 3)
+    code, out, _ = call("rm", store, "--step", 1, "--step", 3, "--yes")
+    assert code == 0 and "2 checkpoints deleted" in out
+    assert json.loads(call("ls", store, "--json")[1])["steps"][0]["step"] == 2
+    assert value_at(f"{store}/2") == 2
+    code, _, err = call("rm", store, "--step", 2, "--step", 9, "-y")
+    assert code == 2 and "9" in err
+    assert value_at(f"{store}/2") == 2
+
+
+def test_checkpoints_by_their_paths_all_or_none(call, tmp_path: Path) -> None:
+    a_run(tmp_path, 1, 2)
+    (tmp_path / "notes").mkdir()
+    code, _, err = call("rm", tmp_path / "1", tmp_path / "notes", "-y")
+    assert code == 2 and "notes is no checkpoint: nothing was deleted" in err
+    assert value_at(tmp_path / "1") == 1
+    assert call("rm", tmp_path / "1", f"{tmp_path}/2/", tmp_path / "1", "-y")[0] == 0
+    assert sorted(os.listdir(tmp_path)) == ["notes"]
+
+
+def test_what_is_refused(call, tmp_path: Path) -> None:
+    a_run(tmp_path / "run", 1)
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "1")
+    for path, told in [
+        (tmp_path / "run", "say which to delete with --step"),
+        (tmp_path / "link", "is a link to"),
+        (tmp_path / "nothing", "is no checkpoint"),
+        (tmp_path / "run" / "1" / "state", "is a part of the checkpoint"),
+    ]:
+        code, _, err = call("rm", path, "-y")
+        assert code == 2 and told in err, path
+    code, out, err = call("rm", tmp_path / "run" / "1")  # no terminal, and no --yes
+    assert code == 2 and "--yes" in err and "state" in out
+    with open_checkpoint(str(tmp_path / "run" / "1"), Options()).held():
+        code, _, err = call("rm", tmp_path / "run" / "1", "-y")
+        assert code == 2 and "is being read" in err
+    assert value_at(tmp_path / "run" / "1") == 1
+
+
+def test_a_damaged_one_and_its_linked_neighbour(call, tmp_path: Path) -> None:
+    big = {"w": tree(1), "big": np.arange(100_000.0)}
+    with ckpt.Checkpointer(tmp_path) as run:
+        for step in (1, 2):
+            run.save(step, big)
+    (tmp_path / "1" / "ckpt.json").write_text("{")
+    code, out, _ = call("rm", tmp_path / "1", "-y")
+    assert code == 0 and "damaged" in out
+    assert ckpt.verify(tmp_path / "2").ok
+
+
+def test_a_dry_run_tells_and_deletes_nothing(call, tmp_path: Path) -> None:
+    a_run(tmp_path, 1)
+    left = tmp_path / ".ckpt-tmp.2.00000000-1-1.0123456789abcdef01234567"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait(timeout=60)
+    from ckpt_core._directory.owner import this_owner
+
+    host, _, start = this_owner().split("-")
+    left = left.with_name(left.name.replace("00000000-1-1", f"{host}-{child.pid}-{start}"))
+    left.mkdir()
+    code, out, _ = call("gc", tmp_path, "--dry-run")
+    assert code == 0 and "1 would be removed" in out and left.is_dir()
+    told = json.loads(call("gc", tmp_path, "--dry-run", "--json")[1])
+    assert told == {"directory": str(tmp_path), "deleted": False, "names": [left.name]}
+    assert "1 removed" in call("gc", tmp_path)[1] and not left.exists()
+    assert call("gc", tmp_path / "nothing")[0] == 2
+
+
+def test_a_dry_run_in_a_store(call, store: str) -> None:
+    a_run(store, 1)
+    keys_at(f"{store}/2").put(".attempt.dead.owner", b"00000000-17-5 1 somebody")
+    keys_at(f"{store}/2").put(".attempt.dead.state!0_METADATA", b"{}")
+    before = keys_at(store).list()
+    assert "2 would be removed" in call("gc", store, "--dry-run")[1]
+    assert keys_at(store).list() == before
+    assert "2 removed" in call("gc", store)[1]

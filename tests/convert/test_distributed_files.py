@@ -1,0 +1,165 @@
+"""Folders of ``torch.distributed.checkpoint``: tensors of one and of several processes, and hostile indices."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core.convert import import_weights
+from ckpt_core.convert._distributed import _tiles
+from tests.support.same_bits import bits
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+
+
+def test_a_model_its_optimizer_and_numbers(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    half = torch.arange(6).to(torch.bfloat16).reshape(2, 3).T
+    state = {
+        "model": model.state_dict(),
+        "optim": optimizer.state_dict(),
+        "step": 3,
+        "name": "run",
+        "half": half,
+        "list": [torch.ones(2), 4, {"x": None}],
+        "empty": torch.zeros(0, 3),
+    }
+    save(state, tmp_path / "a")
+    import_weights(tmp_path / "a", tmp_path / "c")
+    found = ckpt.load(tmp_path / "c")
+    assert bits(found["model"]["weight"]) == bits(model.weight.detach().numpy())
+    assert bits(found["half"]) == bits(
+        np.ascontiguousarray(half.float().numpy()).astype("bfloat16")
+    )
+    moments = found["optim"]["state"]["0"]["exp_avg"]
+    assert bits(moments) == bits(optimizer.state_dict()["state"][0]["exp_avg"].numpy())
+    assert found["optim"]["param_groups"][0]["lr"] == 1e-3
+    assert (found["step"], found["name"], found["list"][1]) == (3, "run", 4)
+    assert found["empty"].shape == (0, 3)
+
+
+SHARDED = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, Replicate, distribute_tensor
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=rank, world_size=4)
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+big = torch.arange(70.0).reshape(10, 7)
+state = {
+    "rows": distribute_tensor(big, mesh, [Shard(0), Replicate()]),
+    "both": distribute_tensor(big, mesh, [Shard(0), Shard(1)]),
+    "whole": distribute_tensor(big, mesh, [Replicate(), Replicate()]),
+    "few": distribute_tensor(torch.arange(3.0), mesh, [Shard(0), Shard(0)]),
+}
+dcp.save(state, checkpoint_id=f"{sys.argv[2]}/a")
+dist.destroy_process_group()
+"""
+
+
+def test_tensors_in_parts_of_four_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARDED]
+    started = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for rank in range(4)
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=180)
+        assert process.returncode == 0, errors
+    assert len(list((tmp_path / "a").glob("*.distcp"))) > 1
+    import_weights(tmp_path / "a", tmp_path / "c")
+    found = ckpt.load(tmp_path / "c")
+    big = np.arange(70, dtype=np.float32).reshape(10, 7)
+    for name in ("rows", "both", "whole"):
+        assert bits(found[name]) == bits(big), name
+    assert bits(found["few"]) == bits(np.arange(3, dtype=np.float32))
+
+
+def test_no_code_runs(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    save({"a": torch.ones(2)}, tmp_path / "a")
+    (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"posix\.system"):
+        import_weights(tmp_path / "a", tmp_path / "c")
+    assert not (tmp_path / "ran").exists()
+
+
+def changed(path: Path, change: Any) -> None:
+    file = path / ".metadata"
+    index = pickle.loads(file.read_bytes())
+    change(index)
+    file.write_bytes(pickle.dumps(index))
+
+
+def _first_info(index: Any) -> Any:
+    return next(iter(index.storage_data.values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda index: setattr(_first_info(index), "relative_path", "../x"), "is in '../x'"),
+        (lambda index: setattr(_first_info(index), "relative_path", "none"), "is missing"),
+        (lambda index: setattr(_first_info(index), "offset", 10**9), "damaged"),
+        (lambda index: index.storage_data.clear(), "damaged"),
+        (lambda index: index.state_dict_metadata["a"].chunks.clear(), "are not the whole of it"),
+        (lambda index: setattr(index.state_dict_metadata["a"], "size", torch.Size([3])), "whole"),
+        (lambda index: index.planner_data.update(a=("b",), b=("b",)), "b.*is there twice"),
+    ],
+)
+def test_hostile_indices(tmp_path: Path, change: Any, told: str) -> None:
+    save({"a": torch.ones(2), "b": torch.ones(1)}, tmp_path / "a")
+    changed(tmp_path / "a", change)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=told):
+        import_weights(tmp_path / "a", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_missing_and_a_cut_file(tmp_path: Path) -> None:
+    save({"a": torch.ones(200)}, tmp_path / "a")
+    (file,) = (tmp_path / "a").glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        import_weights(tmp_path / "a", tmp_path / "c")
+    file.unlink()
+    with pytest.raises(ckpt.CheckpointCorrupt, match="is missing"):
+        import_weights(tmp_path / "a", tmp_path / "c")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+        max_size=5,
+    )
+)
+def test_tiling_is_what_counting_says(parts: list[tuple[int, int, int, int]]) -> None:
+    shape = (3, 4)
+    count = np.zeros((9, 9), int)
+    for a, b, h, w in parts:
+        count[a : a + h, b : b + w] += 1
+    exact = count.sum() == 12 and (count[:3, :4] == 1).all()
+    assert _tiles(shape, [p[:2] for p in parts], [p[2:] for p in parts]) == exact

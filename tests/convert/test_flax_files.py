@@ -1,0 +1,111 @@
+"""msgpack files of Flax: every array to the bit; damage and what is no tree of arrays is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core.convert import import_weights
+from tests.support.same_bits import bits
+
+serialization = pytest.importorskip("flax.serialization")
+
+ARRAYS: dict[str, Any] = {
+    "w": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+    "f8": jnp.ones(3, jnp.float8_e4m3fn),
+    "wide": np.arange(3.0),
+    "flags": np.array([True, False]),
+    "none": np.zeros((0, 4), np.float32),
+    "zero": np.array(7, np.uint8),
+    "complex": np.array([1j], np.complex64),
+}
+
+
+def test_every_array_and_number(tmp_path: Path) -> None:
+    tree = {
+        "params": {"dense": ARRAYS},
+        "steps": [1, -1, 200, 70_000, 2**40, -(2**40), 1.5, True, None, "text", 2 - 1j],
+        "scalar": np.float32(3),
+        "long": {f"k{n}": n for n in range(20)},
+        "text": "x" * 70_000,
+    }
+    (tmp_path / "a").write_bytes(serialization.msgpack_serialize(tree))
+    import_weights(tmp_path / "a", tmp_path / "c")
+    found = ckpt.load(tmp_path / "c")
+    assert {n: bits(a) for n, a in found["params"]["dense"].items()} == {
+        n: bits(np.asarray(a)) for n, a in ARRAYS.items()
+    }
+    assert found["steps"] == tree["steps"]
+    assert (found["long"], found["text"]) == (tree["long"], tree["text"])
+    assert bits(np.asarray(found["scalar"])) == bits(np.asarray(np.float32(3)))
+
+
+def test_arrays_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 64)
+    tree = {"a": {"big": np.arange(60, dtype=np.float32).reshape(5, 12)}, "b": np.ones(2, np.int8)}
+    (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(tree))
+    assert b"chunked" in (tmp_path / "a.msgpack").read_bytes()
+    import_weights(tmp_path / "a.msgpack", tmp_path / "c")
+    found = ckpt.load(tmp_path / "c")
+    assert bits(found["a"]["big"]) == bits(tree["a"]["big"])
+    assert bits(found["b"]) == bits(tree["b"])
+
+
+def test_a_train_state_of_linen_goes_on(tmp_path: Path) -> None:
+    optax = pytest.importorskip("optax")
+    linen = pytest.importorskip("flax.linen")
+    train_state = pytest.importorskip("flax.training.train_state")
+    model = linen.Dense(3)
+    params = model.init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+    state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.1))
+    state = state.apply_gradients(grads=jax.tree.map(jnp.ones_like, params))
+    (tmp_path / "checkpoint_1").write_bytes(serialization.to_bytes(state))
+    import_weights(tmp_path / "checkpoint_1", tmp_path / "c")
+    again = serialization.from_state_dict(state, ckpt.load(tmp_path / "c"))
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+def test_damage_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    whole = serialization.msgpack_serialize(
+        {"a": np.arange(40.0), "b": {"c": "text", "d": 1 << 40}}
+    )
+    file = tmp_path / "a.msgpack"
+    for end in range(1, len(whole)):
+        file.write_bytes(whole[:end])
+        with pytest.raises(ckpt.CheckpointCorrupt, match=r"a\.msgpack.*damaged, cut short"):
+            import_weights(file, tmp_path / "c")
+    file.write_bytes(whole + b"\0")
+    with pytest.raises(ckpt.CheckpointCorrupt, match="more follows"):
+        import_weights(file, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\x82\xa1a\x01\xa1a\x02", "stands in a map twice"),
+        (b"\x81\xa1a\xdf\xff\xff\xff\xff", "cut short"),
+        (b"\x81\xa1a\xc9\xff\xff\xff\xff\x01", "bytes are wanted"),
+        (b"\x81\xa1a" + b"\x91" * 200, "a tree without end"),
+        (b"\x81\xa1a\xc1", "no value begins with 0xc1"),
+        (b"\x81\xc0\x01", "None is a key"),
+        (b"\x81\xa1a\xc7\x01\x01\x01", "is no array"),
+        (b"\x81\xa2\xff\xff\x01", "damaged"),
+    ],
+)
+def test_hostile_files(tmp_path: Path, data: bytes, told: str) -> None:
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match=told):
+        import_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_an_unknown_extension_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\x81\xa1a\xd4\x05\x00")
+    with pytest.raises(ckpt.UnsupportedLeaf, match="extension of type 5"):
+        import_weights(tmp_path / "a", tmp_path / "c")
