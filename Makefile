@@ -1,9 +1,11 @@
-# `make demo` and `make test` work in a fresh clone: both first see to it that $(VENV) is up to date.
+# `make demo` and `make test` work in a fresh clone: both first make the environment that they need.
 
 # VENV is where the environment lives; BASE_PYTHON is what makes it (3.11 or newer).
 VENV ?= .venv
 BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= all,test
+# Other indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 # Tests run in so many processes; 0 for one, where a debugger is wanted.
@@ -13,25 +15,37 @@ LONG := -o faulthandler_timeout=3600
 
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.up-to-date
+# Ordinary indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The demonstration has an environment of its own, a fifth of the full one, unless that is there already.
+DEMO_VENV := $(VENV)$(if $(wildcard $(STAMP)),,-demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all faults soak bench lint types format clean charts
+.PHONY: help venv demo test test-all faults soak bench docs dist test-wheel test-floors test-latest lint types format clean charts
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP)  ## make or update the virtual environment
 
-# The stamp is touched last, so that an interrupted installation is done again.
-$(STAMP): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (a few minutes the first time)"
-	@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckpt needs Python 3.11 or newer")'
-	@test -x "$(PYTHON)" || "$(BASE_PYTHON)" -m venv "$(VENV)"
-	@"$(PYTHON)" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	@touch "$@"
+# $(call install,ENVIRONMENT,EXTRAS,INDEX): INDEX is asked, too, if it answers; the stamp is touched last, so that an interrupted installation is done again.
+define install
+@echo "setting up $(1) (a few minutes the first time)"
+@"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckpt needs Python 3.11 or newer")'
+@test -x "$(1)/bin/python" || "$(BASE_PYTHON)" -m venv "$(1)"
+@index=; if "$(1)/bin/python" tests/support/reachable.py "$(TORCH_INDEX)/torch/"; then index="--extra-index-url $(TORCH_INDEX)"; fi; \
+"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check $$index -c constraints.txt -e '.[$(2)]'
+@touch "$@"
+endef
 
-demo: $(STAMP)  ## train, kill in the middle of saves, resume, compare bit for bit
-	@"$(PYTHON)" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,$(VENV),$(EXTRAS),$(TORCH_INDEX))
+
+$(VENV)-demo/.up-to-date: pyproject.toml constraints.txt
+	$(call install,$(VENV)-demo,demo)
+
+demo: $(DEMO_VENV)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
+	@"$(DEMO_VENV)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"
 
 test: lint types  ## style, types and the quick tests
 	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS)
@@ -49,6 +63,41 @@ soak: $(STAMP)  ## random work for a long time
 bench: $(STAMP)  ## ckpt beside Orbax in half a minute; benchmarks/ has more
 	@"$(PYTHON)" -m ckpt_core.cli bench run benchmarks/quick.yaml -o benchmarks/out/quick
 
+docs: $(STAMP)  ## build the site into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 "$(PYTHON)" -m mkdocs build --quiet --strict && echo build/site/index.html
+
+# Tools of releases, and the oldest and newest versions, each in an environment of its own.
+$(VENV)-dist/.up-to-date: Makefile
+	@"$(BASE_PYTHON)" -m venv "$(VENV)-dist"
+	@"$(VENV)-dist/bin/python" -m pip install --quiet --disable-pip-version-check build twine check-wheel-contents
+	@touch "$@"
+
+dist: $(VENV)-dist/.up-to-date  ## build wheel and source archive, and check them
+	@rm -rf dist
+	@"$(VENV)-dist/bin/python" -m build --outdir dist . > /dev/null
+	@"$(VENV)-dist/bin/python" -m twine check --strict dist/*
+	@"$(VENV)-dist/bin/check-wheel-contents" dist/*.whl
+
+test-wheel: dist  ## install the wheel with each extra alone, and run that framework's first page
+	@"$(BASE_PYTHON)" tests/support/try_wheel.py dist/*.whl
+
+TOOLS := pytest hypothesis pytest-xdist psutil equinox safetensors orbax-checkpoint h5py
+VERSIONED := tests/tree tests/format tests/load tests/save tests/run tests/items tests/cli tests/frameworks
+
+test-floors:  ## quick tests with the oldest versions that pyproject.toml admits
+	@"$(BASE_PYTHON)" -m venv "$(VENV)-floors"
+	@"$(BASE_PYTHON)" tests/support/floors.py > "$(VENV)-floors/floors.txt"
+	@"$(VENV)-floors/bin/python" -m pip install --quiet --disable-pip-version-check \
+	  -c "$(VENV)-floors/floors.txt" -e '.[flax,keras,torchax,grain,cli]' $(TOOLS)
+	@"$(VENV)-floors/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
+
+test-latest:  ## quick tests with the newest versions that the index has, pre-releases included
+	@"$(BASE_PYTHON)" -m venv "$(VENV)-latest"
+	@grep '^torch==' constraints.txt > "$(VENV)-latest/torch.txt"
+	@"$(VENV)-latest/bin/python" -m pip install --quiet --disable-pip-version-check --pre --upgrade \
+	  -c "$(VENV)-latest/torch.txt" -e '.[flax,keras,torchax,grain,cli]' $(TOOLS)
+	@"$(VENV)-latest/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
+
 lint: $(STAMP)
 	@"$(PYTHON)" -m ruff check --quiet .
 	@"$(PYTHON)" -m ruff format --quiet --check . || { echo "run: make format"; exit 1; }
@@ -63,5 +112,5 @@ charts:  ## build the chart library of reports anew (needs node and npm)
 	@cd ckpt_core/report/vendor && npm install --no-package-lock && npm run build && rm -rf node_modules
 
 clean:  ## remove everything that can be made again
-	@rm -rf "$(VENV)" build dist "$(DEMO_DIR)" .pytest_cache .ruff_cache .hypothesis benchmarks/out
+	@rm -rf "$(VENV)" "$(VENV)"-* build dist "$(DEMO_DIR)" .pytest_cache .ruff_cache .hypothesis benchmarks/out
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
