@@ -4,8 +4,6 @@
 VENV ?= .venv
 BASE_PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS ?= all,test
-# Other indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 DEMO_DIR ?= demo
 PYTEST_ARGS ?=
 # Tests run in so many processes; 0 for one, where a debugger is wanted.

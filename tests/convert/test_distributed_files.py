@@ -25,9 +25,11 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 
 def save(state: dict[str, Any], path: Path) -> None:
+    # Copies ahead ask torch for its accelerator, which torchax has replaced if an earlier test of this process enabled it.
+    writer = dcp.FileSystemWriter(path, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.save(state, checkpoint_id=path, no_dist=True)
+        dcp.save(state, storage_writer=writer, no_dist=True)
 
 
 def test_a_model_its_optimizer_and_numbers(tmp_path: Path) -> None:
@@ -84,9 +86,14 @@ def test_tensors_in_parts_of_four_processes(tmp_path: Path) -> None:
         subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
         for rank in range(4)
     ]
-    for process in started:
-        _, errors = process.communicate(timeout=180)
-        assert process.returncode == 0, errors
+    try:
+        for process in started:
+            _, errors = process.communicate(timeout=180)
+            assert process.returncode == 0, errors
+    finally:
+        for process in started:  # the others wait for one that failed
+            process.kill()
+            process.wait()
     assert len(list((tmp_path / "a").glob("*.distcp"))) > 1
     import_weights(tmp_path / "a", tmp_path / "c")
     found = ckpt.load(tmp_path / "c")
