@@ -5,6 +5,9 @@ from ckpt_core._doctor.findings import of_directory as of_directory
 from ckpt_core._doctor.findings import of_disk as of_disk
 from ckpt_core._doctor.findings import of_store as of_store
 from ckpt_core._doctor.findings import of_versions as of_versions
+from ckpt_core._doctor.interval import Interval as Interval
+from ckpt_core._doctor.interval import Tier as Tier
+from ckpt_core._doctor.interval import best_intervals as best_intervals
 from ckpt_core._doctor.store import Store as Store
 from ckpt_core._doctor.store import probe_store as probe_store
 from ckpt_core._doctor.versions import floors as floors

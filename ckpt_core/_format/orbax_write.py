@@ -29,6 +29,9 @@ STRINGS_FILE = "_strings.json"
 ARRAY_METADATA = "array_metadatas/process_0"
 COMMIT_FILE = "commit_success.txt"
 
+# A key of OCDBT has at most 65,535 bytes; what follows the name in it ("/zarr.json", "/c/0/0...") needs some.
+_MOST_NAME_BYTES = 64_000
+
 _V0 = "orbax.checkpoint._src.handlers."
 HANDLERS = {
     "tree": _V0 + "standard_checkpoint_handler.StandardCheckpointHandler",
@@ -49,7 +52,8 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
         stored: their paths in Orbax's trees (``stored_paths``), which determine the names.
 
     Raises:
-        UnsupportedLeaf: two leaves get the same name; the message has both paths.
+        UnsupportedLeaf: two leaves get the same name, and the message has both paths; or a name is no valid Unicode, or
+            longer than keys of the array database.
     """
     names: list[str] = []
     seen: dict[str, Path] = {}
@@ -58,6 +62,12 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
         if not _is_text(name):
             raise UnsupportedLeaf(
                 f"leaf {format_path(path)!r}: its name is not valid Unicode: rename it",
+                leaf=format_path(path),
+            )
+        if len(name) > _MOST_NAME_BYTES // 4 and len(name.encode()) > _MOST_NAME_BYTES:
+            raise UnsupportedLeaf(
+                f"leaf {format_path(path)[:100]!r}...: its name has {len(name.encode())} bytes, and the array database "
+                f"holds names of up to {_MOST_NAME_BYTES}: shorten its keys",
                 leaf=format_path(path),
             )
         other = seen.setdefault(name, path)

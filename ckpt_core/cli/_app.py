@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from ckpt_core._errors import CheckpointError
+from ckpt_core.cli._arguments import Json
+from ckpt_core.cli._bench_app import app as bench_app
 
 app = typer.Typer(
     name="ckpt",
@@ -18,13 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench_app = typer.Typer(help="Benchmarks of ckpt and its peers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Machine-readable output; NaN and infinities are strings in it."),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -286,76 +282,50 @@ def doctor(
     raise typer.Exit(_doctor.doctor(directory, devices=devices, mib=mib, as_json=as_json))
 
 
-@bench_app.command("run")
-def bench_run(
-    suite: Annotated[Path, typer.Argument(help="A suite file (YAML).", dir_okay=False)],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", "--output-directory", help="Where results go.")
+@app.command()
+def plan(
+    state_bytes: Annotated[
+        str, typer.Option("--state-bytes", help="Of each host: a number, or as 16GB, 1.5GiB.")
     ],
-    local_directory: Annotated[
-        Path | None, typer.Option(help="Local scratch space for benchmarks that use it.")
+    step_secs: Annotated[float, typer.Option("--step-secs", help="Of one training step.")],
+    mtbf_hours: Annotated[
+        float, typer.Option("--mtbf", help="Mean hours between failures of the whole job.")
+    ],
+    directory: Annotated[
+        str, typer.Argument(help="Where checkpoints will be: a directory or URL.")
+    ] = ".",
+    local: Annotated[
+        str | None, typer.Option("--local", help="The fast directory before it, if there is one.")
     ] = None,
-    remove_repeated_dir: Annotated[
-        bool, typer.Option("--remove-repeated-dir", help="Delete what each run wrote.")
-    ] = False,
-    enable_hlo_dump: Annotated[
-        bool, typer.Option("--enable-hlo-dump", help="XLA's HLO into OUTPUT/hlo_dump.")
-    ] = False,
-    baseline_capture: Annotated[
-        Path | None,
-        typer.Option(
-            "--baseline-capture", "--baseline-capture-path", help="Write <git sha>.json here."
-        ),
+    lost_hosts: Annotated[
+        float, typer.Option(help="Share of failures that take the fast directory with them.")
+    ] = 0.5,
+    start_secs: Annotated[float, typer.Option(help="From a failure to the restore.")] = 120.0,
+    slowdown: Annotated[
+        float, typer.Option(help="Share by which steps are slower during a save.")
+    ] = 0.03,
+    host_rate: Annotated[
+        str | None, typer.Option(help="Bytes per second from the devices; else a copy is timed.")
     ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", "--baseline-path", help="Compare with this file; 3 if worse."),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0, help="How much worse is worse: 0.1 is ten percent.")
-    ] = 0.1,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the suite's num_repeats.")
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(help="Cases whose label or group matches, such as '*orbax*'.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, help="So many local processes of jax.distributed, on CPUs.")
-    ] = 1,
+    mib: Annotated[int, typer.Option("--mib", min=1, help="Write and read so much.")] = 64,
     as_json: Json = False,
 ) -> None:
-    """Run a suite: print a table; write JSON lines, TensorBoard files and a web page to OUTPUT."""
-    from ckpt_core.cli import _bench
+    """How often to save: measures this machine, and prints the interval that loses least time."""
+    from ckpt_core.cli import _plan
 
-    request = _bench.Request(
-        suite=suite,
-        output=output,
-        local_directory=local_directory,
-        remove_repeated_dir=remove_repeated_dir,
-        enable_hlo_dump=enable_hlo_dump,
-        baseline_capture=baseline_capture,
-        baseline=baseline,
-        threshold=threshold,
-        repeats=repeats,
-        only=only,
-        as_json=as_json,
+    question = _plan.Question(
+        directory=directory,
+        local=local,
+        state_bytes=_plan.bytes_of(state_bytes),
+        step_secs=step_secs,
+        failure_secs=mtbf_hours * 3600,
+        lost_hosts=lost_hosts,
+        start_secs=start_secs,
+        slowdown=slowdown,
+        host_bytes_per_sec=None if host_rate is None else _plan.bytes_of(host_rate),
+        probe_bytes=mib * 2**20,
     )
-    if processes > 1:
-        from ckpt_core.cli import _spawn
-
-        raise typer.Exit(_spawn.run_processes(processes))
-    raise typer.Exit(_bench.run(request))
-
-
-@bench_app.command("markdown")
-def bench_markdown(
-    results: Annotated[Path, typer.Argument(help="results.jsonl of a run, or its directory.")],
-) -> None:
-    """Print the tables of a run as Markdown, with ratios to the first case."""
-    from ckpt_core.bench._markdown import markdown
-
-    typer.echo(markdown(results / "results.jsonl" if results.is_dir() else results), nl=False)
+    raise typer.Exit(_plan.plan(question, as_json=as_json))
 
 
 def run() -> int:

@@ -257,3 +257,12 @@ def test_colliding_names_are_refused(tmp_path, tree, one, other):
 def test_same_names_in_two_items_do_not_collide(tmp_path):
     ckpt.save(tmp_path / "c", one={"a.b": X}, two={"a": {"b": Y}})
     assert_same(ckpt.load(tmp_path / "c"), {"one": {"a.b": X}, "two": {"a": {"b": Y}}})
+
+
+def test_names_as_long_as_the_array_database_holds(tmp_path):
+    longest = {"k" * 64_000: np.arange(3), "b": np.ones((1,) * 20)}
+    ckpt.save(tmp_path / "long", longest)
+    assert list(ckpt.load(tmp_path / "long")) == list(longest)
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"has 64002 bytes, and .* up to 64000"):
+        ckpt.save(tmp_path / "longer", {"\u00e9" * 32_001: np.arange(3)})
+    assert not (tmp_path / "longer").exists()

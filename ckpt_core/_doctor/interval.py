@@ -1,0 +1,119 @@
+"""How often to save: the interval that loses least time, from what saves cost and how often machines fail.
+
+The first-order optimum is Young's (1974): sqrt(2 * cost * time between failures). The costs here are those of asynchronous
+saves: training stands still for `blocking_secs`, then runs slower by a share while the save is written; and a failure
+during that write falls back to the step before it, so that half of an interval *and* one write are redone on average.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What one place for checkpoints costs.
+
+    Attributes:
+        name: for people.
+        blocking_secs: for which a save stops training.
+        write_secs: from then until the step is committed.
+        slowdown: share by which training is slower while a save is written, 0 to 1.
+        restore_secs: to read the state back.
+        share: of all failures, those from which this place is the one that restores: 1 for a single tier.
+    """
+
+    name: str
+    blocking_secs: float
+    write_secs: float
+    slowdown: float
+    restore_secs: float
+    share: float = 1.0
+
+    @property
+    def cost_secs(self) -> float:
+        """Training time that one save takes away."""
+        return self.blocking_secs + self.slowdown * self.write_secs
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often to save into one tier, and what share of all time that loses.
+
+    Attributes:
+        name: of the tier.
+        steps: between two saves.
+        secs: the same as time.
+        saving: share of time that saves take.
+        redone: share of time in which steps are computed again after failures.
+        restoring: share of time for starting and reading back.
+    """
+
+    name: str
+    steps: int
+    secs: float
+    saving: float
+    redone: float
+    restoring: float
+
+    @property
+    def lost(self) -> float:
+        """Share of time that is lost through this tier."""
+        return self.saving + self.redone + self.restoring
+
+
+def best_intervals(
+    fast: Tier, slow: Tier | None, *, step_secs: float, failure_secs: float, start_secs: float
+) -> list[Interval]:
+    """The numbers of steps between saves that lose least time, of one tier or of two.
+
+    Args:
+        fast: the tier that takes every save.
+        slow: the one that takes every n-th of them.
+        step_secs: of one training step.
+        failure_secs: mean time between failures of the whole job.
+        start_secs: from a failure until the job runs again and begins to restore.
+    """
+    tiers = [fast] if slow is None else [fast, slow]
+    # n in steps of 5 %: between two of them the loss changes by less than a thousandth
+    every = sorted({round(1.05**power) for power in range(190)}) if slow else [1]
+    found = (
+        [
+            interval(tier, steps * count, step_secs, failure_secs, start_secs)
+            for tier, count in zip(tiers, (1, n), strict=False)
+        ]
+        for n in every
+        for steps in _candidates(tiers, n, step_secs, failure_secs)
+    )
+    return min(found, key=lambda intervals: sum(one.lost for one in intervals))
+
+
+def _candidates(tiers: list[Tier], n: int, step_secs: float, failure_secs: float) -> set[int]:
+    """Whole numbers of steps beside Young's optimum, if the last tier takes every n-th save."""
+    counts = [1, n][: len(tiers)]
+    cost_secs = sum(tier.cost_secs / count for tier, count in zip(tiers, counts, strict=True))
+    redone = sum(tier.share * count for tier, count in zip(tiers, counts, strict=True))
+    near = math.sqrt(2 * cost_secs * failure_secs / redone) / step_secs
+    # one save is written at a time: with a shorter interval training would wait for the last one
+    least = max(
+        math.ceil((tier.blocking_secs + tier.write_secs) / step_secs / count)
+        for tier, count in zip(tiers, counts, strict=True)
+    )
+    return {max(1, least, math.floor(near)), max(1, least, math.ceil(near))}
+
+
+def interval(
+    tier: Tier, steps: int, step_secs: float, failure_secs: float, start_secs: float
+) -> Interval:
+    """What saving every so many steps loses."""
+    secs = steps * step_secs
+    failures_per_sec = tier.share / failure_secs
+    return Interval(
+        name=tier.name,
+        steps=steps,
+        secs=secs,
+        saving=tier.cost_secs / secs,
+        redone=failures_per_sec * (secs / 2 + tier.write_secs),
+        restoring=failures_per_sec * (start_secs + tier.restore_secs),
+    )

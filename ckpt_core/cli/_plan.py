@@ -1,0 +1,175 @@
+"""``ckpt plan``."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from ckpt_core._directory import resolve
+from ckpt_core._directory.probe import copy_bytes_per_sec, probe_directory
+from ckpt_core._doctor import Interval, Tier, best_intervals, probe_store
+from ckpt_core._storage import Location
+from ckpt_core.cli._text import console, counted, print_json, size
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user said; checked.
+
+    Attributes:
+        directory, local: where checkpoints are to be, and the fast directory before it.
+        state_bytes: that each host saves.
+        step_secs: of a training step.
+        failure_secs: mean time between failures of the whole job.
+        lost_hosts: share of failures that take the fast directory with them.
+        start_secs: from a failure until the restore begins.
+        slowdown: share by which training is slower while a save is written.
+        host_bytes_per_sec: from the devices to the host; None to measure a copy in memory.
+        probe_bytes: how much is written and read.
+    """
+
+    directory: str
+    local: str | None
+    state_bytes: int
+    step_secs: float
+    failure_secs: float
+    lost_hosts: float
+    start_secs: float
+    slowdown: float
+    host_bytes_per_sec: float | None
+    probe_bytes: int
+
+    def __post_init__(self) -> None:
+        for option, value, least, most in (
+            ("--state-bytes", self.state_bytes, 1, math.inf),
+            ("--step-secs", self.step_secs, 1e-6, 1e6),
+            ("--mtbf", self.failure_secs / 3600, 1e-3, 1e6),
+            ("--lost-hosts", self.lost_hosts, 0.001, 0.999),
+            ("--start-secs", self.start_secs, 0, 1e6),
+            ("--slowdown", self.slowdown, 0, 1),
+            ("--host-rate", self.host_bytes_per_sec or 1e9, 1, math.inf),
+        ):
+            if not least <= value <= most:
+                raise typer.BadParameter(f"{option} is {value:g}, not in {least:g} to {most:g}")
+
+
+def bytes_of(text: str) -> int:
+    """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    if found is None or not math.isfinite(number) or (found[3] and not found[2]):
+        raise typer.BadParameter(f"{text!r} is no number of bytes, such as 16GB or 1.5GiB")
+    power = "kmgtp".index(found[2]) + 1 if found[2] else 0
+    return round(number * (1024 if found[3] else 1000) ** power)
+
+
+def plan(question: Question, *, as_json: bool) -> int:
+    """Measures, and prints how often to save."""
+    copies = question.host_bytes_per_sec or copy_bytes_per_sec(question.probe_bytes)
+    blocking_secs = question.state_bytes / copies
+    places = (
+        [question.directory] if question.local is None else [question.local, question.directory]
+    )
+    rates = [_rates(place, question.probe_bytes) for place in places]
+    shares = [1.0] if len(places) == 1 else [1 - question.lost_hosts, question.lost_hosts]
+    tiers = [
+        Tier(
+            name=place,
+            # what the fast directory has is uploaded from there, without stopping training again
+            blocking_secs=blocking_secs if place is places[0] else 0.0,
+            write_secs=question.state_bytes / write,
+            slowdown=question.slowdown,
+            restore_secs=question.state_bytes / read,
+            share=share,
+        )
+        for place, (write, read), share in zip(places, rates, shares, strict=True)
+    ]
+    found = best_intervals(
+        tiers[0],
+        tiers[1] if len(tiers) > 1 else None,
+        step_secs=question.step_secs,
+        failure_secs=question.failure_secs,
+        start_secs=question.start_secs,
+    )
+    if as_json:
+        print_json(_facts(question, copies, rates, found))
+    else:
+        _print(question, copies, rates, found)
+    return 0
+
+
+def _rates(place: str, probe_bytes: int) -> tuple[float, float]:
+    path, local = resolve(place)
+    if path.startswith("/"):
+        disk = probe_directory(path, probe_bytes)
+        return disk.write_bytes_per_sec, disk.read_bytes_per_sec
+    store = probe_store(Location(path, local), probe_bytes)
+    return store.write_bytes_per_sec, store.read_bytes_per_sec
+
+
+def _facts(
+    question: Question, copies: float, rates: list[tuple[float, float]], found: list[Interval]
+) -> dict[str, Any]:
+    tiers = [
+        {**asdict(one), "lost": one.lost, "write_bytes_per_sec": write, "read_bytes_per_sec": read}
+        for one, (write, read) in zip(found, rates, strict=True)
+    ]
+    return {
+        **asdict(question),
+        "host_bytes_per_sec": copies,
+        "tiers": tiers,
+        "useful": max(0.0, 1 - sum(one.lost for one in found)),
+    }
+
+
+def _print(
+    question: Question, copies: float, rates: list[tuple[float, float]], found: list[Interval]
+) -> None:
+    out = console()
+    said = "as told" if question.host_bytes_per_sec else "a copy in memory, measured"
+    out.print(
+        f"{size(question.state_bytes)} of state, {question.step_secs:g} s a step, a failure every "
+        f"{_time(question.failure_secs)}; to the host at {size(copies)}/s ({said})",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table(
+        "directory", "write", "read", "save every", "saving", "redone", "restoring", box=None
+    )
+    for one, (write, read) in zip(found, rates, strict=True):
+        every = f"{counted(one.steps, 'step', 'steps')} ({_time(one.secs)})"
+        lost = (f"{share:.2%}" for share in (one.saving, one.redone, one.restoring))
+        table.add_row(one.name, f"{size(write)}/s", f"{size(read)}/s", every, *lost)
+    out.print(table)
+    useful = max(0.0, 1 - sum(one.lost for one in found))
+    out.print(f"useful time: {useful:.2%}", markup=False)
+    for line in _code(question, found):
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _code(question: Question, found: list[Interval]) -> list[str]:
+    if question.local is None:
+        return [f"Checkpointer({question.directory!r}, save_interval_steps={found[0].steps})"]
+    policy = f"ckpt.when.every_steps({found[1].steps})"
+    return [
+        f"Checkpointer({question.directory!r}, local_directory={question.local!r}, "
+        f"save_interval_steps={found[0].steps}, options=ckpt.Options(persist_policy={policy}))"
+    ]
+
+
+def _time(secs: float) -> str:
+    """``1.5 s``, ``12 min``, ``3.2 h``, ``5 d``: two digits that matter."""
+    for unit, long_secs in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if secs >= 2 * long_secs:
+            return f"{secs / long_secs:.3g} {unit}"
+    return (
+        f"{secs:.{max(0, 1 - math.floor(math.log10(secs)))}f} s" if secs < 10 else f"{secs:.0f} s"
+    )
