@@ -127,9 +127,11 @@ print(json.dumps([imported - began, loaded - imported, 0.0]))
 
 def child(code: str, *arguments: object) -> str:
     """What a new process prints."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their byte code
     result = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        env=environment,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
