@@ -13,6 +13,18 @@ from tests.support.paths import BENCHMARKS
 
 SMALL = {
     "foreign_weights.py": ["--mib", "4", "--tensor-mib", "1", "--repeats", "1"],
+    "every_step.py": [
+        "--mib",
+        "4",
+        "--steps",
+        "4",
+        "--every",
+        "2",
+        "--repeats",
+        "1",
+        "--batch",
+        "8",
+    ],
     "compression.py": ["--mib", "1", "--rounds", "1"],
     "frozen_leaves.py": ["--leaves", "8", "--leaf-mib", "1", "--rounds", "1"],
     "gpu_snapshot.py": [
