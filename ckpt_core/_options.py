@@ -59,6 +59,12 @@ class Options:
             ``"pinned_host"``: to free memory of the device, or to page-locked memory of the host,
             without blocking: the copy is enqueued before the next step, so an out-of-memory error
             appears in that step.
+        background_priority: ``"low"``: on Linux, the threads of background saves and uploads take a core only while
+            nothing else wants it, until somebody waits for the save. Slows training less where its
+            threads, or those of a data pipeline, take all cores; the save then takes longer, and as long as they do
+            not pause perhaps very long. TensorStore's threads, which all saves share, are lowered too; a
+            process that may not raise priorities (CAP_SYS_NICE) cannot undo that while they live.
+            ``"normal"``: the priority of the caller.
         broadcast: if several processes hold the same region of an array, one of them reads and
             verifies it and sends it to the others over the interconnect of the devices; all
             processes must load the same. Reduces reads from shared storage; if each host has the
@@ -98,6 +104,7 @@ class Options:
     stop_signals: tuple[str, ...] = ("SIGTERM",)
     grace_secs: float | None = None
     snapshot: Literal["host", "device", "pinned_host"] = "host"
+    background_priority: Literal["low", "normal"] = "normal"
     broadcast: bool = False
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
@@ -130,6 +137,10 @@ class Options:
         if self.snapshot not in ("host", "device", "pinned_host"):
             raise ValueError(
                 f"Options.snapshot must be 'host', 'device' or 'pinned_host', got {self.snapshot!r}"
+            )
+        if self.background_priority not in ("low", "normal"):
+            raise ValueError(
+                f"Options.background_priority must be 'low' or 'normal', got {self.background_priority!r}"
             )
         _check_names(self)
         if self.storage_options is not None:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ckpt_core._background.priority import LOWEST_NICE, give_way, nice_of_this_thread, set_nice
 from ckpt_core._background.threads import Flag
 from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._fork import HOME_PID, forked
@@ -32,9 +33,10 @@ class Pending:
         path: for messages.
         work: called once, in the thread.
         name: name of the thread; begins with ``ckpt-``.
+        low: give the thread the lowest priority, until somebody waits for it.
     """
 
-    def __init__(self, path: str, work: Callable[[], Any], name: str) -> None:
+    def __init__(self, path: str, work: Callable[[], Any], name: str, *, low: bool = False) -> None:
         self.path = path
         self._work: Callable[[], Any] | None = work
         self._value: Any = None
@@ -43,6 +45,9 @@ class Pending:
         self._claim = threading.Lock()  # taken once: by the work's thread or by abandon
         self._abandoned = self._launched = False
         self._ident: int | None = None
+        self._low = low
+        self._awaited = False
+        self._lowered: int | None = None  # native id of a thread with the lowest priority
         self._caller_left, self._ended = Flag(), Flag()
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
 
@@ -91,7 +96,19 @@ class Pending:
     def _run(self) -> None:
         # Let the caller continue first: otherwise it may wait a whole GIL switch interval.
         self._caller_left.wait(_HEAD_START_SECS)
+        if not self._low:
+            self._run_here()
+            return
+        nice = nice_of_this_thread()
+        if not self._awaited:
+            self._lowered = threading.get_native_id()
+            give_way()
+            if self._awaited:  # since just now
+                set_nice(self._lowered, nice)
         self._run_here()
+        others = [one for one in list(_unfinished) if one._low and not one.done()]
+        if self._lowered is not None and not others:
+            set_nice(None, nice)
 
     def _do(self) -> None:
         self._ident = threading.get_ident()
@@ -127,7 +144,17 @@ class Pending:
                 f"{self.path}: {self._thread.name} would wait for itself: a listener or policy that is "
                 "called in the background must not wait for the save that calls it"
             )
+        if self._low and not self.done():
+            self._lend_priority()
         return self._ended.wait(timeout_secs)
+
+    def _lend_priority(self) -> None:
+        """Raises the priority of the work to that of this thread, which waits for it, if permitted."""
+        nice = nice_of_this_thread()
+        if nice < LOWEST_NICE:  # the save of another tier may wait, too
+            self._awaited = True
+            if self._lowered is not None:
+                set_nice(self._lowered, nice)
 
     def is_this_thread(self) -> bool:
         """Whether the current thread is the one that runs the work."""

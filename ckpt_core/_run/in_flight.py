@@ -93,6 +93,8 @@ class InFlight:
         step: int,
         work: Callable[[], Any],
         after: InFlight | None = None,
+        *,
+        low: bool = False,
     ) -> None:
         """Starts a save in a thread of its own.
 
@@ -100,6 +102,7 @@ class InFlight:
             step: number of the step, for messages.
             work: writes and commits the step.
             after: run ``work`` only after the save running there has ended, successfully or not.
+            low: at the lowest priority, until somebody waits.
         """
         first = None if after is None or after._now is None else after._now[0]
 
@@ -108,7 +111,8 @@ class InFlight:
                 first.wait()
             work()
 
-        pending = PendingSave(f"{self._directory}: step {step}", work_then, "ckpt-save")
+        path = f"{self._directory}: step {step}"
+        pending = PendingSave(path, work_then, "ckpt-save", low=low)
         try:
             self._now = pending, step
             pending.start()

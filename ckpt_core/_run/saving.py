@@ -41,6 +41,7 @@ class Saving:
         self._processes = run.processes
         self._options = run.options
         self._asynchronous = asynchronous
+        self._low = asynchronous and run.options.background_priority == "low"
         self._mine = run.mine
         self._damaged = run.damaged
         self._local: LocalTier | None = None
@@ -84,9 +85,9 @@ class Saving:
             first = None
             if self._local is not None and local is not None:
                 first = self._local.in_flight
-                first.start(what.step, local)
+                first.start(what.step, local, low=self._low)
             if persistent is not None and (self._asynchronous or first is not None):
-                self.in_flight.start(what.step, persistent.run, after=first)
+                self.in_flight.start(what.step, persistent.run, after=first, low=self._low)
             elif persistent is not None:
                 persistent.run()
         except BaseException:

@@ -123,7 +123,8 @@ def save_async(
     job = save_job(path, fields, checked_options(options), overwrite=overwrite, copy=np.copy)
     prepared = prepare_save(job, chosen)
     try:
-        pending = PendingSave(job.target, prepared.run, "ckpt-save")
+        low = job.options.background_priority == "low"
+        pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
         pending.start()
         return pending
     except BaseException:

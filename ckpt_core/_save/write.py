@@ -242,7 +242,10 @@ class Write:
             if job.options.on_event is None and not activity.asked:
                 return
             # TensorStore reports no progress, so take it from the sizes of the files
-            sizes = own_data(attempt, self._items, process)
+            try:
+                sizes = own_data(attempt, self._items, process)
+            except FileNotFoundError:  # TensorStore has just given a file its final name
+                return
             activity.done_bytes = min(total_bytes, sum(sizes.values()) - linked_bytes)
             progress.reached(activity.done_bytes)
 

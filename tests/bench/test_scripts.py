@@ -14,6 +14,18 @@ from tests.support.paths import BENCHMARKS
 SMALL = {
     "foreign_weights.py": ["--mib", "4", "--tensor-mib", "1", "--repeats", "1"],
     "compare_codecs.py": ["--steps", "2", "--width", "16", "--rounds", "1"],
+    "every_step.py": [
+        "--mib",
+        "4",
+        "--steps",
+        "4",
+        "--every",
+        "2",
+        "--repeats",
+        "1",
+        "--batch",
+        "8",
+    ],
     "frozen_leaves.py": ["--leaves", "8", "--leaf-mib", "1", "--rounds", "1"],
     "gpu_snapshot.py": [
         "--mib",
@@ -38,6 +50,8 @@ SMALL = {
         "--arrays",
         "2",
     ],
+    "goodput.py": ["--hosts", "8,4096", "--days", "2", "--runs", "1"],
+    "memory.py": ["--gib", "0.01", "--leaf-mib", "1", "--only", "save,load"],
     "restart.py": ["--gib", "0.01", "--leaf-mib", "1", "--repeats", "1"],
     "startup_overlap.py": ["--mib", "8", "--layers", "2", "--repeats", "1"],
     "step_disturbance.py": ["--mib", "16", "--rounds", "1", "--width", "64"],

@@ -17,6 +17,8 @@ import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._save import write as write_module
+from ckpt_core._storage import ArrayWriter
 from tests.support.children import environment
 
 QUICK = ckpt.Options(durable=False)
@@ -362,6 +364,8 @@ import os, sys, threading, time
 import numpy as np
 import ckpt_core as ckpt
 from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._save import write as write_module
+from ckpt_core._storage import ArrayWriter
 
 commit = LocalAttempt.commit
 def late(*arguments):
@@ -504,3 +508,26 @@ left_open.save(0, {"n": 1})
         timeout=LONG_SECS,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_that_is_renamed_while_progress_is_read_does_no_harm(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    finish = ArrayWriter.finish
+
+    def renamed(*_: object) -> dict[str, int]:
+        looked.append("looked")
+        raise FileNotFoundError(f"{path}/d/0.__lock")
+
+    def watching(writer: ArrayWriter, watch: Callable[[], None] | None = None) -> None:
+        assert watch is not None
+        watch()
+        finish(writer)
+
+    monkeypatch.setattr(write_module, "own_data", renamed)
+    monkeypatch.setattr(ArrayWriter, "finish", watching)
+    options = ckpt.Options(durable=False, on_event=lambda _: None)
+    ckpt.save(path, {"w": np.arange(3)}, options=options)
+    assert looked == ["looked"]
+    assert (ckpt.load(path)["w"] == np.arange(3)).all()

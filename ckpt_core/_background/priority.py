@@ -1,0 +1,51 @@
+"""The CPU priority of the threads that save in the background, on Linux, where each thread has its own.
+
+Nobody may raise a priority again without CAP_SYS_NICE or a limit (RLIMIT_NICE) that admits it. A save has a thread of
+its own, so its priority ends with it. The threads of TensorStore outlive it: they are lowered at the start of each
+save, those that they start later inherit it, and where it is not permitted to raise them they keep it until
+TensorStore ends them for having nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+
+LOWEST_NICE = 19
+_POOL_NAME = "ts_pool_worker"
+"""Name of TensorStore's threads, which read, compress, write and fsync."""
+_LINUX = sys.platform == "linux"
+
+
+def nice_of_this_thread() -> int:
+    """The nice value of the calling thread; where threads have none, the lowest, so that none is changed."""
+    return os.getpriority(os.PRIO_PROCESS, 0) if _LINUX else LOWEST_NICE
+
+
+def give_way() -> None:
+    """Gives this thread and TensorStore's the lowest priority."""
+    set_nice(threading.get_native_id(), LOWEST_NICE)
+
+
+def set_nice(thread: int | None, nice: int) -> None:
+    """Sets the nice value of a thread and of TensorStore's threads, as far as permitted.
+
+    Args:
+        thread: its native id; None: only TensorStore's.
+        nice: the value; 19 is the lowest priority.
+    """
+    if not _LINUX:
+        return
+    with contextlib.suppress(OSError):  # no /proc
+        for name in os.listdir("/proc/self/task"):
+            if int(name) == thread or _is_of_pool(name):
+                with contextlib.suppress(OSError):  # it has ended, or may not be raised
+                    os.setpriority(os.PRIO_PROCESS, int(name), nice)
+
+
+def _is_of_pool(name: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm", "rb") as file:
+        return file.read().strip() == _POOL_NAME.encode()
+    return False
