@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ckpt_core._options import MIB
 
@@ -47,7 +47,14 @@ class Connection:
         self._headers = {"Authorization": authorization(secret)}
         self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=IDLE_SECS)
 
-    def pieces(self, step: int, token: str, writer: int, position: int) -> Iterator[bytes]:
+    def say_done(self, step: int, token: str, writer: int) -> None:
+        """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
+        for _ in self.pieces(step, token, writer, "done"):
+            pass
+
+    def pieces(
+        self, step: int, token: str, writer: int, position: int | Literal["done"]
+    ) -> Iterator[bytes]:
         """The content of one file, block by block.
 
         Raises:

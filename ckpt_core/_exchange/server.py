@@ -1,6 +1,7 @@
 """Gives the files of this process's local steps to the other processes of the job.
 
-A request names a part of a step and the number of a file in it: ``/<step>/<token>/<writer>/<n>``.
+A request names a part of a step and the number of a file in it: ``/<step>/<token>/<writer>/<n>``;
+with ``done`` instead, the process that makes copies of the part says that it has ended.
 Path and file names come from the shelf alone, so no request can reach another file.
 """
 
@@ -24,7 +25,7 @@ from ckpt_core._exchange.client import IDLE_SECS, authorization
 
 _MOST_CONNECTIONS = 32
 """Further connections are refused; their processes try another source, or later."""
-_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8})")
+_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
 _POLL_SECS = 0.5
 _REMEMBERED = 16
 
@@ -88,9 +89,9 @@ class Server:
         """When, by the monotonic clock, a byte was last asked for or sent."""
         return self._listener.last_used
 
-    def delivered(self, key: Key) -> bool:
-        """Whether the last file of a part was sent, to any process; of a few recent parts."""
-        return key in self._listener.delivered
+    def was_done(self, key: Key) -> bool:
+        """Whether a process said that it needs a part no longer; of a few recent parts."""
+        return key in self._listener.done
 
     def close(self) -> None:
         """Ends all transfers and closes the port; may be called again."""
@@ -108,7 +109,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.authorized = authorized.encode()
         self.shelf = shelf
         self.last_used = time.monotonic()
-        self.delivered: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
+        self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._open: set[Any] = set()
         self._lock = threading.Lock()
         self._ended = False
@@ -170,7 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
         if asked is None:
             self._refuse(HTTPStatus.NOT_FOUND)
             return
-        key, position = Key(int(asked[1]), asked[2], int(asked[3])), int(asked[4])
+        key = Key(int(asked[1]), asked[2], int(asked[3]))
+        if asked[4] == "done":
+            listener.done.append(key)
+            self._answer(HTTPStatus.OK, 0)
+            return
+        position = int(asked[4])
         if key != self._key:
             self._key, self._offered = key, listener.shelf(key)
         if self._offered is None or position >= len(self._offered.names):
@@ -183,30 +189,29 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
             return
         with open(descriptor, "rb", buffering=0) as file:
-            whole = self._send(file, listener)
-        if whole and position + 1 == len(self._offered.names):
-            listener.delivered.append(key)
+            self._send(file, listener)
 
-    def _send(self, file: Any, listener: _Listener) -> bool:
+    def _send(self, file: Any, listener: _Listener) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(size_bytes))
-        self.end_headers()
+        self._answer(HTTPStatus.OK, size_bytes)
         sent = 0
         while sent < size_bytes:
             count = self.connection.sendfile(file, sent, min(_SEND_BYTES, size_bytes - sent))
             if count == 0:  # the file became shorter: the receiver sees that bytes are missing
                 self.close_connection = True
-                return False
+                return
             sent += count
             listener.last_used = time.monotonic()
-        return True
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True
+        self._answer(status, 0)
+
+    def _answer(self, status: HTTPStatus, size_bytes: int) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.send_header("Connection", "close")
+        self.send_header("Content-Length", str(size_bytes))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

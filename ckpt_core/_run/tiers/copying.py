@@ -6,9 +6,10 @@ earlier step are still being made; see ``partners.judge_copies``.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
@@ -75,6 +76,11 @@ class Copier:
         """The step that is being copied, or was copied last; None if there is none."""
         return self._now[0] if self._state in ("busy", "done") else None
 
+    @property
+    def busy(self) -> bool:
+        """Whether copies are being made."""
+        return self._state == "busy"
+
     def copy(self, step: int, token: str) -> None:
         """Begins to copy a step that all processes have committed; the previous copies have ended."""
         self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
@@ -113,9 +119,7 @@ class Copier:
         if not peer.port:
             raise ConnectionError(f"process {key.writer} serves nothing")
         connection = Connection(peer, self._peers.secret, self._block_bytes)
-        target = self._target(key.writer, key.step, may_go_on)
-        began = time.monotonic()
-        moved_bytes = 0
+        began, moved_bytes = time.monotonic(), 0
 
         def pieces(position: int) -> Iterator[bytes]:
             nonlocal moved_bytes
@@ -129,10 +133,15 @@ class Copier:
                 yield piece
 
         try:
-            bring(key, pieces, target)
+            target = self._target(key.writer, key.step, may_go_on)
+            if self._offers.path(key) != target.path:  # else it was copied before the last restart
+                bring(key, pieces, target)
+                self._offers.put(key, target.path)
         finally:
+            with contextlib.suppress(ConnectionError):
+                connection.close()  # it may have stopped midway through a file
+                connection.say_done(*key)
             connection.close()
-        self._offers.put(key, target.path)
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 30 s without any byte."""
@@ -150,7 +159,23 @@ class Copier:
         server, deadline = self._peers.server, time.monotonic() + timeout_secs
         while self.step is not None and time.monotonic() < deadline:
             moved = max(self._moved, server.last_used if server is not None else 0.0)
-            fetched = server is None or server.delivered(Key(*self._now, self._index))
+            fetched = server is None or server.was_done(Key(*self._now, self._index))
             if (fetched and self._state != "busy") or time.monotonic() - moved > _STALLED_SECS:
                 return
             time.sleep(_LOOK_SECS)
+
+    def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
+        """Finishes; also copies the newest step if copies of an earlier one were still being made then.
+
+        Args:
+            steps: the complete steps with their tokens.
+            timeout_secs: limit for each step.
+        """
+        if not self.active:
+            return
+        self.finish(timeout_secs)
+        newest = max(steps, default=-1)
+        if self.step is not None and newest > self.step:
+            self.copy(newest, steps[newest])
+            self.finish(timeout_secs)
+        self.cancel()

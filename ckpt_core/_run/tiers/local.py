@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from ckpt_core import _load
 from ckpt_core._devices.staging import Copy
@@ -34,23 +34,9 @@ from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
 from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, Place, look_around
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
+from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
 from ckpt_core._verify import verify_part
-
-T = TypeVar("T")
-
-
-def _weakly(method: Callable[..., T]) -> Callable[..., T]:
-    """The method, without a reference to its object: a cycle would delay that object's collection."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> T:
-        bound = reference()
-        if bound is None:
-            raise CheckpointError("its Checkpointer is gone")
-        return bound(*arguments)
-
-    return call
 
 
 class LocalTier:
@@ -99,9 +85,9 @@ class LocalTier:
         if self._peers.server is not None:
             self._close_server = weakref.finalize(self, self._peers.server.close)
             self._close_server.atexit = False  # its threads are daemons
-        self._mender = Mender(processes.index, self._peers, self._offers, _weakly(self._own_target))
+        self._mender = Mender(processes.index, self._peers, self._offers, weakly(self._own_target))
         limit = options.partner_bytes_per_sec
-        copy_target = _weakly(self._copy_target)
+        copy_target = weakly(self._copy_target)
         self._copier = Copier(processes.index, self._peers, self._offers, copy_target, limit)
         self._protected: int | None = None
         self.look()
@@ -231,9 +217,13 @@ class LocalTier:
             step=what.step,
             copy=copy,
         )
-        save = LocalSave(
-            job, self._fence, self._keeping.discard_leftovers, lambda: self._copier.told
-        )
+
+        def committed(saved: Saved) -> None:
+            if saved.part is not None:  # before any process hears that all have committed
+                self._offers.put(Key(what.step, saved.token, saved.part.writer), path)
+            self._keeping.discard_leftovers()
+
+        save = LocalSave(job, self._fence, committed, lambda: self._copier.told)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
@@ -267,8 +257,6 @@ class LocalTier:
         """
         complete = {**self._complete, step: saved.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
-        if saved.part is not None:
-            self._offers.put(Key(step, saved.token, saved.part.writer), self._steps.path(step))
         if self._copier.active:
             if saved.protected is not None:
                 self._protected = saved.protected[0]
@@ -345,7 +333,9 @@ class LocalTier:
         token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
         while True:
             try:
-                return _load.restore_checkpoint(self.opening(step), targets, request, step)
+                restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
+                self._copy_again(step)
+                return restored
             except (BarrierTimeout, NotTogether):
                 raise  # the other processes would not take part in another agreement
             except Exception as error:
@@ -360,6 +350,12 @@ class LocalTier:
                 self._complete.pop(step, None)
                 logger.warning("step %d is not restored from local directories: %s", step, error)
                 return damage_of(self.directory, step, error, self._processes.count)
+
+    def _copy_again(self, step: int) -> None:
+        """After a restore: partners copy the newest step where they lost their copies of it."""
+        newest = step == max(self._complete, default=None)
+        if newest and self._copier.active and not self._copier.busy and self._claimed:
+            self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
         """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
@@ -392,8 +388,7 @@ class LocalTier:
 
     def close(self) -> None:
         """Releases the claim on the directory, when partners have their copies of the last step."""
-        self._copier.finish(self._options.timeout_secs)
-        self._copier.cancel()
+        self._copier.close(self._complete, self._options.timeout_secs)
         if self._peers.server is not None:
             self._peers.server.close()
         self._fence.close()

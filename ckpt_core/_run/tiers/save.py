@@ -74,7 +74,7 @@ class LocalSave:
     Args:
         job: the process-local checkpoint; an existing one at its target is replaced.
         fence: checks that this writer still owns the directory.
-        tidy: called after this process's commit, before the last agreement: every live process
+        committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
     """
@@ -83,12 +83,12 @@ class LocalSave:
         self,
         job: SaveJob,
         fence: Fence,
-        tidy: Callable[[], None],
+        committed: Callable[[Saved], None],
         copied: Callable[[], Any],
     ) -> None:
         self._job = job
         self._fence = fence
-        self._tidy = tidy
+        self._committed = committed
         self._copied = copied
         self._events = SaveEvents(job.target, job.step, job.options)
         self._tag = next_tag()
@@ -127,7 +127,7 @@ class LocalSave:
             write = Write(self._job, self._fields, self._items, saved.token, self._tag, activity)
             write.snapshot_secs = self._blocking_secs
             write.part = saved.part
-            self._on_all("committed", lambda: self._write(write, saved.token))
+            self._on_all("committed", lambda: self._write(write, saved))
         self._events.committed(write.written_bytes, self._blocking_secs)
         return saved
 
@@ -171,13 +171,13 @@ class LocalSave:
             combine_offers,
         )
 
-    def _write(self, write: Write, token: str) -> None:
+    def _write(self, write: Write, saved: Saved) -> None:
         """Writes and commits this process's part; agreement 2 is right before the commit."""
         job = self._job
         try:
             self._fence.take()
             attempt = job.backend.begin(
-                job.target, overwrite=True, durable=job.options.durable, token=token
+                job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
             with aborting(lambda: attempt):
                 write.write_own(attempt)
@@ -185,7 +185,7 @@ class LocalSave:
                 self._all_wrote = True
                 self._on_all("written", self._fence.check)
                 attempt.commit()
-            self._tidy()
+            self._committed(saved)
         except BaseException as error:
             if not self._all_wrote:
                 self._send_failure(error)
