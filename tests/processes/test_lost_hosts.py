@@ -286,6 +286,63 @@ def test_shards_of_four_processes(tmp_path: Path) -> None:
     check_sharded(tmp_path, 4)
 
 
+SLOW = (
+    COMMON
+    + """
+by = P("data")
+train(1, by)
+with start(by, partner_bytes_per_sec=40_000) as checkpointer:
+    resume(checkpointer, by)
+    settle(checkpointer)
+    for step in range(2, 6):
+        checkpointer.save(step, state(step, by))
+        checkpointer.wait_until_finished()
+    told["still copies"] = checkpointer._parts.local._copier.busy
+    told["kept"] = checkpointer.all_steps()
+# the end waited for the copies of the newest step
+on(0, destroy_persistent)
+on(1, lose)
+told["newest"] = restored(by)
+
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    settle(checkpointer)
+    if index == 1:
+        checkpointer._parts.local._peers.server.close()
+    meet("away")
+    for step in (6, 7):
+        checkpointer.save(step, state(step, by))
+        checkpointer.wait_until_finished()
+    told["without copies"] = checkpointer.all_steps()
+with start(by) as checkpointer:  # one that only looks writes nothing
+    pass
+on(1, lambda: shutil.rmtree(part(7)))
+options = ckpt.Options(timeout_secs=30, partners="host")
+reader = ckpt.Checkpointer(persistent, local_directory=own, options=options, read_only=True)
+told["reader"] = reader.all_steps()
+reader.close()
+told["itself"] = raised(lambda: start(by, partners=lambda index, count: 0))
+report(**told)
+"""
+)
+
+
+def test_partners_that_are_slow_or_away_delay_nothing(tmp_path: Path) -> None:
+    ended = launch(SLOW, tmp_path / "run", devices=1)
+    first, second = reports(ended)
+    assert first["without copies"] == second["without copies"]
+    for told in (first, second):
+        assert told["still copies"]
+        assert told["kept"] == [0, 1, 2, 5]  # the last with copies, the copied, and the newest
+        assert told["newest"] == [5, "local"]
+        assert told["without copies"] in ([0, 5, 7], [0, 5, 6, 7])  # process 1 could copy step 6
+        # the one of which the reader lacks its part is not read, nor is that part brought to it
+        assert told["reader"] == [0, 5]
+        assert told["itself"]["type"] == "CheckpointError"
+        assert "process 0 has no partner" in told["itself"]["text"]
+    assert "step 7: no copy of the part of process 1 was made here" in ended[0].text
+
+
 KILLED = (
     COMMON
     + """

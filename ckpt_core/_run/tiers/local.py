@@ -32,7 +32,7 @@ from ckpt_core._run.tiers.lineage import Run
 from ckpt_core._run.tiers.mending import Mender
 from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
-from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, Place, look_around
+from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
@@ -60,9 +60,8 @@ class LocalTier:
         options: Options,
         read_only: bool,
     ) -> None:
-        self.directory = (
-            f"{root}/{run.name or 'none'}/process_{processes.index}-of-{processes.count}"
-        )
+        index, count = processes.index, processes.count
+        self.directory = f"{root}/{run.name or 'none'}/process_{index}-of-{count}"
         self.in_flight = InFlight(self.directory)
         self._backend = PosixBackend()
         self._steps = Steps(self.directory, self._backend, names)
@@ -74,10 +73,8 @@ class LocalTier:
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
         self._lineage = run.lineage
-        self._lineage_is_written = (
-            True  # False: the lineage file must be written before the next save
-        )
-        self._keeping = Keeping(self.directory, self._backend, names, processes.count)
+        self._lineage_is_written = True  # False: the file must be written before the next save
+        self._keeping = Keeping(self.directory, self._backend, names, count)
         if not read_only:
             self._keeping.clean()
         self._offers = Offers(self._backend.read)
@@ -85,11 +82,14 @@ class LocalTier:
         if self._peers.server is not None:
             self._close_server = weakref.finalize(self, self._peers.server.close)
             self._close_server.atexit = False  # its threads are daemons
-        self._mender = Mender(processes.index, self._peers, self._offers, weakly(self._own_target))
+        self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
         limit = options.partner_bytes_per_sec
         copy_target = weakly(self._copy_target)
-        self._copier = Copier(processes.index, self._peers, self._offers, copy_target, limit)
+        self._copier = Copier(index, self._peers, self._offers, copy_target, limit)
+        # Equal on all processes, as what stays must be: a step of which all have copies, and the step
+        # that they copy or copied last.
         self._protected: int | None = None
+        self._copied: int | None = None
         self.look()
 
     @property
@@ -125,7 +125,9 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        places = self._mender.whole(self._look_around())
+        index, count, names = self._processes.index, self._processes.count, self._steps.names
+        around = look_around(self.directory, index, count, names, self._backend, self._lineage)
+        places = self._mender.whole(around)
         # Its own part first: of equal parts, the last one put is offered.
         self._offers.replace({place.key: place.path for place in reversed(places)})
         sight = Sight([place.seen for place in places], mends=not self._read_only)
@@ -147,11 +149,6 @@ class LocalTier:
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
         self._mender.note(found.steps)
-
-    def _look_around(self) -> list[Place]:
-        index, count = self._processes.index, self._processes.count
-        names = self._steps.names
-        return look_around(self.directory, index, count, names, self._backend, self._lineage)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
@@ -257,19 +254,25 @@ class LocalTier:
         """
         complete = {**self._complete, step: saved.token}
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
-        if self._copier.active:
-            if saved.protected is not None:
-                self._protected = saved.protected[0]
-            elif self._protected is None:
-                self._protected = max(set(complete) - {step}, default=None)
-            if saved.copies:
-                self._copier.copy(step, saved.token)
-            needed = {self._protected, self._copier.step}
-            kept |= {other for other in complete if other in needed}
+        if saved.part is not None:
+            kept |= self._needed(step, saved) & set(complete)
+            self._keeping.retain_copies(kept, self._copier.sources if self._copier.active else ())
+            self._offers.keep(lambda key: key.step in kept)
         self._complete = {step: complete[step] for step in kept}
         self._keeping.delete_where(self._steps, lambda other: other not in kept)
-        self._keeping.retain_copies(kept, self._copier.sources if self._copier.active else ())
-        self._offers.keep(lambda key: key.step in kept)
+
+    def _needed(self, step: int, saved: Saved) -> set[int]:
+        """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
+        if not self._copier.active:
+            return set()
+        if saved.protected is not None:
+            self._protected = saved.protected[0]
+        elif self._protected is None:
+            self._protected = max(set(self._complete) - {step}, default=None)
+        if saved.copies:
+            self._copied = step
+            self._copier.copy(step, saved.token)
+        return {one for one in (self._protected, self._copied) if one is not None}
 
     def delete_where(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes this process's part of the unwanted steps, complete or not; all must call it."""
@@ -353,8 +356,10 @@ class LocalTier:
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
-        newest = step == max(self._complete, default=None)
-        if newest and self._copier.active and not self._copier.busy and self._claimed:
+        if not self._copier.active or step != max(self._complete, default=None):
+            return
+        self._copied = step
+        if self._claimed and not self._copier.busy:
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
