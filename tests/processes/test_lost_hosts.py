@@ -128,6 +128,11 @@ on(0, lose)
 told["the first"] = restored(by)
 for process in range(1, count):
     on(process, lose)
+with start(by) as checkpointer:  # any call that opens the step gets the part
+    told["asked"] = checkpointer.all_steps(), list(checkpointer.inspect(3).items), part(3).is_dir()
+    told["loaded"] = checkpointer.load(3)["n"]
+for process in range(1, count):
+    on(process, lose)
 told["all but one"] = restored(by)
 train(5, by)
 told["went on"] = restored(by)
@@ -173,6 +178,7 @@ def check_replicated(tmp_path: Path, processes: int) -> None:
         assert told["again"] == [[3, "local"], True]
         for case in ("went on", "damaged"):
             assert told[case] == [5, "local"], case
+        assert told["asked"] == [[0, 3], ["state"], True] and told["loaded"] == 3
         assert told["verified"]
         assert told["no record"] == [[5, "local"], True]
         assert told["pipeline"] == [8, True] and told["its batches"]
@@ -314,8 +320,6 @@ with start(by) as checkpointer:
         checkpointer.save(step, state(step, by))
         checkpointer.wait_until_finished()
     told["without copies"] = checkpointer.all_steps()
-with start(by) as checkpointer:  # one that only looks writes nothing
-    pass
 on(1, lambda: shutil.rmtree(part(7)))
 options = ckpt.Options(timeout_secs=30, partners="host")
 reader = ckpt.Checkpointer(persistent, local_directory=own, options=options, read_only=True)
@@ -337,7 +341,7 @@ def test_partners_that_are_slow_or_away_delay_nothing(tmp_path: Path) -> None:
         assert told["newest"] == [5, "local"]
         assert told["without copies"] in ([0, 5, 7], [0, 5, 6, 7])  # process 1 could copy step 6
         # the one of which the reader lacks its part is not read, nor is that part brought to it
-        assert told["reader"] == [0, 5]
+        assert told["reader"][:2] == [0, 5] and 7 not in told["reader"]
         assert told["itself"]["type"] == "CheckpointError"
         assert "process 0 has no partner" in told["itself"]["text"]
     assert "step 7: no copy of the part of process 1 was made here" in ended[0].text

@@ -169,13 +169,14 @@ class Copier:
 
         Args:
             steps: the complete steps with their tokens.
-            timeout_secs: limit for each step.
+            timeout_secs: limit for all of it.
         """
         if not self.active:
             return
+        deadline = time.monotonic() + timeout_secs
         self.finish(timeout_secs)
         newest = max(steps, default=-1)
         if self.step is not None and newest > self.step:
             self.copy(newest, steps[newest])
-            self.finish(timeout_secs)
+            self.finish(deadline - time.monotonic())
         self.cancel()

@@ -290,7 +290,7 @@ class LocalTier:
         Args:
             persistent: newest step of the persistent directory, or None.
         """
-        return bool(self._complete) and max(self._complete) >= (persistent or 0)
+        return max(self._complete, default=-1) >= (persistent or 0)
 
     def begin_lineage(self, run: Run, up_to: int) -> None:
         """Takes over the run's lineage; all processes must call it.
@@ -391,9 +391,10 @@ class LocalTier:
             self._mender.note_damage(step, token, str(report.problems[0]))
         return False
 
-    def close(self) -> None:
-        """Releases the claim on the directory, when partners have their copies of the last step."""
-        self._copier.close(self._complete, self._options.timeout_secs)
+    def close(self, secs_left: float | None = None) -> None:
+        """Releases the claim, when partners have copies of the last step or no grace period is left."""
+        limit_secs = self._options.timeout_secs
+        self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         if self._peers.server is not None:
             self._peers.server.close()
         self._fence.close()
