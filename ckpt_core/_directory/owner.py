@@ -39,6 +39,14 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
+def this_network() -> str:
+    """Identifies the machine and its network namespace, whose processes reach each other by loopback."""
+    try:
+        return f"{this_machine()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return f"{this_machine()} {socket.gethostname()}"
+
+
 def introduction() -> str:
     """Process id, host and current time, for messages."""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

@@ -28,20 +28,20 @@ def route_to(host: str) -> str | None:
 def choose_address(everyone: Sequence[tuple[str, str | None]], index: int) -> str | None:
     """The address at which process ``index`` listens; None if it has none that others could reach.
 
-    On one machine that is loopback. Otherwise it is the route to the coordinator; where that is
-    loopback, as on the coordinator's own host, the route to a process on another machine.
+    In one network namespace that is loopback. Otherwise it is the route to the coordinator; where that
+    is loopback, as on the coordinator's own host, the route to a process elsewhere.
 
     Args:
-        everyone: for each process its machine and its route to the coordinator.
+        everyone: for each process its network namespace and its route to the coordinator.
         index: of this process.
     """
-    machine, mine = everyone[index]
-    if all(other == machine for other, _ in everyone):
+    network, mine = everyone[index]
+    if all(other == network for other, _ in everyone):
         return _LOOPBACK
     if mine is not None and not _is_loopback(mine):
         return mine
     for other, address in everyone:
-        if other != machine and address is not None and not _is_loopback(address):
+        if other != network and address is not None and not _is_loopback(address):
             return route_to(address)
     return None
 

@@ -370,6 +370,8 @@ if index == 1:
     copying.bring = dying
 checkpointer.save(3, state(3, by))
 checkpointer.wait_until_finished()
+if index == 1:
+    time.sleep(60)  # its other thread ends it
 if index == 0:
     while not any(copy.endswith(":3") for copy in copies()):
         time.sleep(0.02)

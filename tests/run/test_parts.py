@@ -14,6 +14,7 @@ import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._exchange import Key, choose_address
 from ckpt_core._format.part import Part, contains, runs_of
+from ckpt_core._layout.chunks import chunk_key, chunk_of_key
 from ckpt_core._run.tiers import agreement
 from ckpt_core._run.tiers.partners import choose_partner, judge_copies
 from ckpt_core._run.tiers.parts import Judgement, Seen, Sight, Source, judge, parse_judgement
@@ -30,6 +31,18 @@ def test_runs_hold_their_indices_and_no_other(indices: set[int]):
     for index in indices:
         part = Part(index, 41, runs)
         assert Part.load(json.loads(json.dumps(part.dump()))) == part
+
+
+@given(st.text(), st.lists(st.integers(0, 10**6), max_size=4))
+def test_the_key_of_a_chunk_tells_array_and_chunk(name: str, index: list[int]):
+    key = f"{name}/{chunk_key(tuple(index))}" if name else chunk_key(tuple(index))
+    assert chunk_of_key(key) == (name, tuple(index))
+
+
+def test_what_is_no_key_of_a_chunk():
+    for key in ("", "a", "a/c/", "a/c/x", "c/-1", "ac"):
+        with pytest.raises(ValueError, match="no key of a chunk"):
+            chunk_of_key(key)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._directory import this_machine
+from ckpt_core._directory import this_machine, this_network
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._exchange import Peer, Server, Shelf, choose_address, route_to
@@ -57,7 +57,7 @@ def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
     if processes.count == 1:
         return Peers((Peer(machine, "", 0),), "", (None,), None)
     tag = next_tag()
-    mine = json.dumps([machine, route_to(coordinator_host())])
+    mine = json.dumps([machine, this_network(), route_to(coordinator_host())])
 
     def tell_all(texts: list[str]) -> str:
         found = [json.loads(text) for text in texts]
@@ -65,10 +65,12 @@ def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
 
     answer = processes.gather_decide(tag, mine, tell_all, options.timeout_secs, _CALL)
     found, secret = json.loads(answer)
-    server, address = _serve(choose_address(found, processes.index), secret, shelf)
+    server, address = _serve(
+        choose_address([told[1:] for told in found], processes.index), secret, shelf
+    )
     try:
         everyone, partners = _introduce(
-            processes, options, tag, [each for each, _ in found], server, address
+            processes, options, tag, [told[0] for told in found], server, address
         )
     except BaseException:
         if server is not None:
