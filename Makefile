@@ -11,6 +11,9 @@ WORKERS ?= 2
 # Exhaustive tests take longer than the time after which pytest dumps all stacks, which may end the process.
 LONG := -o faulthandler_timeout=3600
 
+# Tests start hundreds of processes; without its cache, Python would compile the sources in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.up-to-date
 # Ordinary indexes have torch with gigabytes of CUDA for Linux; this one has builds for the CPU only.

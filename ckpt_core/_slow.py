@@ -6,12 +6,15 @@ is watched notes how far it is, and the watcher only reads that.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import queue
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +40,9 @@ class Activity:
         listener: gets an event with each report.
         phase: what is being done, in words.
         done_bytes, total_bytes: of the arrays that this process writes or reads, as far as known.
+        began: monotonic seconds.
+        thread: that works.
+        is_over: no further report is wanted.
     """
 
     what: str
@@ -49,6 +55,7 @@ class Activity:
     total_bytes: int = 0
     began: float = field(default_factory=time.monotonic)
     thread: int = 0
+    is_over: bool = False
     _reports: int = 0
     _told_bytes: int = 0
 
@@ -131,46 +138,69 @@ def resident_bytes() -> int:
 
 
 class _Watcher:
-    """One thread that reports every activity that is overdue. It ends when nothing has been watched for a while."""
+    """One thread that reports every activity that is overdue. It ends when nothing has been watched for a while.
+
+    Threads that save or load take no lock here: a signal handler that raises between taking and releasing it would leave
+    it held, and every later save would wait without end.
+    """
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._watched: list[Activity] = []
-        self._thread: threading.Thread | None = None
+        self._new: queue.SimpleQueue[weakref.ref[Activity]] = queue.SimpleQueue()
+        self._runs = False
 
     def add(self, activity: Activity) -> None:
-        with self._change:
-            self._watched.append(activity)
-            if self._thread is None:
-                # a daemon: it holds nothing, and interpreter exit must not wait for it
-                self._thread = threading.Thread(target=self._run, name="ckpt-slow", daemon=True)
-                self._thread.start()
-            else:
-                self._change.notify()
+        self._new.put(weakref.ref(activity))
+        if not self._runs:
+            # Two threads that find this at once start two watchers, which share the queue: no harm.
+            self._runs = True
+            try:
+                _thread.start_new_thread(self._launch, ())
+            except RuntimeError:  # at interpreter exit: work goes on without reports
+                self._runs = False
 
-    def remove(self, activity: Activity) -> None:
-        with self._change, contextlib.suppress(ValueError):
-            self._watched.remove(activity)
+    def _launch(self) -> None:
+        # a daemon: it holds nothing, and interpreter exit must not wait for it
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._run, name="ckpt-slow", daemon=True).start()
+            return
+        self._runs = False
 
     def _run(self) -> None:
+        watched: list[weakref.ref[Activity]] = []
         while True:
-            with self._change:
-                due = min((one.due for one in self._watched), default=None)
-                wait_secs = _IDLE_SECS if due is None else max(0.0, due - time.monotonic())
-                if wait_secs:
-                    self._change.wait(wait_secs)
-                late = [one for one in self._watched if one.due <= time.monotonic()]
-                if due is None and not self._watched:
-                    self._thread = None
-                    return
-            for one in late:
-                try:
-                    one.report()
-                except Exception:  # a report must not end the reports
-                    logger.exception("could not report on %s", one.path)
+            watched = [one for one in watched if _is_running(one)]
+            due = min((found.due for one in watched if (found := one())), default=None)
+            wait_secs = _IDLE_SECS if due is None else min(_IDLE_SECS, due - time.monotonic())
+            try:
+                watched.append(self._new.get(timeout=max(0.0, wait_secs)))
+                continue
+            except queue.Empty:
+                if not watched and due is None:
+                    self._runs = False
+                    if self._new.empty():  # else one came before that was set, and nobody starts
+                        return
+                    self._runs = True
+            for one in watched:
+                _report_if_late(one)
 
 
-_IDLE_SECS = 30.0
+def _is_running(watched: weakref.ref[Activity]) -> bool:
+    activity = watched()
+    return activity is not None and not activity.is_over
+
+
+def _report_if_late(watched: weakref.ref[Activity]) -> None:
+    activity = watched()
+    if activity is None or activity.is_over or activity.due > time.monotonic():
+        return
+    try:
+        activity.report()
+    except Exception:  # a report must not end the reports
+        logger.exception("could not report on %s", activity.path)
+
+
+_IDLE_SECS = 5.0
+"""So often the watcher looks whether anything is left to be watched."""
 _watcher = _Watcher()
 
 
@@ -182,11 +212,11 @@ def watched(activity: Activity, phase: str) -> Generator[Callable[[str], Any]]:
         yield activity.enter
         return
     activity.thread = threading.get_ident()
+    activity.is_over = (
+        False  # a save is watched twice: while it takes the snapshot, and while it writes
+    )
     try:
         _watcher.add(activity)
-    except RuntimeError:  # no thread can start, at interpreter exit: work goes on without reports
-        logger.debug("no thread for reports")
-    try:
         yield activity.enter
     finally:
-        _watcher.remove(activity)
+        activity.is_over = True

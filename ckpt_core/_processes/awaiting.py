@@ -22,8 +22,8 @@ def note(tag: str, absent: Sequence[int]) -> None:
 @contextlib.contextmanager
 def during(tag: str, absent: Sequence[int]) -> Generator[None]:
     """While the block runs, this process waits for others at an agreement."""
-    note(tag, absent)
     try:
+        note(tag, absent)
         yield
     finally:
         _absent.pop(tag, None)

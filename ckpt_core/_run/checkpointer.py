@@ -325,8 +325,9 @@ class Checkpointer:
         """Whether this run was told to stop, such as by SIGTERM; the first access starts listening.
 
         A handler that was installed before is still called. If there was none, the first signal is
-        only recorded and the second one ends the process. With several processes, jax's preemption
-        service handles the signal instead, so that all stop at the same step; all must ask.
+        only recorded and the second one ends the process. If it came just after ``when.preempted()`` was asked, the loop
+        goes on to the next step, which is saved. With several processes, jax's preemption service handles the signal
+        instead, so that all stop at the same step; all must ask.
         """
         return self._parts.preemption.should_stop
 

@@ -60,7 +60,9 @@ class SaveDecision:
             preempted=self._preemption.wants(step),
         )
         if not self._agree:
-            return bool(self._policy(step, context))
+            wanted = bool(self._policy(step, context))
+            self._preemption.decided(wanted, context.preempted)
+            return wanted
         wanted = self._agreed(step, context)
         self._last = (step, wanted)
         return wanted

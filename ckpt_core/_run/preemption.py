@@ -16,6 +16,8 @@ from ckpt_core._events import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_sync_point
 
+_NEXT_SAVE_SECS = 10.0
+"""So long after the signal a loop goes on for the next save, if the last step was declined just before it."""
 _SEEN_BEFORE = [True]
 """Stack, one entry per nested handler call: True if every listener so far had seen the signal."""
 
@@ -172,6 +174,7 @@ class Preemption:
         self._step = 0
         self._asked_at_step: int | None = None
         self._told_of_no_service = False
+        self._declined_unaware = False
         self._grace_secs = options.grace_secs
         # A Checkpointer dropped without close() must not keep swallowing signals.
         weakref.finalize(self, self._signal.close).atexit = False
@@ -188,7 +191,17 @@ class Preemption:
         if not self._alone:
             return self._agreed(self._step)
         self._signal.listen()
-        return self._signal.noticed_at is not None
+        noticed_at = self._signal.noticed_at
+        if noticed_at is None:
+            return False
+        # If the signal came after the policy had declined this step, a loop that stops here would lose it: the next step
+        # is saved first. A loop that does not save every step must not wait for that for long.
+        waits = self._declined_unaware and time.monotonic() < noticed_at + _NEXT_SAVE_SECS
+        return not waits
+
+    def decided(self, saved: bool, preempted: bool) -> None:
+        """Notes what the policy said about a step, and whether it knew then that the run will stop."""
+        self._declined_unaware = self._alone and self._asked and not saved and not preempted
 
     def reached(self, step: int) -> bool:
         """Whether this is the step to stop at."""

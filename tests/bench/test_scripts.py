@@ -13,7 +13,7 @@ from tests.support.paths import BENCHMARKS
 
 SMALL = {
     "foreign_weights.py": ["--mib", "4", "--tensor-mib", "1", "--repeats", "1"],
-    "compression.py": ["--mib", "1", "--rounds", "1"],
+    "compare_codecs.py": ["--steps", "2", "--width", "16", "--rounds", "1"],
     "frozen_leaves.py": ["--leaves", "8", "--leaf-mib", "1", "--rounds", "1"],
     "gpu_snapshot.py": [
         "--mib",
@@ -38,6 +38,7 @@ SMALL = {
         "--arrays",
         "2",
     ],
+    "restart.py": ["--gib", "0.01", "--leaf-mib", "1", "--repeats", "1"],
     "startup_overlap.py": ["--mib", "8", "--layers", "2", "--repeats", "1"],
     "step_disturbance.py": ["--mib", "16", "--rounds", "1", "--width", "64"],
     "stores.py": ["--rounds", "1", "--sizes", "4 x 64 KiB"],

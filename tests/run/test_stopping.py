@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._run import preemption
 from tests.support.paths import ROOT
 from tests.support.takeovers import make_directory  # noqa: F401 (fixtures)
 
@@ -99,6 +100,29 @@ def test_the_policy_saves_the_last_step(tmp_path: Path) -> None:
         assert checkpointer.save(2, {"w": np.ones(2)})
     assert signal.getsignal(signal.SIGTERM) == before
     assert ckpt.Checkpointer(tmp_path).all_steps() == [2]
+
+
+def test_a_signal_right_after_a_step_was_declined(tmp_path: Path, monkeypatch: Any) -> None:
+    """A loop that stops there would lose that step: it does one more, which is saved."""
+
+    def comes_late(step: int, _: Any) -> bool:
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    policy = ckpt.when.preempted() | comes_late
+    with ckpt.Checkpointer(tmp_path / "a", save_policy=policy) as checkpointer:
+        for step in range(9):
+            checkpointer.save(step, {"w": np.ones(2)})
+            if checkpointer.should_stop:
+                break
+    assert ckpt.Checkpointer(tmp_path / "a").all_steps() == [step] == [2]
+    # a loop that does not ask the policy again is not kept from stopping
+    with ckpt.Checkpointer(tmp_path / "b", save_policy=policy) as checkpointer:
+        assert not checkpointer.save(1, {"w": np.ones(2)})
+        assert not checkpointer.should_stop and not checkpointer.should_stop
+        monkeypatch.setattr(preemption, "_NEXT_SAVE_SECS", 0.0)
+        assert checkpointer.should_stop
 
 
 OUT_OF_TURN = """

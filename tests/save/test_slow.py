@@ -105,20 +105,23 @@ def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCapture
 def test_the_watching_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_slow, "_IDLE_SECS", 0.05)
     watcher = _slow._Watcher()
-    activity = Activity("save", "x", None, 60.0, None)
-    watcher.add(activity)
-    thread = watcher._thread
-    assert thread is not None and thread.daemon
-    watcher.remove(activity)
-    watcher.add(activity)  # wakes it
-    watcher.remove(activity)
-    with watcher._change:
-        watcher._change.notify()
-    thread.join(30)
-    assert not thread.is_alive()
-    watcher.add(activity)  # and begins again
-    assert watcher._thread is not thread
-    watcher.remove(activity)
+    before = threading.enumerate()
+
+    def begin() -> threading.Thread:
+        watcher.add(Activity("save", "x", None, 60.0, None))  # nobody holds it: it is over
+        wait_for(lambda: new(before))
+        return new(before)[0]
+
+    def new(earlier: list[threading.Thread]) -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one not in earlier]
+
+    first = begin()
+    assert first.daemon
+    first.join(30)
+    assert not first.is_alive()
+    second = begin()
+    second.join(30)
+    assert second is not first and not second.is_alive()
 
 
 def test_impossible_settings() -> None:
