@@ -74,6 +74,12 @@ class Options:
             directory: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
+        partners: with ``local_directory=`` and several processes, where a copy of each process's part of a
+            local step is kept. None: nowhere. What every process holds (replicated arrays) is not lost
+            with a host, since the parts of other processes serve as well; what one alone holds (its
+            shards) is. ``"host"``: with a process on another machine; or a function
+            ``(index, count) -> index of another process``. Copied in the background, which delays no step.
+        partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and
             Keras) are set while arrays are read, and are unusable if damage is found midway.
@@ -109,6 +115,8 @@ class Options:
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
+    partners: Literal["host"] | Callable[[int, int], int] | None = None
+    partner_bytes_per_sec: int | None = None
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +126,16 @@ class Options:
         if self.local_max_to_keep < 1:
             raise ValueError(
                 f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
+            )
+        if self.partners not in (None, "host") and not callable(self.partners):
+            raise ValueError(
+                "Options.partners must be None, 'host' or a function (index, count) -> index, got "
+                f"{self.partners!r}"
+            )
+        if self.partner_bytes_per_sec is not None and self.partner_bytes_per_sec < 1:
+            raise ValueError(
+                "Options.partner_bytes_per_sec must be positive or None, got "
+                f"{self.partner_bytes_per_sec}"
             )
         if self.persist_policy is not None and not callable(self.persist_policy):
             raise TypeError(

@@ -9,13 +9,16 @@ from dataclasses import replace
 
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
+from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.checkpoint import (
     Checkpoint,
     ExtentItem,
     NativeCheckpoint,
+    NativeItem,
     OrbaxItem,
     SavedItem,
 )
@@ -151,7 +154,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
         opened = open_checkpoint(path, checked_options(options))
         if isinstance(opened, NativeCheckpoint):
             with opened.held():
-                return _verified(opened)
+                return _verified(opened, Options())
     except CheckpointCorrupt as error:
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
@@ -163,7 +166,7 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
     return VerifyReport(False, (Problem(opened.path, note),), 0)
 
 
-def _verified(opened: NativeCheckpoint) -> VerifyReport:
+def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
     problems: list[Problem] = []
     told = {name: entry.size_bytes for name, entry in opened.record.files.items()}
     present = opened.backend.files(opened.path, told)
@@ -190,7 +193,7 @@ def _verified(opened: NativeCheckpoint) -> VerifyReport:
             problems.append(Problem(name, problem))
     for item in opened.items.values():
         if item.form == "tree":
-            problems += _check_leaves(opened, item)
+            problems += _check_leaves(opened, item, options)
     problems.sort(key=str)
     return VerifyReport(not problems, tuple(problems), checked_bytes)
 
@@ -251,12 +254,26 @@ def _check_copy(opened: NativeCheckpoint, name: str, expected: FileRecord) -> st
     return "is damaged in the copy that Orbax reads: ckpt reads another one, which is whole"
 
 
-def _check_leaves(opened: Checkpoint, item: SavedItem) -> list[Problem]:
-    """Reads all arrays; if that fails, reads each one alone, to report up to 100 damaged leaves."""
-    positions = [p for p, spec in enumerate(item.specs) if spec.kind not in TEXT_KINDS]
-    wants = [Want(p, [whole(item.specs[p].stored_shape)]) for p in positions]
+def verify_part(path: str, max_host_bytes: int) -> VerifyReport:
+    """``verify`` in little memory, for a local step that this process has just written or read."""
+    options = Options(max_host_bytes=max_host_bytes)
     try:
-        for _ in read_leaves(opened, item, wants, Options(), new_context()):
+        opened = open_checkpoint(path)
+        if isinstance(opened, NativeCheckpoint):
+            return _verified(opened, options)
+    except CheckpointCorrupt as error:
+        return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
+    return VerifyReport(False, (Problem(path, "was not written by ckpt"),), 0)
+
+
+def _check_leaves(opened: NativeCheckpoint, item: SavedItem, options: Options) -> list[Problem]:
+    """Reads all arrays; if that fails, reads each one alone, to report up to 100 damaged leaves."""
+    try:
+        wants = _wants(opened, item)
+    except CheckpointCorrupt as error:
+        return [Problem(error.file or item.directory, str(error))]
+    try:
+        for _ in read_leaves(opened, item, wants, options, new_context()):
             pass
         return []
     except CheckpointError:
@@ -264,10 +281,37 @@ def _check_leaves(opened: Checkpoint, item: SavedItem) -> list[Problem]:
     problems: list[Problem] = []
     for want in wants:
         try:
-            for _ in read_leaves(opened, item, [want], Options(), new_context()):
+            for _ in read_leaves(opened, item, [want], options, new_context()):
                 pass
         except CheckpointCorrupt as error:
             problems.append(Problem(error.file or item.directory, str(error), error.leaf))
             if len(problems) >= 100:
                 break
     return problems
+
+
+def _wants(opened: NativeCheckpoint, item: SavedItem) -> list[Want]:
+    """All that is stored of each array; in a local directory that may be a part of it."""
+    positions = [p for p, spec in enumerate(item.specs) if spec.kind not in TEXT_KINDS]
+    if opened.record.part is None or not isinstance(item, NativeItem):
+        return [Want(p, [whole(item.specs[p].stored_shape)]) for p in positions]
+    file = item.file(f"{CHECKSUM_DIRECTORY}/process_0")
+    found: dict[str, list[tuple[int, ...]]] = {}
+    try:
+        for key in Checksums(opened.read_file(file), file).keys:
+            name, index = chunk_of_key(key)
+            found.setdefault(name, []).append(index)
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{opened.path}: {file}: {error}", file=file) from error
+    wants: list[Want] = []
+    for position in positions:
+        shape, chunk = item.specs[position].stored_shape, item.chunks[position]
+        regions = [
+            tuple(
+                (at * step, min(size, (at + 1) * step))
+                for at, step, size in zip(index, chunk, shape, strict=True)
+            )
+            for index in found.get(item.name_of(position), [])
+        ]
+        wants += [Want(position, [region]) for region in regions]
+    return wants

@@ -24,6 +24,8 @@ from ckpt_core._directory.locks import is_locked as is_locked
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
 from ckpt_core._directory.owner import introduction as introduction
 from ckpt_core._directory.owner import is_dead as is_dead
+from ckpt_core._directory.owner import this_machine as this_machine
+from ckpt_core._directory.owner import this_network as this_network
 from ckpt_core._directory.owner import this_owner as this_owner
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
 from ckpt_core._directory.posix import refuse_file as refuse_file

@@ -30,6 +30,23 @@ def this_owner() -> str:
 os.register_at_fork(after_in_child=this_owner.cache_clear)
 
 
+def this_machine() -> str:
+    """Identifies the machine: equal for all its containers, different after it was started anew."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip() or socket.gethostname()
+    except OSError:
+        return socket.gethostname()
+
+
+def this_network() -> str:
+    """Identifies the machine and its network namespace, whose processes reach each other by loopback."""
+    try:
+        return f"{this_machine()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return f"{this_machine()} {socket.gethostname()}"
+
+
 def introduction() -> str:
     """Process id, host and current time, for messages."""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

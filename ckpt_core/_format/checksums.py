@@ -84,6 +84,13 @@ class Checksums:
         found: Any = parse_json(self._text[start : self._text.find(b"]", start) + 1], self._file)
         return found
 
+    @property
+    def keys(self) -> Iterable[str]:
+        """The keys of all chunks in the file."""
+        if self._text:
+            self._parse(self._text)
+        return self._chunks.keys()
+
     def _bad(self, what: object) -> CheckpointCorrupt:
         return CheckpointCorrupt(f"{self._file}: not a checksum file: {what}", file=self._file)
 

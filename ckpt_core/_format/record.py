@@ -32,6 +32,7 @@ from ckpt_core._format.limits import (
     token_name,
 )
 from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
+from ckpt_core._format.part import Part
 from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
 from ckpt_core._options import codec_parts
@@ -152,6 +153,7 @@ class Record:
         created_unix_secs: time of the commit, in Unix seconds.
         durations: phase -> seconds, for the phases of the save before the commit.
         packed: in an object store, the small files that process 0 wrote, as ``pack`` gives them.
+        part: in a local directory of one of several processes, which part of the step this is.
     """
 
     items: dict[str, ItemRecord]
@@ -165,6 +167,7 @@ class Record:
     created_unix_secs: float = 0.0
     durations: dict[str, float] = field(default_factory=dict[str, float])
     packed: bytes = b""
+    part: Part | None = None
 
     @functools.cached_property
     def small_files(self) -> dict[str, bytes]:
@@ -230,6 +233,8 @@ def dump_record(record: Record) -> bytes:
             for name, entry in sorted(record.files.items())
         },
     }
+    if record.part is not None:
+        body["part"] = record.part.dump()
     if record.packed:
         body["small_files"] = base64.b64encode(record.packed).decode()
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
@@ -323,6 +328,7 @@ def load_record(data: bytes) -> Record:
             created_unix_secs=float(value["created_unix_secs"]),
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
+            part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
         )
     except CheckpointCorrupt:
         raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -108,6 +109,21 @@ def chunk_parts(region: Region, chunk: Shape) -> Iterator[ChunkPart]:
 def chunk_key(index: tuple[int, ...]) -> str:
     """Zarr v3's default key of a chunk, relative to its array: ``(0, 1)`` gives ``c/0/1``."""
     return "/".join(("c", *map(str, index)))
+
+
+_KEY = re.compile(r"(?:(.*)/)?c((?:/\d{1,19})*)", re.DOTALL)
+
+
+def chunk_of_key(key: str) -> tuple[str, tuple[int, ...]]:
+    """Name of the array and index of the chunk, of a chunk's key in the array database.
+
+    Raises:
+        ValueError: it is no such key.
+    """
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(f"{key!r} is no key of a chunk")
+    return found[1] or "", tuple(map(int, found[2].split("/")[1:]))
 
 
 @functools.lru_cache(4096)

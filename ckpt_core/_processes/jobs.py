@@ -24,7 +24,9 @@ def coordination() -> Any:
 
         state = distributed.global_state
         return SimpleNamespace(
-            client=state.client, preemption_sync_manager=state.preemption_sync_manager
+            client=state.client,
+            preemption_sync_manager=state.preemption_sync_manager,
+            address=getattr(state, "coordinator_address", None),
         )
     except (ImportError, AttributeError) as error:
         if jax.process_count() > 1:
@@ -33,7 +35,12 @@ def coordination() -> Any:
                 f"{jax.process_count()} processes cannot agree on a checkpoint: upgrade ckpt-core, or use an "
                 "older jax"
             ) from error
-        return SimpleNamespace(client=None, preemption_sync_manager=None)
+        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
+
+
+def coordinator_host() -> str:
+    """Name or IP address of the coordination service's host, as this process was given it; or empty."""
+    return (coordination().address or "").rpartition(":")[0].strip("[]")
 
 
 def preemption_sync_point(step: int) -> bool | None:

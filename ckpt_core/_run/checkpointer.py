@@ -56,7 +56,7 @@ class Checkpointer:
             The newest ``Options.local_max_to_keep`` steps stay there. A background thread then
             writes to ``directory`` the steps that ``Options.persist_policy`` selects, steps saved
             with ``force=True``, and steps saved after the run was told to stop. ``restore_latest``
-            takes the newest step that is complete on all processes, in either place.
+            takes the newest step that all processes have or, see ``Options.partners``, can get.
         options: see ``Options``.
 
     Example:

@@ -141,11 +141,12 @@ class Writing:
         parts = self._parts
         self.closed = True
         late = wait_for_all(parts.saves, parts.preemption.secs_left)
+        left_secs = parts.preemption.secs_left()
         parts.preemption.close()
         if not any(running.running for running in parts.saves):
             parts.fence.leave()
             if parts.local is not None:
-                parts.local.close()
+                parts.local.close(left_secs)
         return late
 
     def state(self) -> str:

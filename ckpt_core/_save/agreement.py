@@ -8,7 +8,9 @@ sends what it is about to save, so that the error can name the first leaf that d
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +48,8 @@ class Start:
     Attributes:
         settings: settings that must be equal on all processes, by the name that a message uses.
         layout: digest of its items.
-        offer: on process 0, the path and token of the attempt, which all processes then use.
+        offer: of what the answer is made; most saves take that of process 0, the path and token of
+            the attempt, which all processes then use.
         refusal: why this process cannot save; empty if it can.
     """
 
@@ -74,6 +77,7 @@ def agree_to_save(
     offer: Any,
     refusal: Exception | None,
     timeout_secs: float,
+    combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
 ) -> Any:
     """The offer of process 0, after all processes have agreed that they save the same.
 
@@ -85,8 +89,9 @@ def agree_to_save(
         target: path of the checkpoint, for messages.
         items: what this process is about to save.
         settings: settings that must be equal on all processes, by the name that a message uses.
-        offer: what all processes get from process 0; ignored on other processes.
+        offer: what all processes get from process 0; ignored on other processes, but for ``combine``.
         refusal: exception that stopped preparation here; sent to the others so that nobody waits.
+        combine: makes the answer from the offers of all, on process 0; by default it is its own.
 
     Raises:
         CheckpointError: another process cannot save, or saves something else; the message names the
@@ -101,7 +106,8 @@ def agree_to_save(
         refusal = error  # the other processes wait for a message from this one: raise after sending
     said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
     mine = Start(settings, layout, offer, said)
-    answer = json.loads(processes.gather_decide(tag, mine.dump(), judge_start, timeout_secs, call))
+    judge = functools.partial(judge_start, combine=combine)
+    answer = json.loads(processes.gather_decide(tag, mine.dump(), judge, timeout_secs, call))
     if refusal is not None:
         raise refusal
     if answer["error"]:
@@ -134,7 +140,9 @@ def done_by_all(
     writers.run_on_all(tag, work, job.options.timeout_secs, failed, **telling)
 
 
-def judge_start(texts: Sequence[str]) -> str:
+def judge_start(
+    texts: Sequence[str], combine: Callable[[list[Any]], Any] = operator.itemgetter(0)
+) -> str:
     """Called on process 0: its answer as JSON, from what all processes sent (``Start``).
 
     The answer holds the offer; an error, if a process refuses or settings differ; or the processes
@@ -142,7 +150,7 @@ def judge_start(texts: Sequence[str]) -> str:
     """
     everyone = [Start.parse(text) for text in texts]
     first = everyone[0]
-    answer: dict[str, Any] = {"offer": first.offer, "error": "", "differing": [], "size": 0}
+    answer: dict[str, Any] = {"offer": None, "error": "", "differing": [], "size": 0}
     for index, one in enumerate(everyone):
         if one.refusal:
             return json.dumps(answer | {"error": f"process {index} cannot save: {one.refusal}"})
@@ -159,6 +167,8 @@ def judge_start(texts: Sequence[str]) -> str:
     answer["differing"] = _differing(layouts)
     if answer["differing"]:
         answer["size"] = block_size(first.layout, layouts[answer["differing"][0]])
+    else:
+        answer["offer"] = combine([one.offer for one in everyone])
     return json.dumps(answer)
 
 

@@ -8,6 +8,7 @@ that follow from it.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -124,6 +125,30 @@ class TreePlan:
     def layout(self) -> Layout:
         """Digest of all facts; computed once for each plan."""
         return layout_of(self.facts())
+
+    @functools.cached_property
+    def unshared(self) -> frozenset[str]:
+        """Names of the arrays of which every process has one of its own, by custom with equal values."""
+        return frozenset(
+            leaf.name
+            for leaf, stored in zip(self.leaves, self.signature.stored, strict=True)
+            if stored is None or (isinstance(stored[0], SingleDeviceSharding) and not stored[1])
+        )
+
+    @functools.cached_property
+    def coverage(self) -> str:
+        """Digest of which regions of the other arrays this process holds."""
+        digest = hashlib.sha256()
+        for leaf, stored in zip(self.leaves, self.signature.stored, strict=True):
+            if leaf.held is None or leaf.name in self.unshared:
+                continue
+            held = leaf.held.mine
+            own = stored[
+                0
+            ].is_fully_addressable  # the same region on another process is another array
+            found = sorted((region, holders if own else ()) for region, holders, _ in held)
+            digest.update(repr((leaf.name, found)).encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
     @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:

@@ -13,6 +13,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._format.packed import pack
+from ckpt_core._format.part import Part
 from ckpt_core._format.record import (
     RECORD_FILE,
     FileRecord,
@@ -60,6 +61,7 @@ class Write:
     Attributes:
         snapshot_secs: how long the caller was blocked, for the record.
         written_bytes: size of the arrays that this process wrote.
+        part: in a local directory of one of several processes, which part of the step it is.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Write:
         self._activity = activity or Activity("save", job.target, job.step, None, None)
         self.snapshot_secs = 0.0
         self.written_bytes = 0
+        self.part: Part | None = None
         self._began = time.monotonic()
         self._described: dict[str, FileRecord] = {}  # digests that are known already
         self._digests: list[str] = []  # on process 0: digest_own() of each process
@@ -349,6 +352,7 @@ class Write:
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
             packed=pack(small) if (small := attempt.small_files()) else b"",
+            part=self.part,
         )
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:

@@ -421,5 +421,6 @@ def test_the_page_names_every_kind_and_entry():
     assert vars(leaves)["_BYTE_CARRIED"] == AS_BYTES and TEXTS == leaves.TEXT_KINDS
     record = record_of(test_golden.GOLDEN)
     entries = {*record, *record["items"]["state"], "durations", "small_files", "notes", "statics"}
+    entries.add("part")
     for word in {*leaves.KINDS, *CONTAINERS, *AS_BYTES, *entries}:
         assert f"`{word}`" in page, word

@@ -26,7 +26,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("1 pure: regions and chunks", {"_layout"}),
     ("1 pure: what stands on disk", {"_format"}),
     ("1 pure: which steps to save and keep", {"_run.policies"}),
-    ("2 effects", {"_devices", "_directory", "_processes"}),
+    ("2 effects", {"_devices", "_directory", "_exchange", "_processes"}),
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
     ("3 reports of what takes long", {"_slow"}),
@@ -56,6 +56,7 @@ DELETING = {
     "os": {"remove", "removedirs", "rename", "renames", "replace", "rmdir", "unlink"},
     "shutil": {"move", "rmtree"},
 }
+SOCKETS = {"http", "socketserver"}
 PATH_METHODS = {"rename", "rmdir", "unlink"}  # `replace` is a method of str, too
 COORDINATION = {
     "blocking_key_value_get",
@@ -129,6 +130,8 @@ def check_effects(tree: ast.AST, file: Path, package: Path) -> Iterator[str]:
         root = name.partition(".")[0]
         if root == "tensorstore" and module != "_storage":
             yield f"{module}:{node.lineno} imports tensorstore; only _storage does"
+        if root in SOCKETS and module != "_exchange":
+            yield f"{module}:{node.lineno} imports {name}; only _exchange serves and fetches"
         if root in FRAMEWORKS and module not in MAY_IMPORT_FRAMEWORKS_LAZILY:
             yield f"{module}:{node.lineno} imports {root}: the core knows no framework"
         elif root in FRAMEWORKS and node in at_import:
@@ -205,6 +208,8 @@ def test_every_layer_has_a_module():
         ("_save.py", "from os import unlink", "renames and deletes"),
         ("_save.py", "import shutil\ngone = shutil.rmtree", "renames and deletes"),
         ("_save.py", "def f(path):\n    path.unlink()", "renames and deletes"),
+        ("_save.py", "from http.client import HTTPConnection", "only _exchange"),
+        ("_directory.py", "def f():\n    import socketserver", "only _exchange"),
         ("_save.py", "import jax\njax.distributed.initialize()", "coordinates"),
         ("_save.py", "from jax._src import distributed", "coordinates"),
         ("_save.py", "from jax.experimental import multihost_utils", "coordinates"),

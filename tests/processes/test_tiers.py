@@ -108,6 +108,15 @@ told["went on"] = restored(), local_steps()
 
 told["hosts changed places"] = restored(local=Path(f"{directory}/local/{count - 1 - index}"))
 
+def lose_others():
+    for path in own.glob("run-*/process_*"):
+        if path.name != f"process_{index}-of-{count}":
+            shutil.rmtree(path)
+
+on(0, lambda: damage(5))
+told["mended"] = restored(), part(5).is_dir()
+for process in range(count):
+    on(process, lose_others)
 on(0, lambda: damage(5))
 told["damage on one"] = restored()
 train(4)
@@ -171,8 +180,8 @@ def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
         assert told["other shardings"] == [[0, 3, 4], 3, "persistent", 1]
         assert told["one host lost its own"] == [[0, 3], 3, "persistent", 0]
         assert told["went on"] == [[[0, 3, 5], 5, "local", 0], [5]]
-        # with three or more, the one in the middle has its own: that is not all
-        assert told["hosts changed places"] == [[0, 3], 3, "persistent", 0]
+        assert told["hosts changed places"] == [[0, 3, 5], 5, "local", 0]
+        assert told["mended"] == [[[0, 3, 5], 5, "local", 0], True]  # where they had changed places
         assert told["damage on one"] == [[0, 3, 5], 3, "persistent", 1]
         assert told["went on from before it"] == [[[0, 3, 4], 4, "local", 0], [4]]
         assert told["lost on one"] == [[0, 3], 3, "persistent", 0]

@@ -20,7 +20,6 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._directory import posix as directories
 from ckpt_core._layout.chunks import chunk_count, chunk_parts
-from ckpt_core._run.tiers import agreement
 from ckpt_core._save import write
 from ckpt_core._save.agreement import Start, judge_start
 from ckpt_core._save.plan_digest import Layout
@@ -489,21 +488,6 @@ def test_options():
         ckpt.Options(persist_policy=1000)  # pyright: ignore[reportArgumentType]
 
 
-TOKENS = st.dictionaries(st.integers(0, 5), st.sampled_from("ab"), max_size=4)
-
-
-@given(st.lists(TOKENS, min_size=1, max_size=4))
-def test_complete_is_what_all_have_with_one_token(everyone: list[dict[int, str]]):
-    answer = agreement.judge_steps([agreement.dump_steps(mine) for mine in everyone])
-    found = agreement.parse_complete(answer)
-    for step in range(6):
-        tokens = {mine.get(step) for mine in everyone}
-        assert (step in found.steps) == (len(tokens) == 1 and tokens != {None})
-        assert (step in found.partial) == (len(tokens) > 1)
-        if step in found.steps:
-            assert {found.steps[step]} == tokens
-
-
 def test_what_the_processes_say_before_a_save():
     def judged(*said: Start) -> dict[str, Any]:
         return json.loads(judge_start([one.dump() for one in said]))
@@ -517,23 +501,6 @@ def test_what_the_processes_say_before_a_save():
     assert (unlike["error"], unlike["differing"], unlike["size"]) == ("", [1, 3], 1)
     refused = judged(Start(step, tree), Start(step, refusal="OSError: full"))
     assert refused["error"] == "process 1 cannot save: OSError: full"
-
-
-@pytest.mark.parametrize(
-    ("errors", "verdict"),
-    [
-        ([(CheckpointCorrupt("x"), True), (CheckpointCorrupt("told"), True)], "leave"),
-        ([(CheckpointNotFound("gone"), False), (CheckpointNotFound("told"), True)], "leave"),
-        ([(CheckpointNotFound("no item"), True), (CheckpointNotFound("no item"), True)], "raise"),
-        ([(OSError(5, "EIO"), True), (CheckpointError("told"), True)], "leave"),
-        ([(ckpt.StructureMismatch([]), True), (CheckpointError("told"), True)], "raise"),
-        ([(ckpt.StructureMismatch([]), True), (CheckpointCorrupt("x"), True)], "raise"),
-        ([(CheckpointError("check_state"), True)] * 2, "raise"),
-    ],
-)
-def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
-    votes = [agreement.vote(error, there) for error, there in errors]
-    assert agreement.judge_failure(votes) == verdict
 
 
 @given(

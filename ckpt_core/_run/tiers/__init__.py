@@ -19,7 +19,7 @@ from ckpt_core._run.tiers.lineage import Run as Run
 from ckpt_core._run.tiers.lineage import find_run as find_run
 from ckpt_core._run.tiers.lineage import next_run as next_run
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
-from ckpt_core._run.tiers.local import local_root as local_root
+from ckpt_core._run.tiers.places import local_root as local_root
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 
 

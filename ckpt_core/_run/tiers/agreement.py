@@ -1,82 +1,60 @@
-"""Agreement of the processes on their local steps: each sends text, process 0 decides.
-
-A local step is *complete* when every process has it with the same token. The token identifies the
-save that wrote it, so parts of two saves with the same step number are never taken for one
-checkpoint.
-"""
+"""What the processes do after a failed restore of a local step: each votes, process 0 decides."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 
-_NAMED = 5
-"""Maximum number of processes named in a message as lacking a step."""
 
-
-@dataclass(frozen=True)
-class Complete:
-    """Which steps are complete in the local directories.
-
-    Attributes:
-        steps: step -> token, for steps that all processes have with that token.
-        partial: step -> up to 5 processes that lack it or have another token, for all other steps.
-    """
-
-    steps: dict[int, str]
-    partial: dict[int, list[int]]
-
-
-def judge_steps(texts: Sequence[str]) -> str:
-    """On process 0: merges the ``dump_steps`` text of each process; ``parse_complete`` reads it."""
-    everyone: list[dict[str, str]] = [json.loads(text) for text in texts]
-    steps: dict[str, str] = {}
-    partial: dict[str, list[int]] = {}
-    for step in dict.fromkeys(step for mine in everyone for step in mine):
-        token = next(mine[step] for mine in everyone if step in mine)
-        differing = [index for index, mine in enumerate(everyone) if mine.get(step) != token]
-        if differing:
-            partial[step] = differing[:_NAMED]
-        else:
-            steps[step] = token
-    return json.dumps([steps, partial])
-
-
-def dump_steps(tokens: Mapping[int, str]) -> str:
-    """The steps of one process with their tokens, as text for ``judge_steps``."""
-    return json.dumps(tokens)
-
-
-def parse_complete(answer: str) -> Complete:
-    steps, partial = json.loads(answer)
-    return Complete(
-        {int(step): token for step, token in steps.items()},
-        {int(step): processes for step, processes in partial.items()},
-    )
-
-
-def vote(error: Exception, there: bool) -> str:
+def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
     """One process's vote after a failed restore of a local step, for ``judge_failure``.
 
-    Returns ``"leave"`` (try another copy), ``"raise"`` (no other copy would help) or ``""``
-    (abstain).
+    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"leave"`` (try another
+    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain).
 
     Args:
         error: what the restore raised here.
         there: whether the step is still in the directory of this process.
+        is_whole: verifies this process's part; called only if the error may come from damage.
     """
     if isinstance(error, CheckpointNotFound):
-        return "" if there else "leave"  # there: only an item is missing
+        return "" if there else "mend"  # there: only an item is missing
     if isinstance(error, (CheckpointCorrupt, OSError)):
-        return "leave"  # the files here are bad: another copy may be good
+        # otherwise the damage is that of another process, or other shardings are wanted
+        return "leave" if there and is_whole() else "mend"
     if type(error) is CheckpointError:
         return ""  # most likely the report of another process's failure
     return "raise"  # the code is wrong, not the directory
 
 
 def judge_failure(votes: Sequence[str]) -> str:
-    """``"leave"`` if all processes shall try another copy or another step, else ``"raise"``."""
-    return "leave" if "leave" in votes and "raise" not in votes else "raise"
+    """``"mend"``, ``"leave"`` or ``"raise"``: what all processes do."""
+    if "raise" in votes:
+        return "raise"
+    return next((verdict for verdict in ("mend", "leave") if verdict in votes), "raise")
+
+
+def damage_of(directory: str, step: int, error: Exception, processes: int) -> CheckpointCorrupt:
+    """What is raised if no other tier has the step.
+
+    Args:
+        directory: the local directory.
+        step: that could not be restored.
+        error: why.
+        processes: number of processes.
+    """
+    hint = ""
+    if processes > 1:
+        hint = (
+            " (from local directories each process restores what its own devices held at the save: "
+            "other shardings need a step of the persistent directory)"
+        )
+    named = error if isinstance(error, CheckpointCorrupt) else None
+    damage = CheckpointCorrupt(
+        f"{directory}: step {step}: {error}{hint}",
+        file=named and named.file,
+        leaf=named and named.leaf,
+    )
+    damage.__cause__ = error
+    return damage

@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core import _load
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory import PosixBackend, is_locked, refuse_file, resolve
+from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import (
     BarrierTimeout,
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointNotFound,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
-from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._options import Options
 from ckpt_core._processes import NotTogether, Processes, next_tag
 from ckpt_core._results import Restored
-from ckpt_core._run.fence import OWNER_FILE, Fence, is_abandoned
+from ckpt_core._run.fence import OWNER_FILE, Fence
 from ckpt_core._run.in_flight import InFlight
 from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.agreement import (
-    dump_steps,
-    judge_failure,
-    judge_steps,
-    parse_complete,
-    vote,
-)
+from ckpt_core._run.tiers.agreement import damage_of, judge_failure, vote
+from ckpt_core._run.tiers.copying import Copier
+from ckpt_core._run.tiers.fetch import Target
+from ckpt_core._run.tiers.keeping import Keeping
 from ckpt_core._run.tiers.lineage import Run
-from ckpt_core._run.tiers.save import LocalSave, StepToSave
+from ckpt_core._run.tiers.mending import Mender
+from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
+from ckpt_core._run.tiers.peers import meet
+from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around
+from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
+from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
-
-LINEAGE_FILE = ".ckpt-lineage"
-"""File in a local directory with the lineage of the steps there."""
-_FOLDER = re.compile(r"process_\d+-of-\d+")
-
-
-def local_root(directory: str | os.PathLike[str]) -> str:
-    """The absolute path of a ``local_directory``.
-
-    Raises:
-        ValueError: it is a URL and not a path on this host.
-        NotADirectoryError: it is a file.
-    """
-    root, local = resolve(directory)
-    if not local:
-        raise ValueError(f"local_directory must be on a file system of this host, got {root}")
-    refuse_file(root)
-    return root
+from ckpt_core._verify import verify_part
 
 
 class LocalTier:
@@ -77,24 +60,36 @@ class LocalTier:
         options: Options,
         read_only: bool,
     ) -> None:
-        self.directory = (
-            f"{root}/{run.name or 'none'}/process_{processes.index}-of-{processes.count}"
-        )
+        index, count = processes.index, processes.count
+        self.directory = f"{root}/{run.name or 'none'}/process_{index}-of-{count}"
         self.in_flight = InFlight(self.directory)
         self._backend = PosixBackend()
         self._steps = Steps(self.directory, self._backend, names)
         self._processes = processes
         self._options = options
+        self._read_only = read_only
         self._fence = Fence(self.directory, self._backend)
+        self._claimed = False
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
         self._lineage = run.lineage
-        self._lineage_is_written = (
-            True  # False: the lineage file must be written before the next save
-        )
+        self._lineage_is_written = True  # False: the file must be written before the next save
+        self._keeping = Keeping(self.directory, self._backend, names, count)
         if not read_only:
-            with contextlib.suppress(OSError):  # a save there raises the same error
-                self._backend.clean(self.directory)
+            self._keeping.clean()
+        self._offers = Offers(self._backend.read)
+        self._peers = meet(processes, options, self._offers.find)
+        if self._peers.server is not None:
+            self._close_server = weakref.finalize(self, self._peers.server.close)
+            self._close_server.atexit = False  # its threads are daemons
+        self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
+        limit = options.partner_bytes_per_sec
+        copy_target = weakly(self._copy_target)
+        self._copier = Copier(index, self._peers, self._offers, copy_target, limit)
+        # Equal on all processes, as what stays must be: a step of which all have copies, and the step
+        # that they copy or copied last.
+        self._protected: int | None = None
+        self._copied: int | None = None
         self.look()
 
     @property
@@ -117,6 +112,7 @@ class LocalTier:
             if not self._backend.exists(f"{self.directory}/{LINEAGE_FILE}"):
                 self._write_lineage()  # no step was saved there yet
             self._fence.take()
+            self._claimed = True
         except OSError as error:
             if raised_by_a_handler(error) is not None:
                 raise
@@ -128,16 +124,22 @@ class LocalTier:
             self._lineage = run.lineage
 
     def look(self) -> None:
-        """Lists the local steps of each process; all agree on those that every process has."""
-        mine = dump_steps(self._tokens())
+        """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
+        index, count, names = self._processes.index, self._processes.count, self._steps.names
+        around = look_around(self.directory, index, count, names, self._backend, self._lineage)
+        places = self._mender.whole(around)
+        # Its own part first: of equal parts, the last one put is offered.
+        self._offers.replace({place.key: place.path for place in reversed(places)})
+        sight = Sight([place.seen for place in places], mends=not self._read_only)
+        machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(
             next_tag(),
-            mine,
-            judge_steps,
+            sight.dump(),
+            lambda texts: judge(texts, machines, serving),
             self._options.timeout_secs,
             "look at the local steps",
         )
-        found = parse_complete(answer)
+        found = parse_judgement(answer)
         for step, absent in sorted(found.partial.items()):
             logger.warning(
                 "step %d is not whole in the local directories (processes %s do not have it, or "
@@ -145,34 +147,50 @@ class LocalTier:
                 step,
                 absent,
             )
-        self._complete = found.steps
-
-    def _tokens(self) -> dict[int, str]:
-        """Step -> token, for the readable steps of this process; logs the unreadable ones."""
-        found: dict[int, str] = {}
-        try:
-            lineage = self._backend.read(self.directory, LINEAGE_FILE) or b""
-            steps = self._steps.all() if lineage == self._lineage.encode() else []
-        except OSError as error:
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("%s cannot be read: %s", self.directory, error)
-            return found
-        for step in steps:
-            try:
-                opened = self._steps.open(step)
-            except (CheckpointError, OSError) as error:
-                if raised_by_a_handler(error) is not None:
-                    raise
-                logger.warning("%s: step %d cannot be read: %s", self.directory, step, error)
-                continue
-            if isinstance(opened, NativeCheckpoint):
-                found[step] = opened.record.token
-        return found
+        self._complete = {step: whole.token for step, whole in found.steps.items()}
+        self._mender.note(found.steps)
 
     def opening(self, step: int) -> _load.Opening:
-        """A function that opens this process's part of a step."""
-        return self._steps.opening(step)
+        """A function that opens this process's part of a step, and gets it before if it is lacking."""
+
+        def open_part() -> Any:
+            self._mender.mend(step)
+            return self._steps.open(step)
+
+        return open_part
+
+    def _own_target(self, step: int) -> Target:
+        """Where a part goes that this process lacks; makes its directory one of this lineage.
+
+        Raises:
+            CheckpointNotFound: another Checkpointer uses the directory.
+        """
+        if not self._claimed and is_locked(f"{self.directory}/{OWNER_FILE}"):
+            raise CheckpointNotFound(
+                f"{self.directory}: the part of step {step} is not here, and is not fetched while another "
+                "Checkpointer uses this directory: restore the step, which takes the directory over"
+            )
+        if self._keeping.lineage != self._lineage:
+            # steps of a history that training has left must not become part of this one
+            self._keeping.delete_where(self._steps, lambda _: True)
+            self._keeping.delete_copies(lambda _: True)
+            self._write_lineage()
+        durable = self._options.durable
+        return Target(self._steps.path(step), self._backend, durable, self._check_claim)
+
+    def _check_claim(self) -> None:
+        if self._claimed:
+            self._fence.check()
+
+    def _copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
+        """Where the copy of another process's part goes."""
+
+        def may_commit() -> None:
+            wanted()
+            self._fence.check()
+
+        path = self._keeping.steps_of_copies(source).path(step)
+        return Target(path, self._backend, self._options.durable, may_commit)
 
     def prepare(self, what: StepToSave, copy: Copy | None) -> Callable[[], None]:
         """Takes the snapshot; returns the function that commits it and deletes old steps."""
@@ -196,19 +214,27 @@ class LocalTier:
             step=what.step,
             copy=copy,
         )
-        save = LocalSave(job, self._fence, self._discard_leftovers)
+
+        def committed(saved: Saved) -> None:
+            if saved.part is not None:  # before any process hears that all have committed
+                self._offers.put(Key(what.step, saved.token, saved.part.writer), path)
+            self._keeping.discard_leftovers()
+
+        save = LocalSave(job, self._fence, committed, lambda: self._copier.told)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
             if what.step not in self._complete and self._is_mine():
-                self._discard(what.step)  # left by a failed save, or of another lineage
+                self._keeping.discard(
+                    self._steps, what.step
+                )  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile the step is
             # incomplete.
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
-            token = save.write_and_commit()
+            saved = save.write_and_commit()
             self._mine.add(what.step)
             if self._is_mine():
-                self._retain(what.step, token)
+                self._retain(what.step, saved)
 
         return save_and_retain
 
@@ -220,54 +246,40 @@ class LocalTier:
             return False
         return True
 
-    def _retain(self, saved: int, token: str) -> None:
-        """Keeps the newest complete steps and ``saved``; deletes this process's other steps."""
-        complete = {**self._complete, saved: token}
-        newest = sorted(complete)[-self._options.local_max_to_keep :]
-        self._complete = {step: complete[step] for step in {*newest, saved}}
-        for step in self._steps.all():
-            if step not in self._complete:
-                self._discard(step)
+    def _retain(self, step: int, saved: Saved) -> None:
+        """Keeps the newest complete steps and the saved one; deletes this process's other parts.
 
-    def _discard_leftovers(self) -> None:
-        """Deletes the directories that dead processes of this run left next to this one's.
-
-        There are such if the run had more processes before, or if other ones ran on this host. Live
-        processes take part in this save and hold the locks of their owner files.
+        With partners it also keeps the newest step of which all partners have copies, and the one that
+        they copy now: a step of which a host loses its part is only of use with that copy.
         """
-        try:
-            self._discard_unowned()
-        except OSError as error:
-            logger.warning("could not delete leftovers next to %s: %s", self.directory, error)
+        complete = {**self._complete, step: saved.token}
+        kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
+        if saved.part is not None:
+            kept |= self._needed(step, saved) & set(complete)
+            self._keeping.retain_copies(kept, self._copier.sources if self._copier.active else ())
+            self._offers.keep(lambda key: key.step in kept)
+        self._complete = {step: complete[step] for step in kept}
+        self._keeping.delete_where(self._steps, lambda other: other not in kept)
 
-    def _discard_unowned(self) -> None:
-        folder, _, mine = self.directory.rpartition("/")
-        locks_work = is_locked(f"{self.directory}/{OWNER_FILE}")
-        for name in self._backend.children(folder):
-            path = f"{folder}/{name}"
-            if name == mine or not _FOLDER.fullmatch(name):
-                continue
-            if is_abandoned(path, self._backend, locks_work):
-                with contextlib.suppress(OSError):  # other processes of this host may delete it too
-                    self._backend.delete(path)
-
-    def _discard(self, step: int) -> None:
-        """Deletes this process's part of a step; a failure is only logged."""
-        path = self._steps.path(step)
-        if not self._backend.exists(path):
-            return
-        try:
-            self._backend.delete(path)
-        except BlockingIOError:
-            logger.info("%s is being read, and stays for now", path)
-        except OSError as error:
-            logger.warning("could not delete %s: %s", path, error)
+    def _needed(self, step: int, saved: Saved) -> set[int]:
+        """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
+        if not self._copier.active:
+            return set()
+        if saved.protected is not None:
+            self._protected = saved.protected[0]
+        elif self._protected is None:
+            self._protected = max(set(self._complete) - {step}, default=None)
+        if saved.copies:
+            self._copied = step
+            self._copier.copy(step, saved.token)
+        return {one for one in (self._protected, self._copied) if one is not None}
 
     def delete_where(self, unwanted: Callable[[int], bool]) -> None:
         """Deletes this process's part of the unwanted steps, complete or not; all must call it."""
-        for step in {*self._complete, *self._steps.all()}:
-            if unwanted(step):
-                self._discard(step)
+        self._copier.cancel()
+        self._keeping.delete_where(self._steps, unwanted)
+        self._keeping.delete_copies(unwanted)
+        self._offers.keep(lambda key: not unwanted(key.step))
         self._complete = {s: token for s, token in self._complete.items() if not unwanted(s)}
 
     def goes_on_from(self, persistent: int | None) -> bool:
@@ -278,7 +290,7 @@ class LocalTier:
         Args:
             persistent: newest step of the persistent directory, or None.
         """
-        return bool(self._complete) and max(self._complete) >= (persistent or 0)
+        return max(self._complete, default=-1) >= (persistent or 0)
 
     def begin_lineage(self, run: Run, up_to: int) -> None:
         """Takes over the run's lineage; all processes must call it.
@@ -298,72 +310,91 @@ class LocalTier:
                 str(left)[1:-1],
             )
         self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
-        for step in self._steps.all():
-            if step not in self._complete:
-                self._discard(step)
+        self._copier.cancel()
+        self._keeping.delete_where(self._steps, lambda step: step not in self._complete)
+        self._keeping.delete_copies(lambda step: step not in self._complete)
         self._lineage, self._lineage_is_written = run.lineage, False
         self._write_lineage()
 
     def _write_lineage(self) -> None:
         """Writes the lineage file."""
         self._lineage_is_written = False
-        try:
-            self._backend.put(self.directory, LINEAGE_FILE, self._lineage.encode())
-            self._lineage_is_written = True
-        except OSError as error:  # the next save tries again; until then restores skip it
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
+        self._lineage_is_written = self._keeping.write_lineage(self._lineage)
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
     ) -> Restored | CheckpointCorrupt:
         """Restores a step from the local directories; all processes must call it.
 
-        Returns the error instead if the local copy is damaged and all agreed to try another copy.
+        If parts are damaged, their processes get them from others, and all try once more. Returns the
+        error instead if that is of no help and all agreed to try another copy.
 
         Raises:
             StructureMismatch: the targets do not match the checkpoint.
             Exception: any other error that is not caused by the local files.
         """
-        try:
-            return _load.restore_checkpoint(self._steps.opening(step), targets, request, step)
-        except (BarrierTimeout, NotTogether):
-            raise  # the other processes would not take part in another agreement
-        except Exception as error:
-            if self._processes.count == 1 and raised_by_a_handler(error) is not None:
-                raise
-            # If one process fails, all fail: agree to try another copy, or to raise.
-            mine = vote(error, self._backend.exists(self._steps.path(step)))
-            verdict = self._processes.gather_decide(
-                next_tag(),
-                mine,
-                judge_failure,
-                self._options.timeout_secs,
-                "give up a local step",
-            )
-            if verdict != "leave":
-                raise
-            self._complete.pop(step, None)
-            logger.warning("step %d is not restored from local directories: %s", step, error)
-            return self._damage(step, error)
+        token, mends = self._complete.get(step), self._processes.count > 1 and not self._read_only
+        while True:
+            try:
+                restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
+                self._copy_again(step)
+                return restored
+            except (BarrierTimeout, NotTogether):
+                raise  # the other processes would not take part in another agreement
+            except Exception as error:
+                verdict = self._agree_after(step, error)
+                if verdict == "raise":
+                    raise
+                if verdict == "mend" and mends:
+                    mends = False
+                    self.look()  # without the damaged parts
+                    if token is not None and self._complete.get(step) == token:
+                        continue
+                self._complete.pop(step, None)
+                logger.warning("step %d is not restored from local directories: %s", step, error)
+                return damage_of(self.directory, step, error, self._processes.count)
 
-    def _damage(self, step: int, error: Exception) -> CheckpointCorrupt:
-        hint = ""
-        if self._processes.count > 1:
-            hint = (
-                " (from local directories each process restores what its own devices held at the save: "
-                "other shardings need a step of the persistent directory)"
-            )
-        named = error if isinstance(error, CheckpointCorrupt) else None
-        damage = CheckpointCorrupt(
-            f"{self.directory}: step {step}: {error}{hint}",
-            file=named and named.file,
-            leaf=named and named.leaf,
+    def _copy_again(self, step: int) -> None:
+        """After a restore: partners copy the newest step where they lost their copies of it."""
+        if not self._copier.active or step != max(self._complete, default=None):
+            return
+        self._copied = step
+        if self._claimed and not self._copier.busy:
+            self._copier.copy(step, self._complete[step])
+
+    def _agree_after(self, step: int, error: Exception) -> str:
+        """If one process fails, all fail: they agree to mend it, to try another copy, or to raise."""
+        alone = self._processes.count == 1
+        if alone and raised_by_a_handler(error) is not None:
+            raise error
+
+        def is_whole() -> bool:
+            return alone or self._note_damage(step)
+
+        there = self._backend.exists(self._steps.path(step))
+        return self._processes.gather_decide(
+            next_tag(),
+            vote(error, there, is_whole),
+            judge_failure,
+            self._options.timeout_secs,
+            "give up a local step",
         )
-        damage.__cause__ = error
-        return damage
 
-    def close(self) -> None:
-        """Releases the claim on the directory."""
+    def _note_damage(self, step: int) -> bool:
+        """Whether every byte of this process's part is as it was saved; if not, notes it."""
+        path = self._steps.path(step)
+        report = verify_part(path, self._options.max_host_bytes)
+        if report.ok:
+            return True
+        token = self._complete.get(step)
+        if token is not None:
+            self._mender.note_damage(step, token, str(report.problems[0]))
+        return False
+
+    def close(self, secs_left: float | None = None) -> None:
+        """Releases the claim, when partners have copies of the last step or no grace period is left."""
+        limit_secs = self._options.timeout_secs
+        self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
+        if self._peers.server is not None:
+            self._peers.server.close()
         self._fence.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_core._format.part import Part
 from ckpt_core._format.versions import library_versions
 from ckpt_core._processes import next_tag
 from ckpt_core._run.fence import Fence
+from ckpt_core._run.tiers.partners import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.agreement import agree_to_save, done_by_all
+from ckpt_core._save.coverage import Shares, holding_of, landed, share
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.protocol import SaveEvents, aborting
 from ckpt_core._save.write import Write
@@ -34,6 +37,33 @@ class StepToSave:
     may_be_older: bool = False
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What all processes agreed on in a save.
+
+    Attributes:
+        token: identifies the save.
+        part: the part of this process; None if it is the only one.
+        copies: whether the partners copy the step now.
+        protected: step and token of which the partners have whole copies, or None.
+    """
+
+    token: str
+    part: Part | None = None
+    copies: bool = False
+    protected: tuple[int, str] | None = None
+
+
+def combine_offers(offers: Sequence[Any]) -> dict[str, Any]:
+    """On process 0: the answer to what each process offered in agreement 1."""
+    answer: dict[str, Any] = {"token": offers[0]["token"]}
+    if len(offers) > 1:
+        shares = share([offer["holding"] for offer in offers])
+        answer |= {"groups": shares.groups, "states": shares.states}
+        answer |= judge_copies([offer["copied"] for offer in offers])
+    return answer
+
+
 class LocalSave:
     """One save of all processes, each into its own directory: all commit, or none.
 
@@ -44,14 +74,22 @@ class LocalSave:
     Args:
         job: the process-local checkpoint; an existing one at its target is replaced.
         fence: checks that this writer still owns the directory.
-        tidy: called after this process's commit, before the last agreement: every live process
+        committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
+        copied: what ``judge_copies`` is told of this process.
     """
 
-    def __init__(self, job: SaveJob, fence: Fence, tidy: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: SaveJob,
+        fence: Fence,
+        committed: Callable[[Saved], None],
+        copied: Callable[[], Any],
+    ) -> None:
         self._job = job
         self._fence = fence
-        self._tidy = tidy
+        self._committed = committed
+        self._copied = copied
         self._events = SaveEvents(job.target, job.step, job.options)
         self._tag = next_tag()
         self._fields = RecordFields(job.fields.single)
@@ -78,22 +116,41 @@ class LocalSave:
             raise
         self._blocking_secs = self._events.happened("snapshot_taken")
 
-    def write_and_commit(self) -> str:
-        """Blocks until all processes have committed; returns the token of this save.
+    def write_and_commit(self) -> Saved:
+        """Blocks until all processes have committed; returns what they agreed on.
 
         If one process fails before the commits, all raise and nothing of the step remains.
         """
         with self._events.failing():
-            token = self._agree_to_start()
+            saved = self._agree_to_start()
             activity = self._events.activity
-            write = Write(self._job, self._fields, self._items, token, self._tag, activity)
+            write = Write(self._job, self._fields, self._items, saved.token, self._tag, activity)
             write.snapshot_secs = self._blocking_secs
-            self._on_all("committed", lambda: self._write(write, token))
+            write.part = saved.part
+            self._on_all("committed", lambda: self._write(write, saved))
         self._events.committed(write.written_bytes, self._blocking_secs)
-        return token
+        return saved
 
-    def _agree_to_start(self) -> str:
-        """Agreement 1: all processes save the same; returns the token that process 0 chose."""
+    def _agree_to_start(self) -> Saved:
+        """Agreement 1: all processes save the same; what they hold, and what is copied."""
+        job = self._job
+        offer: dict[str, Any] = {"token": secrets.token_hex(16)}
+        if job.processes.count > 1 and self._refusal is None:
+            try:
+                self._items = landed(self._items)
+                offer |= {"holding": holding_of(self._items).dump(), "copied": self._copied()}
+            except Exception as error:
+                self._refusal = error
+        answer = self._agree(offer)
+        if job.processes.count == 1:
+            return Saved(answer["token"])
+        shares = Shares(answer["groups"], answer["states"])
+        self._items = shares.with_states(self._items)
+        protected = answer["protected"] and (answer["protected"][0], answer["protected"][1])
+        part = shares.part(job.processes.index)
+        return Saved(answer["token"], part, answer["copies"], protected)
+
+    def _agree(self, offer: dict[str, Any]) -> dict[str, Any]:
         job = self._job
         return agree_to_save(
             job.processes,
@@ -108,18 +165,19 @@ class LocalSave:
                 "whether one state or named items are saved": job.fields.single,
                 "the version of ckpt": library_versions().get("ckpt-core"),
             },
-            secrets.token_hex(16),
+            offer,
             self._refusal,
             job.options.timeout_secs,
+            combine_offers,
         )
 
-    def _write(self, write: Write, token: str) -> None:
+    def _write(self, write: Write, saved: Saved) -> None:
         """Writes and commits this process's part; agreement 2 is right before the commit."""
         job = self._job
         try:
             self._fence.take()
             attempt = job.backend.begin(
-                job.target, overwrite=True, durable=job.options.durable, token=token
+                job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
             with aborting(lambda: attempt):
                 write.write_own(attempt)
@@ -127,7 +185,7 @@ class LocalSave:
                 self._all_wrote = True
                 self._on_all("written", self._fence.check)
                 attempt.commit()
-            self._tidy()
+            self._committed(saved)
         except BaseException as error:
             if not self._all_wrote:
                 self._send_failure(error)

@@ -1,0 +1,221 @@
+"""Gives the files of this process's local steps to the other processes of the job.
+
+A request names a part of a step and the number of a file in it: ``/<step>/<token>/<writer>/<n>``;
+with ``done`` instead, the process that makes copies of the part says that it has ended.
+Path and file names come from the shelf alone, so no request can reach another file.
+"""
+
+from __future__ import annotations
+
+import collections
+import hmac
+import os
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, NamedTuple, cast
+
+from ckpt_core._exchange.client import IDLE_SECS, authorization
+
+_MOST_CONNECTIONS = 32
+"""Further connections are refused; their processes try another source, or later."""
+_PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
+_POLL_SECS = 0.5
+_REMEMBERED = 16
+
+
+class Key(NamedTuple):
+    """Identifies the content of a part of a step: copies of it are equal to the byte.
+
+    Attributes:
+        step: number of the step.
+        token: of the save.
+        writer: index of the process that wrote the part.
+    """
+
+    step: int
+    token: str
+    writer: int
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The files of one part.
+
+    Attributes:
+        path: directory of the part.
+        names: files relative to it; a request names one by its position here.
+    """
+
+    path: str
+    names: tuple[str, ...]
+
+
+Shelf = Callable[[Key], "Offered | None"]
+"""Looks a part up; None if this process does not have it. Called from any thread."""
+
+
+class Server:
+    """Serves the parts of a shelf until ``close``, in daemon threads.
+
+    Args:
+        address: IP address to listen at; the port is a free one.
+        secret: what every request must carry.
+        shelf: what may be fetched.
+
+    Attributes:
+        port: the port.
+    """
+
+    def __init__(self, address: str, secret: str, shelf: Shelf) -> None:
+        self._listener = _Listener(address, authorization(secret), shelf)
+        self.port: int = self._listener.server_address[1]
+        self._thread = threading.Thread(
+            target=self._listener.serve_forever,
+            args=(_POLL_SECS,),
+            name="ckpt-exchange",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def last_used(self) -> float:
+        """When, by the monotonic clock, a byte was last asked for or sent."""
+        return self._listener.last_used
+
+    def was_done(self, key: Key) -> bool:
+        """Whether a process said that it needs a part no longer; of a few recent parts."""
+        return key in self._listener.done
+
+    def close(self) -> None:
+        """Ends all transfers and closes the port; may be called again."""
+        self._listener.end()
+        self._thread.join(2 * IDLE_SECS)
+
+
+class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(self, address: str, authorized: str, shelf: Shelf) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.authorized = authorized.encode()
+        self.shelf = shelf
+        self.last_used = time.monotonic()
+        self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
+        self._open: set[Any] = set()
+        self._lock = threading.Lock()
+        self._ended = False
+        super().__init__((address, 0), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        with self._lock:
+            if self._ended or len(self._open) >= _MOST_CONNECTIONS:
+                return False
+            self._open.add(request)
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no error here; the default prints a traceback."""
+
+    def end(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            for connection in self._open:
+                _wake(connection)
+        _wake(self.socket)  # else serve_forever would look at the end only after its poll
+        self.shutdown()
+        self.server_close()
+
+
+def _wake(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is closed already
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "ckpt", ""
+    timeout = IDLE_SECS
+
+    def setup(self) -> None:
+        super().setup()
+        self._key: Key | None = None
+        self._offered: Offered | None = None
+
+    def do_GET(self) -> None:
+        """Answers one request."""
+        listener = cast(_Listener, self.server)
+        given = self.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, listener.authorized):
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return
+        listener.last_used = time.monotonic()
+        asked = _PATH.fullmatch(self.path)
+        if asked is None:
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        key = Key(int(asked[1]), asked[2], int(asked[3]))
+        if asked[4] == "done":
+            listener.done.append(key)
+            self._answer(HTTPStatus.OK, 0)
+            return
+        position = int(asked[4])
+        if key != self._key:
+            self._key, self._offered = key, listener.shelf(key)
+        if self._offered is None or position >= len(self._offered.names):
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        path = os.path.join(self._offered.path, self._offered.names[position])
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # deleted in the meantime
+            self._refuse(HTTPStatus.NOT_FOUND)
+            return
+        with open(descriptor, "rb", buffering=0) as file:
+            self._send(file, listener)
+
+    def _send(self, file: Any, listener: _Listener) -> None:
+        size_bytes = os.fstat(file.fileno()).st_size
+        self._answer(HTTPStatus.OK, size_bytes)
+        sent = 0
+        while sent < size_bytes:
+            count = self.connection.sendfile(file, sent, min(_SEND_BYTES, size_bytes - sent))
+            if count == 0:  # the file became shorter: the receiver sees that bytes are missing
+                self.close_connection = True
+                return
+            sent += count
+            listener.last_used = time.monotonic()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        self._answer(status, 0)
+
+    def _answer(self, status: HTTPStatus, size_bytes: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(size_bytes))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The default writes a line to stderr for every request."""
+
+
+_SEND_BYTES = 8 * 1024 * 1024

@@ -1,0 +1,75 @@
+"""Which part of a step a local checkpoint holds, and for which processes it is as good as their own.
+
+Runs of process indices are pairs of the first and the last one: ``[[0, 3], [6, 6]]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_MOST_PROCESSES = 2**24
+
+Runs = tuple[tuple[int, int], ...]
+"""Process indices as ascending runs (first, last)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a step that one process wrote into its local directory.
+
+    Attributes:
+        writer: index of the process that wrote it.
+        count: number of processes of the save.
+        serves: the processes whose own parts hold the same, the writer among them.
+    """
+
+    writer: int
+    count: int
+    serves: Runs
+
+    @staticmethod
+    def own(writer: int, count: int) -> Part:
+        """A part that is of use for its writer alone."""
+        return Part(writer, count, ((writer, writer),))
+
+    def dump(self) -> dict[str, Any]:
+        """The part as JSON values."""
+        return {"process": self.writer, "of": self.count, "serves": self.serves}
+
+    @staticmethod
+    def load(value: Any) -> Part:
+        """What ``dump`` gave.
+
+        Raises:
+            ValueError: the numbers do not fit together.
+            KeyError, TypeError: it is something else.
+        """
+        writer, count = value["process"], value["of"]
+        serves = tuple((first, last) for first, last in value["serves"])
+        numbers = [writer, count, *(number for run in serves for number in run)]
+        if any(type(number) is not int for number in numbers):
+            raise ValueError("a process index that is no whole number")
+        if not 0 <= writer < count <= _MOST_PROCESSES or not contains(serves, writer):
+            raise ValueError(f"the part of process {writer} of {count}, for {serves}")
+        edges = [number for run in serves for number in run]
+        if edges != sorted(edges) or edges[0] < 0 or edges[-1] >= count:
+            raise ValueError(f"impossible runs of processes {serves}")
+        return Part(writer, count, serves)
+
+
+def contains(runs: Runs, index: int) -> bool:
+    """Whether an index is in one of the runs."""
+    return any(first <= index <= last for first, last in runs)
+
+
+def runs_of(indices: Iterable[int]) -> Runs:
+    """Ascending indices as runs."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] + 1 == index:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return tuple((first, last) for first, last in runs)

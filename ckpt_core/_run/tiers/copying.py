@@ -1,0 +1,182 @@
+"""Copies of the parts of other processes, whose partner this process is; made in the background.
+
+No step waits for a copy. The thread that saved a step asks for copies of it, unless copies of an
+earlier step are still being made; see ``partners.judge_copies``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ckpt_core._errors import CheckpointError
+from ckpt_core._events import logger
+from ckpt_core._exchange import BLOCK_BYTES, Connection, Key
+from ckpt_core._run.tiers.fetch import Target, bring
+from ckpt_core._run.tiers.partners import CopyState
+from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.places import Offers
+
+_LOOK_SECS = 0.2
+_STALLED_SECS = 10.0
+"""``finish`` gives up if no byte moves, here or to a partner, for this time."""
+
+
+class _Cancelled(CheckpointError):
+    """The copy is not wanted any more."""
+
+
+class Copier:
+    """Fetches the parts of the processes whose partner this one is, one step at a time.
+
+    Args:
+        index: of this process.
+        peers: the processes of the run.
+        offers: gets the copies, so that other processes can fetch them.
+        target: for the index of a process and a step, where the copy of its part goes.
+        bytes_per_sec: limit of the rate; None for no limit.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        peers: Peers,
+        offers: Offers,
+        target: Callable[[int, int, Callable[[], None]], Target],
+        bytes_per_sec: int | None,
+    ) -> None:
+        self.sources: Sequence[int] = [
+            source for source, partner in enumerate(peers.partners) if partner == index
+        ]
+        self.active = len(peers.partners) > 1 and None not in peers.partners
+        self._peers = peers
+        self._offers = offers
+        self._target = target
+        self._index = index
+        self._bytes_per_sec = bytes_per_sec
+        # small enough that a connection is never quiet for long
+        self._block_bytes = min(BLOCK_BYTES, bytes_per_sec or BLOCK_BYTES)
+        self._state: CopyState = "idle" if self.active else "off"
+        self._now: tuple[int, str] = (-1, "")
+        self._cancelled = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._moved = time.monotonic()
+
+    @property
+    def told(self) -> list[Any]:
+        """What ``judge_copies`` is told."""
+        state = self._state
+        return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being copied, or was copied last; None if there is none."""
+        return self._now[0] if self._state in ("busy", "done") else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are being made."""
+        return self._state == "busy"
+
+    def copy(self, step: int, token: str) -> None:
+        """Begins to copy a step that all processes have committed; the previous copies have ended."""
+        self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
+        self._cancelled = cancelled = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, args=(step, token, cancelled), name="ckpt-partner", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end
+            self._thread, self._state = None, "idle"
+
+    def _work(self, step: int, token: str, cancelled: threading.Event) -> None:
+        done = True
+        for source in self.sources:
+            try:
+                self._copy(Key(step, token, source), cancelled)
+            except _Cancelled:
+                done = False
+            except Exception as error:
+                done = False
+                logger.warning(
+                    "step %d: no copy of the part of process %d was made here: %s",
+                    step,
+                    source,
+                    error,
+                )
+        self._state = "done" if done else "idle"
+
+    def _copy(self, key: Key, cancelled: threading.Event) -> None:
+        def may_go_on() -> None:
+            if cancelled.is_set():
+                raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
+
+        peer = self._peers.everyone[key.writer]
+        if not peer.port:
+            raise ConnectionError(f"process {key.writer} serves nothing")
+        connection = Connection(peer, self._peers.secret, self._block_bytes)
+        began, moved_bytes = time.monotonic(), 0
+
+        def pieces(position: int) -> Iterator[bytes]:
+            nonlocal moved_bytes
+            for piece in connection.pieces(*key, position):
+                may_go_on()
+                moved_bytes += len(piece)
+                self._moved = time.monotonic()
+                if self._bytes_per_sec is not None:
+                    due_secs = moved_bytes / self._bytes_per_sec
+                    cancelled.wait(max(0.0, began + due_secs - time.monotonic()))
+                yield piece
+
+        try:
+            target = self._target(key.writer, key.step, may_go_on)
+            if self._offers.path(key) != target.path:  # else it was copied before the last restart
+                bring(key, pieces, target)
+                self._offers.put(key, target.path)
+        finally:
+            with contextlib.suppress(ConnectionError):
+                connection.close()  # it may have stopped midway through a file
+                connection.say_done(*key)
+            connection.close()
+
+    def cancel(self) -> None:
+        """Stops copying; returns when nothing more is committed, or after 30 s without any byte."""
+        self._cancelled.set()
+        if self._thread is not None:
+            self._thread.join(2 * _STALLED_SECS)
+        if self._state != "off":
+            self._state = "idle"
+
+    def finish(self, timeout_secs: float) -> None:
+        """Blocks until the copies of the last step are made, here and of this process's part.
+
+        Gives up when nothing moves any more, or at the timeout.
+        """
+        server, deadline = self._peers.server, time.monotonic() + timeout_secs
+        while self.step is not None and time.monotonic() < deadline:
+            moved = max(self._moved, server.last_used if server is not None else 0.0)
+            fetched = server is None or server.was_done(Key(*self._now, self._index))
+            if (fetched and self._state != "busy") or time.monotonic() - moved > _STALLED_SECS:
+                return
+            time.sleep(_LOOK_SECS)
+
+    def close(self, steps: Mapping[int, str], timeout_secs: float) -> None:
+        """Finishes; also copies the newest step if copies of an earlier one were still being made then.
+
+        Args:
+            steps: the complete steps with their tokens.
+            timeout_secs: limit for all of it.
+        """
+        if not self.active:
+            return
+        deadline = time.monotonic() + timeout_secs
+        self.finish(timeout_secs)
+        newest = max(steps, default=-1)
+        if self.step is not None and newest > self.step:
+            self.copy(newest, steps[newest])
+            self.finish(deadline - time.monotonic())
+        self.cancel()

@@ -1,0 +1,123 @@
+"""Gets the parts that this process lacks or that are damaged here, from wherever they are whole.
+
+Each process does so by itself, when it opens the step: all have agreed on the sources before, in
+``parts.judge``, and the others only serve files meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._events import logger
+from ckpt_core._exchange import Connection, Key
+from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
+from ckpt_core._run.tiers.parts import Source, WholeStep
+from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.places import Offers, Place
+
+
+class Mender:
+    """Mends the steps of one process.
+
+    Args:
+        index: of this process.
+        peers: the processes of the run.
+        offers: the parts that this process sees.
+        target: for a step, where its own part goes; makes the directory ready for it.
+    """
+
+    def __init__(
+        self, index: int, peers: Peers, offers: Offers, target: Callable[[int], Target]
+    ) -> None:
+        self._index = index
+        self._peers = peers
+        self._offers = offers
+        self._target = target
+        self._missing: dict[int, tuple[str, list[Source]]] = {}
+        self._damaged: dict[tuple[int, str], str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, steps: Mapping[int, WholeStep]) -> None:
+        """Takes over what all agreed on."""
+        mine = self._index
+        self._missing = {
+            step: (whole.token, whole.sources[mine])
+            for step, whole in steps.items()
+            if mine in whole.sources
+        }
+
+    def note_damage(self, step: int, token: str, what: str) -> None:
+        """Notes that this process's own part is damaged; it is then ignored and replaced."""
+        self._damaged[step, token] = what
+
+    def whole(self, places: Sequence[Place]) -> list[Place]:
+        """The places, without this process's own part where it was found damaged."""
+        return [
+            place
+            for place in places
+            if not place.seen.own or (place.seen.step, place.seen.token) not in self._damaged
+        ]
+
+    def mend(self, step: int) -> None:
+        """Gets this process's part of a whole step, if it lacks it; blocks meanwhile.
+
+        Raises:
+            CheckpointCorrupt: no source gave it; the message says what each answered.
+        """
+        if step not in self._missing:
+            return
+        with self._lock:
+            if step not in self._missing:
+                return
+            token, sources = self._missing[step]
+            failures: list[str] = []
+            for source in sources:
+                try:
+                    path = self._get(Key(step, token, source.writer), source)
+                except CheckpointNotFound:
+                    raise
+                except (CheckpointError, OSError) as error:
+                    failures.append(f"from process {source.process}: {error}")
+                    continue
+                self._log(step, token, source, path, failures)
+                del self._missing[step]
+                return
+        raise CheckpointCorrupt(
+            f"step {step}: the part of process {self._index} is lost or damaged in its local directory, and could not "
+            f"be fetched: {'; '.join(failures)}"
+        )
+
+    def _get(self, key: Key, source: Source) -> str:
+        target = self._target(key.step)
+        if source.process == self._index:
+            offered = self._offers.find(key)
+            if offered is None:
+                raise ConnectionError("it was here and is gone")
+            bring(key, pieces_of_directory(offered.path, offered.names), target)
+        else:
+            peer = self._peers.everyone[source.process]
+            connection = Connection(peer, self._peers.secret)
+            try:
+                bring(key, lambda position: connection.pieces(*key, position), target)
+            finally:
+                connection.close()
+        self._offers.put(key, target.path)
+        return target.path
+
+    def _log(
+        self, step: int, token: str, source: Source, path: str, failures: Sequence[str]
+    ) -> None:
+        damage = self._damaged.pop((step, token), None)
+        lost = "was missing" if damage is None else f"was damaged ({damage})"
+        where = "another folder of this host"
+        if source.process != self._index:
+            where = f"process {source.process}"
+        logger.warning(
+            "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+            path,
+            lost,
+            where,
+            f", after failures {'; '.join(failures)}" if failures else "",
+        )

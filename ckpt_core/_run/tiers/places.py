@@ -1,0 +1,186 @@
+"""The parts of local steps below a local directory: those of this process, and of others.
+
+A process finds its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
+processes of this host, or hosts that have changed places. In each may be folders
+``partner-of_<j>-of-<n>`` with copies of the parts of process j.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ckpt_core._directory import Backend, refuse_file, resolve
+from ckpt_core._directory.step_names import StepNames
+from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._events import logger
+from ckpt_core._exchange import Key, Offered
+from ckpt_core._format.part import Part, contains
+from ckpt_core._format.record import RECORD_FILE, Record, load_record
+from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._run.steps import Steps
+from ckpt_core._run.tiers.parts import Seen
+
+LINEAGE_FILE = ".ckpt-lineage"
+"""File in a local directory with the lineage of the steps there."""
+FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
+COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
+_MOST_FOLDERS = 64
+"""Maximum number of folders of other processes in which a process looks."""
+
+
+def local_root(directory: str | os.PathLike[str]) -> str:
+    """The absolute path of a ``local_directory``.
+
+    Raises:
+        ValueError: it is a URL and not a path on this host.
+        NotADirectoryError: it is a file.
+    """
+    root, local = resolve(directory)
+    if not local:
+        raise ValueError(f"local_directory must be on a file system of this host, got {root}")
+    refuse_file(root)
+    return root
+
+
+def copies_folder(index: int, count: int) -> str:
+    """The folder, in that of its partner, of copies of the parts of process ``index``."""
+    return f"partner-of_{index}-of-{count}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a step, and where it is.
+
+    Attributes:
+        seen: what the others are told of it.
+        path: its directory.
+        record: its ckpt.json.
+    """
+
+    seen: Seen
+    path: str
+    record: Record
+
+    @property
+    def key(self) -> Key:
+        """Identifies its content."""
+        return Key(self.seen.step, self.seen.token, self.seen.writer)
+
+
+def look_around(
+    directory: str, index: int, count: int, names: StepNames, backend: Backend, lineage: str
+) -> list[Place]:
+    """The readable parts of the lineage in a process's directory, first its own, and beside it.
+
+    Args:
+        directory: folder of process ``index``.
+        index, count: of this process.
+        names: names of step directories.
+        backend: reads.
+        lineage: parts of other lineages are left out.
+    """
+    root, _, mine = directory.rpartition("/")
+    folders = [mine]
+    if count > 1:
+        others = (name for name in backend.children(root) if _is_of(FOLDER, name, count))
+        folders += sorted(name for name in others if name != mine)[:_MOST_FOLDERS]
+    found: list[Place] = []
+    for folder in folders:
+        path = f"{root}/{folder}"
+        try:
+            if (backend.read(path, LINEAGE_FILE) or b"") != lineage.encode():
+                continue
+            inside = [""]
+            if count > 1:
+                inside += [name for name in backend.children(path) if _is_of(COPIES, name, count)]
+            for name in inside:
+                steps = Steps(f"{path}/{name}".rstrip("/"), backend, names)
+                writer = int((FOLDER if not name else COPIES).fullmatch(name or folder)[1])  # pyright: ignore[reportOptionalSubscript]
+                found += _parts_in(
+                    steps, Part.own(writer, count), index, folder == mine and not name
+                )
+        except OSError as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s cannot be read: %s", path, error)
+    return found
+
+
+def _is_of(pattern: re.Pattern[str], name: str, count: int) -> bool:
+    found = pattern.fullmatch(name)
+    return found is not None and int(found[2]) == count
+
+
+def _parts_in(steps: Steps, default: Part, index: int, mine: bool) -> Iterable[Place]:
+    """The parts in one folder; logs the unreadable ones.
+
+    Args:
+        steps: the folder.
+        default: what a record without a note of its part is taken for: versions before 0.2 wrote none.
+        index: of this process.
+        mine: whether the folder is that of this process's own parts.
+    """
+    for step in steps.all():
+        try:
+            opened = steps.open(step)
+        except (CheckpointError, OSError) as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
+            continue
+        if not isinstance(opened, NativeCheckpoint):
+            continue
+        record = opened.record
+        part = record.part or default
+        if part.count == default.count:
+            own = mine and contains(part.serves, index)
+            created = record.created_unix_secs
+            seen = Seen(step, record.token, created, part.writer, part.serves, own)
+            yield Place(seen, opened.path, record)
+
+
+class Offers:
+    """The parts that other processes may fetch from this one; may be used by any thread."""
+
+    def __init__(self, read: Callable[[str, str], bytes | None]) -> None:
+        self._read = read
+        self._paths: dict[Key, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: Key, path: str) -> None:
+        """Offers the part at a path."""
+        with self._lock:
+            self._paths[key] = path
+
+    def replace(self, paths: dict[Key, str]) -> None:
+        """Offers these parts and no other."""
+        with self._lock:
+            self._paths = dict(paths)
+
+    def keep(self, wanted: Callable[[Key], bool]) -> None:
+        """Offers no longer those that are not wanted."""
+        with self._lock:
+            self._paths = {key: path for key, path in self._paths.items() if wanted(key)}
+
+    def path(self, key: Key) -> str | None:
+        """Where a part is."""
+        with self._lock:
+            return self._paths.get(key)
+
+    def find(self, key: Key) -> Offered | None:
+        """The files of a part, from its record; a ``Shelf``."""
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            data = self._read(path, RECORD_FILE)
+            record = None if data is None else load_record(data)
+        except (CheckpointError, OSError):
+            return None
+        if record is None or record.token != key.token:
+            return None  # it was replaced in the meantime
+        return Offered(path, (RECORD_FILE, *sorted(record.files)))

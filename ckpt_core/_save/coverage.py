@@ -1,0 +1,147 @@
+"""Which processes hold the same, so that the part of a step that one wrote is of use for another.
+
+Two processes hold the same if they hold the same regions of all distributed arrays, and equal values
+of all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
+belongs to one process, but it is small: if all states together are, every process writes all of
+them, as in the persistent directory, and they make no difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import crc32c
+import numpy as np
+
+from ckpt_core._format.part import Part, runs_of
+from ckpt_core._options import KIB
+from ckpt_core._save.job import PreparedItem
+from ckpt_core._storage import ArrayToWrite
+
+MOST_STATE_BYTES = 64 * KIB
+"""Maximum size of a process's pipeline states that are sent to the other processes."""
+MOST_STATE_BYTES_IN_ALL = 256 * KIB
+"""Maximum size of the states of all processes together, since every process gets them."""
+
+States = dict[str, dict[str, str]]
+"""Item -> file name -> content."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one process holds, as it tells the others before a save.
+
+    Attributes:
+        digest: equal on processes that hold the same, apart from states.
+        states: its pipeline states; None if they are too large to be sent.
+    """
+
+    digest: str
+    states: States | None
+
+    def dump(self) -> list[Any]:
+        """As JSON values."""
+        return [self.digest, self.states]
+
+
+def landed(items: Sequence[PreparedItem]) -> list[PreparedItem]:
+    """The items with their arrays on the host; blocks until they are there."""
+    return [
+        replace(item, arrays=item.landing(), landing=None) if item.landing else item
+        for item in items
+    ]
+
+
+def holding_of(items: Sequence[PreparedItem]) -> Holding:
+    """What this process holds, from items whose arrays are on the host."""
+    digest = hashlib.sha256()
+    states: States = {}
+    for item in sorted(items, key=lambda item: item.name):
+        digest.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
+        if item.record.form == "process":
+            states[item.name] = {
+                name: data.decode(errors="surrogateescape")
+                for name, data in item.state_files.items()
+            }
+        else:
+            for part in _values(item):
+                digest.update(repr(part).encode(errors="surrogatepass"))
+    sizes = [len(text) for files in states.values() for text in files.values()]
+    return Holding(digest.hexdigest(), None if sum(sizes) > MOST_STATE_BYTES else states)
+
+
+def _values(item: PreparedItem) -> list[Any]:
+    """What distinguishes an item here from the same item of another process."""
+    found: list[Any] = [sorted(item.texts.items())]
+    found += [(name, crc32c.crc32c(data)) for name, data in sorted(item.state_files.items())]
+    found += [(source.name, source.size_bytes) for source in item.sources]
+    if item.plan is not None:
+        found.append(item.plan.coverage)
+        unshared = item.plan.unshared
+        found += [(a.name, _checksum(a)) for a in item.arrays if a.name in unshared]
+    return found
+
+
+def _checksum(array: ArrayToWrite) -> int:
+    total = 0
+    for _, values in array.pieces:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        total = crc32c.crc32c(flat.view(np.uint8).data, total)
+    return total
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the processes of a save hold, as process 0 tells them.
+
+    Attributes:
+        groups: for each process the number of its group; the processes of a group hold the same.
+        states: the pipeline states of all processes, to be written by each; empty if each process
+            writes its own.
+    """
+
+    groups: list[int]
+    states: States
+
+    def part(self, index: int) -> Part:
+        """The part that process ``index`` writes."""
+        mine = self.groups[index]
+        alike = (other for other, group in enumerate(self.groups) if group == mine)
+        return Part(index, len(self.groups), runs_of(alike))
+
+    def with_states(self, items: Sequence[PreparedItem]) -> list[PreparedItem]:
+        """The items of a save, with the pipeline states of all processes."""
+        return [
+            replace(item, state_files=_encoded(self.states[item.name]) | item.state_files)
+            if item.name in self.states
+            else item
+            for item in items
+        ]
+
+
+def _encoded(files: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: text.encode(errors="surrogateescape") for name, text in files.items()}
+
+
+def share(told: Sequence[Any]) -> Shares:
+    """On process 0: the shares, from what ``Holding.dump`` gave on each process."""
+    everyone = [Holding(*one) for one in told]
+    known = [one.states for one in everyone if one.states is not None]
+    sizes = (len(text) for one in known for files in one.values() for text in files.values())
+    together = len(known) == len(everyone) and sum(sizes) <= MOST_STATE_BYTES_IN_ALL
+    stateless = together and not any(known)
+    numbers: dict[Any, int] = {}
+    groups = [
+        numbers.setdefault(one.digest if together else (one.digest, index), len(numbers))
+        for index, one in enumerate(everyone)
+    ]
+    if stateless or not together:
+        return Shares(groups, {})
+    states: States = {}
+    for one in known:
+        for name, files in one.items():
+            states.setdefault(name, {}).update(files)
+    return Shares(groups, states)

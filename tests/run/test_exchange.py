@@ -1,0 +1,264 @@
+"""The server of local steps gives what is on its shelf, to who knows the secret, and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
+from ckpt_core._format.record import RECORD_FILE
+from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
+from ckpt_core._run.tiers.places import Offers
+
+SECRET = "s" * 64
+KEY = Key(3, "token", 1)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """A server that offers two files, beside one that it does not."""
+    part = tmp_path / "part"
+    part.mkdir()
+    (part / "ckpt.json").write_bytes(b"record")
+    (part / "data").write_bytes(bytes(range(256)) * 5000)
+    (part / "secret").write_bytes(b"not listed")
+    os.symlink("/etc/hostname", part / "link")
+    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone"))
+    server = Server("127.0.0.1", SECRET, lambda key: offered if key == KEY else None)
+    try:
+        yield server, part
+    finally:
+        server.close()
+
+
+def fetched(server: Server, position: Any, key: Key = KEY, secret: str = SECRET) -> bytes:
+    connection = Connection(Peer("", "127.0.0.1", server.port), secret)
+    try:
+        return b"".join(connection.pieces(*key, position))
+    finally:
+        connection.close()
+
+
+def test_what_is_offered_comes_whole(served: tuple[Server, Path]):
+    server, part = served
+    assert fetched(server, 0) == b"record"
+    assert fetched(server, 1) == (part / "data").read_bytes()
+    assert not server.was_done(KEY)
+    assert fetched(server, "done") == b"" and server.was_done(KEY)
+
+
+@pytest.mark.parametrize("secret", ["", "S" * 64, SECRET + "s", SECRET[:-1], "\xe9"])
+def test_a_wrong_secret_is_refused(served: tuple[Server, Path], secret: str):
+    with pytest.raises(ConnectionError, match="403 Forbidden"):
+        fetched(served[0], 0, secret=secret)
+
+
+@pytest.mark.parametrize(
+    "key", [KEY._replace(step=4), KEY._replace(token="other"), Key(3, "token", 0)]
+)
+def test_another_part_is_refused(served: tuple[Server, Path], key: Key):
+    with pytest.raises(ConnectionError, match="404"):
+        fetched(served[0], 0, key)
+
+
+@pytest.mark.parametrize(
+    "position", [2, 3, 4, 99999999, "../secret", "secret", "-1", "1/../secret"]
+)
+def test_another_file_is_refused(served: tuple[Server, Path], position: Any):
+    """Positions of a link and of a file that is gone; beyond the last; and paths instead of positions."""
+    with pytest.raises(ConnectionError, match="404"):
+        fetched(served[0], position)
+
+
+def asked(server: Server, method: str, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Authorization", f"Bearer {SECRET}")
+        connection.endheaders()
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_other_requests_are_refused(served: tuple[Server, Path]):
+    server, part = served
+    for path in (
+        "/",
+        "//etc/passwd",
+        f"/{part}/secret",
+        "/3/token/1",
+        "/3/token/1/0/",
+        "/3/token/1/0?x",
+    ):
+        assert asked(server, "GET", path) == 404, path
+    for method in ("POST", "PUT", "DELETE", "HEAD"):
+        assert asked(server, method, "/3/token/1/0") == 501
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40))
+def test_no_path_leads_out(path: str):
+    """Whatever is asked, the shelf alone says which directory is read."""
+    seen: list[Key] = []
+    server = _SERVER.get(seen)
+    assert asked(server, "GET", "/" + path) in (200, 404)
+    assert all(key.step >= 0 for key in seen)
+
+
+class _Shared:
+    """One server for all examples."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._seen: list[Key] = []
+
+    def get(self, seen: list[Key]) -> Server:
+        self._seen = seen
+        if self._server is None:
+            self._server = Server("127.0.0.1", SECRET, lambda key: self._seen.append(key))
+        return self._server
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+_SERVER = _Shared()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closing() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    yield
+    _SERVER.close()
+
+
+def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
+    def serving() -> int:
+        return sum(thread.name == "ckpt-exchange" for thread in threading.enumerate())
+
+    server, before = served[0], serving()
+    held = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(32)]
+    try:
+        for connection in held:
+            connection.sendall(b"GET")  # and then nothing
+        deadline = time.monotonic() + 10
+        refused = False
+        while not refused and time.monotonic() < deadline:
+            try:
+                fetched(server, 0)
+            except ConnectionError:
+                refused = True
+        assert refused
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < 5
+        assert serving() == before - 1
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_a_server_that_is_away(tmp_path: Path):
+    server = Server("127.0.0.1", SECRET, lambda _: None)
+    server.close()
+    server.close()
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
+        fetched(server, 0)
+
+
+def test_a_file_that_becomes_shorter_is_noticed(served: tuple[Server, Path]):
+    server, part = served
+    with (part / "data").open("r+b") as file:
+        file.truncate(256 * 5000 * 40)  # sparse, larger than what sockets hold
+    connection = Connection(Peer("", "127.0.0.1", server.port), SECRET)
+    pieces = connection.pieces(*KEY, 1)
+    next(pieces)
+    os.truncate(part / "data", 100)
+    with pytest.raises(ConnectionError, match=r"before the end|IncompleteRead|reset"):
+        for _ in pieces:
+            pass
+    connection.close()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Key]:
+    path = tmp_path / "saved" / "3"
+    ckpt.save(path, {"w": jnp.arange(3 << 15), "text": "x"})
+    opened = open_checkpoint(path)
+    assert isinstance(opened, NativeCheckpoint)
+    return path, Key(3, opened.record.token, 0)
+
+
+def allowed() -> None:
+    pass
+
+
+def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> None:
+    path, own = saved
+    offers = Offers(PosixBackend().read)
+    offers.put(own, str(path))
+    offered = offers.find(own)
+    assert offered is not None
+    pieces = pieces_of_directory(offered.path, offered.names)
+    bring(key or own, pieces, Target(str(target), PosixBackend(), True, allowed))
+
+
+def test_what_is_brought_is_equal_to_the_byte(saved: tuple[Path, Key], tmp_path: Path):
+    target = tmp_path / "here" / "3"
+    brought(saved, target)
+    files = {file.relative_to(saved[0]) for file in saved[0].rglob("*") if file.is_file()}
+    assert files == {file.relative_to(target) for file in target.rglob("*") if file.is_file()}
+    assert all((saved[0] / file).read_bytes() == (target / file).read_bytes() for file in files)
+    assert ckpt.verify(target).ok
+
+
+def test_a_damaged_part_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
+    """Every file in turn, with one bit that is wrong and with one byte more."""
+    target = tmp_path / "here" / "3"
+    brought(saved, target)
+    names = [file for file in sorted(saved[0].rglob("*")) if file.is_file()]
+    assert any("/d/" in str(name) for name in names)
+    for file in names:
+        whole = file.read_bytes()
+        flipped = bytes([*whole[:-1], whole[-1] ^ 1]) if whole else b"x"
+        for damaged in (flipped, whole + b"x", whole[:-1]):
+            if damaged == whole:
+                continue
+            file.write_bytes(damaged)
+            with pytest.raises((CheckpointCorrupt, AssertionError)):
+                brought(saved, target)
+            file.write_bytes(whole)
+        assert ckpt.verify(target).ok  # what was there stays
+    assert [path.name for path in target.parent.iterdir()] == ["3"]
+
+
+def test_another_save_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
+    with pytest.raises(CheckpointCorrupt, match=r"ckpt\.json: another part"):
+        brought(saved, tmp_path / "here" / "3", saved[1]._replace(token="0" * 32))
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_shelf_forgets_what_was_replaced(saved: tuple[Path, Key]):
+    offers = Offers(PosixBackend().read)
+    offers.put(saved[1], str(saved[0]))
+    offers.put(other := saved[1]._replace(token="0" * 32), str(saved[0]))
+    found = offers.find(saved[1])
+    assert found is not None and found.names[0] == RECORD_FILE and offers.find(other) is None
+    offers.keep(lambda key: key != saved[1])
+    assert offers.find(saved[1]) is None and offers.path(other) == str(saved[0])

@@ -1,0 +1,256 @@
+"""Which local steps are whole, who fetches what from whom, and who keeps copies of what."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckpt_core as ckpt
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._exchange import Key, choose_address
+from ckpt_core._format.part import Part, contains, runs_of
+from ckpt_core._layout.chunks import chunk_key, chunk_of_key
+from ckpt_core._run.tiers import agreement
+from ckpt_core._run.tiers.partners import choose_partner, judge_copies
+from ckpt_core._run.tiers.parts import Judgement, Seen, Sight, Source, judge, parse_judgement
+from ckpt_core._save.coverage import MOST_STATE_BYTES, Holding, share
+
+INDICES = st.sets(st.integers(0, 40))
+
+
+@given(INDICES)
+def test_runs_hold_their_indices_and_no_other(indices: set[int]):
+    runs = runs_of(sorted(indices))
+    assert {index for index in range(50) if contains(runs, index)} == indices
+    assert all(b[0] > a[1] + 1 for a, b in itertools.pairwise(runs))
+    for index in indices:
+        part = Part(index, 41, runs)
+        assert Part.load(json.loads(json.dumps(part.dump()))) == part
+
+
+@given(st.text(), st.lists(st.integers(0, 10**6), max_size=4))
+def test_the_key_of_a_chunk_tells_array_and_chunk(name: str, index: list[int]):
+    key = f"{name}/{chunk_key(tuple(index))}" if name else chunk_key(tuple(index))
+    assert chunk_of_key(key) == (name, tuple(index))
+
+
+def test_what_is_no_key_of_a_chunk():
+    for key in ("", "a", "a/c/", "a/c/x", "c/-1", "ac"):
+        with pytest.raises(ValueError, match="no key of a chunk"):
+            chunk_of_key(key)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"process": 0, "of": 1, "serves": []},
+        {"process": 2, "of": 2, "serves": [[0, 2]]},
+        {"process": 0, "of": 2, "serves": [[1, 1]]},
+        {"process": 0, "of": 2, "serves": [[0, 5]]},
+        {"process": 1, "of": 4, "serves": [[1, 2], [0, 0]]},
+        {"process": 0, "of": 10**9, "serves": [[0, 0]]},
+        {"process": True, "of": 2, "serves": [[0, 1]]},
+        {"process": "0", "of": 2, "serves": [[0, 1]]},
+        [],
+    ],
+)
+def test_a_note_of_a_part_that_cannot_be(value: Any):
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Part.load(value)
+
+
+def judged(
+    everyone: list[list[Seen]],
+    machines: list[str] | None = None,
+    serving: list[bool] | None = None,
+    mends: bool = True,
+) -> Judgement:
+    texts = [Sight(parts, mends).dump() for parts in everyone]
+    names = machines or [str(n) for n in range(len(everyone))]
+    return parse_judgement(judge(texts, names, serving or [True] * len(everyone)))
+
+
+TOKENS = st.dictionaries(st.integers(0, 5), st.sampled_from("ab"), max_size=4)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=4))
+def test_of_no_use_for_others_a_step_is_whole_if_all_have_it(everyone: list[dict[int, str]]):
+    parts = [
+        [Seen(step, token, 0.0, n, ((n, n),), True) for step, token in mine.items()]
+        for n, mine in enumerate(everyone)
+    ]
+    found = judged(parts)
+    for step in range(6):
+        tokens = {mine.get(step) for mine in everyone}
+        assert (step in found.steps) == (len(tokens) == 1 and tokens != {None})
+        assert (step in found.partial) == (len(tokens) > 1)
+        if step in found.steps:
+            assert {found.steps[step].token} == tokens and not found.steps[step].sources
+
+
+@st.composite
+def _sights(draw: Any) -> tuple[int, list[list[Seen]]]:
+    count = draw(st.integers(1, 5))
+    groups = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+
+    def seen(process: int) -> Any:
+        def make(writer: int, token: str, own: bool) -> Seen:
+            serves = runs_of(n for n in range(count) if groups[n] == groups[writer])
+            return Seen(1, token, ord(token), writer, serves, own and contains(serves, process))
+
+        parts = st.builds(make, st.integers(0, count - 1), st.sampled_from("ab"), st.booleans())
+        return st.lists(parts, max_size=3)
+
+    return count, [draw(seen(process)) for process in range(count)]
+
+
+@given(_sights(), st.data())
+def test_whole_means_that_everybody_gets_what_serves_him(
+    sights: tuple[int, list[list[Seen]]], data: st.DataObject
+):
+    count, everyone = sights
+    serving = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    found = judged(everyone, serving=serving)
+
+    def obtainable(process: int, token: str) -> bool:
+        near = any(s.token == token and contains(s.serves, process) for s in everyone[process])
+        far = any(
+            serving[n] and s.token == token and contains(s.serves, process)
+            for n, parts in enumerate(everyone)
+            for s in parts
+        )
+        return near or far
+
+    whole = [t for t in "ab" if all(obtainable(process, t) for process in range(count))]
+    if not whole:
+        assert not found.steps
+        return
+    step = found.steps[1]
+    assert step.token == whole[-1]  # the newer one
+    for process in range(count):
+        mine = [s for s in everyone[process] if s.token == step.token]
+        if any(s.own for s in mine):
+            assert process not in step.sources
+            continue
+        assert step.sources[process]
+        for source in step.sources[process]:
+            given = [s for s in everyone[source.process] if s.writer == source.writer]
+            assert any(s.token == step.token and contains(s.serves, process) for s in given)
+            assert source.process == process or serving[source.process]
+
+
+def replicated(process: int, count: int, token: str = "a") -> Seen:
+    return Seen(7, token, 1.0, process, ((0, count - 1),), True)
+
+
+def test_sources_are_near_and_take_turns():
+    everyone = [[replicated(n, 6)] if n < 4 else [] for n in range(6)]
+    found = judged(everyone, machines=["x", "x", "y", "y", "y", "z"])
+    assert found.steps[7].sources[4][0] == Source(2, 2)  # on the same machine
+    assert found.steps[7].sources[5][0] == Source(0, 0)  # process 2 is asked already
+    assert len(found.steps[7].sources[4]) == 3
+    alone = judged(everyone, serving=[False] * 6)
+    assert not alone.steps and alone.partial == {7: [4, 5]}
+
+
+def test_who_is_read_only_needs_its_own():
+    everyone = [[replicated(0, 2)], []]
+    assert judged(everyone, mends=False).partial == {7: [1]}
+    assert judged(everyone).steps[7].sources == {1: [Source(0, 0)]}
+
+
+def test_who_keeps_copies_of_whose_parts():
+    def chosen(machines: str, partners: Any = "host") -> list[int | None]:
+        return [choose_partner(partners, list(machines), n) for n in range(len(machines))]
+
+    assert chosen("xxyy") == [2, 3, 0, 1]
+    assert chosen("xyxy") == [1, 0, 3, 2]
+    assert chosen("xxx") == [1, 2, 0]
+    assert chosen("xxy") == [2, 2, 0]
+    assert chosen("x") == [None] and chosen("xy", None) == [None, None]
+    assert chosen("xyz", lambda index, count: (index + 2) % count) == [2, 0, 1]
+
+    def constant(value: Any) -> Any:
+        return lambda index, count: value
+
+    for wrong in (3, -1, 0, True, "1", None):
+        with pytest.raises(ValueError, match="must give the index of another"):
+            choose_partner(constant(wrong), list("xyz"), 0)
+
+
+@given(st.lists(st.sampled_from("xyz"), min_size=2, max_size=12))
+def test_partners_are_elsewhere_where_that_is_possible(machines: list[str]):
+    for index, machine in enumerate(machines):
+        partner = choose_partner("host", machines, index)
+        assert partner is not None and partner != index
+        assert machines[partner] != machine or len(set(machines)) == 1
+
+
+def test_all_copy_the_same_steps():
+    idle, busy, done = ["idle", -1, ""], ["busy", 4, "t"], ["done", 4, "t"]
+    assert judge_copies([idle, idle]) == {"copies": True, "protected": None}
+    assert judge_copies([done, busy]) == {"copies": False, "protected": None}
+    assert judge_copies([done, done]) == {"copies": True, "protected": [4, "t"]}
+    assert judge_copies([done, idle]) == {"copies": True, "protected": None}
+    assert judge_copies([["off", -1, ""]] * 2) == {"copies": False, "protected": None}
+
+
+def test_who_holds_the_same():
+    def groups(*told: Holding) -> tuple[list[int], dict[str, Any]]:
+        shares = share([one.dump() for one in told])
+        return shares.groups, shares.states
+
+    assert groups(Holding("a", {}), Holding("b", {}), Holding("a", {})) == ([0, 1, 0], {})
+    states = [{"data": {f"{n}.json": "x" * n}} for n in range(2)]
+    together = {"data": {"0.json": "", "1.json": "x"}}
+    assert groups(*[Holding("a", one) for one in states]) == ([0, 0], together)
+    # states that are too large stay with their process, so that nobody can stand in for it
+    assert groups(Holding("a", states[0]), Holding("a", None)) == ([0, 1], {})
+    large = [{"data": {f"{n}": "x" * MOST_STATE_BYTES}} for n in range(9)]
+    assert groups(*[Holding("a", one) for one in large]) == (list(range(9)), {})
+
+
+def test_at_which_address_a_process_serves():
+    far = ("a", "10.0.0.1"), ("b", "10.0.0.2")
+    assert choose_address(far, 0) == "10.0.0.1" and choose_address(far, 1) == "10.0.0.2"
+    assert choose_address([("a", "10.0.0.1"), ("a", "10.0.0.1")], 0) == "127.0.0.1"
+    assert choose_address([("a", "127.0.0.1"), ("b", None)], 0) is None
+    # the coordinator's own host may know itself by loopback only: it takes its way to another one
+    assert choose_address([("a", "127.0.0.1"), ("b", "127.0.0.2")], 0) is None
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ([(CheckpointCorrupt("x"), True), (CheckpointCorrupt("told"), True)], "leave"),
+        ([(CheckpointNotFound("gone"), False), (CheckpointNotFound("told"), True)], "mend"),
+        ([(CheckpointNotFound("no item"), True), (CheckpointNotFound("no item"), True)], "raise"),
+        ([(OSError(5, "EIO"), True), (CheckpointError("told"), True)], "leave"),
+        ([(ckpt.StructureMismatch([]), True), (CheckpointError("told"), True)], "raise"),
+        ([(ckpt.StructureMismatch([]), True), (CheckpointCorrupt("x"), True)], "raise"),
+        ([(CheckpointError("check_state"), True)] * 2, "raise"),
+    ],
+)
+def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
+    votes = [agreement.vote(error, there) for error, there in errors]
+    assert agreement.judge_failure(votes) == verdict
+
+
+def test_a_damaged_part_is_mended_first():
+    votes = [agreement.vote(CheckpointCorrupt("x"), True, lambda ok=ok: ok) for ok in (True, False)]
+    assert votes == ["leave", "mend"] and agreement.judge_failure(votes) == "mend"
+    assert agreement.judge_failure([*votes, "raise"]) == "raise"
+
+
+def test_what_options_refuse():
+    with pytest.raises(ValueError, match=r"partners must be None, 'host'"):
+        ckpt.Options(partners="rack")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="partner_bytes_per_sec"):
+        ckpt.Options(partner_bytes_per_sec=0)
+    assert Key(1, "a", 0) == (1, "a", 0)
