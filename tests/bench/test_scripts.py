@@ -51,6 +51,7 @@ SMALL = {
         "2",
     ],
     "goodput.py": ["--hosts", "8,4096", "--days", "2", "--runs", "1"],
+    "lost_host.py": ["--mib", "16", "--processes", "2", "--repeats", "1"],
     "memory.py": ["--gib", "0.01", "--leaf-mib", "1", "--only", "save,load"],
     "restart.py": ["--gib", "0.01", "--leaf-mib", "1", "--repeats", "1"],
     "startup_overlap.py": ["--mib", "8", "--layers", "2", "--repeats", "1"],
