@@ -240,7 +240,7 @@ def restore(
 
     No object is changed before all items match their targets. What a failure leaves behind:
 
-    - NNX and Keras objects are set while arrays are still being read, 128 MiB at a time, so that
+    - NNX, Keras and torchax objects are set while arrays are still being read, 128 MiB at a time, so that
       old and new state never fill memory together. If a checksum fails midway, the new arrays are
       deleted: jax refuses to use the object ("Array has been deleted") until a restore succeeds.
       ``Options(atomic_restore=True)`` reads and verifies everything first, for twice the memory.

@@ -1,6 +1,6 @@
 """How a restore sets live objects, and what becomes of them if it fails.
 
-NNX and Keras objects are set while arrays are being read, so that old and new state are never
+NNX, Keras and torchax objects are set while arrays are being read, so that old and new state are never
 complete in memory together. All other objects are set at the end.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_core._errors import drop_locals
+from ckpt_core._errors import CheckpointError, drop_locals
 from ckpt_core._lazy import jax
 from ckpt_core._load.outcomes import LiveOutcome, LiveTree, Undo
 from ckpt_core._load.planned import ItemPlan
@@ -141,10 +141,13 @@ class InPlace:
         names: list[str] = []
         for plan in self._begun.values():
             old = {id(leaf) for leaf in plan.kept if leaf is not None}
-            for array in _arrays(plan):  # the adapter may have set copies of the new arrays
-                if id(array) not in old:
-                    array.delete()
-            if any(array.is_deleted() for array in _arrays(plan)):
+            try:
+                for array in _arrays(plan):  # the adapter may have set copies of the new arrays
+                    if id(array) not in old:
+                        array.delete()
+                if any(array.is_deleted() for array in _arrays(plan)):
+                    names.append(plan.name)
+            except CheckpointError:  # the adapter refuses to read deleted arrays
                 names.append(plan.name)
         if names:
             error.add_note(

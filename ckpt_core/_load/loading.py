@@ -149,7 +149,7 @@ class _Loading:
         return identity_of(path, self._checkpoint.attempt, seen.hexdigest())
 
     def read(self, reading: Reading) -> None:
-        """Reads and assembles all items' leaves; a restore sets NNX and Keras objects meanwhile."""
+        """Reads and assembles all items' leaves; a restore sets NNX, Keras and torchax objects meanwhile."""
         if not self._planned:
             self.plan()
         with self._watching:

@@ -40,7 +40,18 @@ def keras_model(value: float) -> Any:
     return model
 
 
+def torch_model(value: float) -> Any:
+    torch = pytest.importorskip("torch")
+    torch_view = pytest.importorskip("tests.support.torchax_nets").torch_view
+    model = torch.nn.Module()
+    for i in range(LAYERS):
+        model.register_buffer(f"w{i:02}", torch_view(jnp.full((WIDTH, WIDTH), value + i)))
+    return model
+
+
 def arrays(model: Any) -> list[Any]:
+    if hasattr(model, "buffers"):
+        return [tensor.jax() for tensor in model.buffers()]
     if isinstance(model, Model):
         return [param.get_raw_value() for param in model.layers]
     return [variable.value for variable in model.weights]
@@ -78,7 +89,7 @@ def damaged(step: Path) -> None:
     raise AssertionError("the last of the arrays is in no file")
 
 
-kinds = pytest.mark.parametrize("make", [Model, keras_model])
+kinds = pytest.mark.parametrize("make", [Model, keras_model, torch_model])
 
 
 @kinds

@@ -54,6 +54,15 @@ class TorchAdapter:
         else:
             _verbs(obj)[1](obj, state)
 
+    def set_leaves(self, obj: Any, leaves: Mapping[tuple[Any, ...], Any], /) -> list[Any]:
+        """Sets jax arrays on some torchax tensors of a module, by path; returns those that it set.
+
+        It skips tensors on the CPU, on the meta device and views of others: ``set_state`` sets those.
+        """
+        if isinstance(obj, _modules.Filling) or not isinstance(obj, torch.nn.Module):
+            return []
+        return _modules.set_leaves(obj, leaves)
+
     def wanted(self, obj: Any, saved: Any, /) -> Any:
         """The state to request for the target ``obj``, given the saved state."""
         if isinstance(obj, torch.Tensor):

@@ -119,6 +119,18 @@ def set_state(module: Any, state: Mapping[str, Any]) -> None:
     _warn_of_lost_ties(untied)
 
 
+def set_leaves(module: Any, leaves: Mapping[tuple[Any, ...], Any]) -> list[Any]:
+    """Sets arrays on live torchax tensors while others are still being read; returns what it set."""
+    entries = _entries(_torchax.unwrapped(module))
+    was_set: list[Any] = []
+    for path, value in leaves.items():
+        tensor = entries.get(path[0]) if len(path) == 1 else None
+        if _torchax.is_tensor(tensor):  # neither a view, nor on the CPU or the meta device
+            _tensors.write(tensor, value)
+            was_set.append(value)
+    return was_set
+
+
 def _set(module: Any, names: list[str], tensor: Any, value: Any) -> None:
     """Sets one entry of a module, under all of its names."""
     if _is_extra(names[0]):
