@@ -99,6 +99,7 @@ for step in range(given["steps"]):
     wait()
 meet("end")
 print(json.dumps(sorted(blocked)[len(blocked) // 2]), flush=True)
+time.sleep(0 if given["index"] else 2)  # process 0 serves the others
 os._exit(0)  # as if killed: nothing is closed
 """
 
@@ -112,6 +113,7 @@ secs = time.perf_counter() - began
 assert all((np.asarray(shard.data) == step).all() for x in jax.tree.leaves(tree) for shard in x.addressable_shards)
 meet("end")
 print(json.dumps([step, secs]), flush=True)
+time.sleep(0 if given["index"] else 2)
 os._exit(0)
 """
 
