@@ -58,6 +58,7 @@ class Activity:
     is_over: bool = False
     _reports: int = 0
     _told_bytes: int = 0
+    _missed_until: float = 0.0
 
     def enter(self, phase: str) -> None:
         """Notes what is done from here on."""
@@ -66,7 +67,7 @@ class Activity:
     @property
     def due(self) -> float:
         """When the next report is, in monotonic seconds."""
-        return self.began + (self._reports + 1) * (self.report_secs or 0.0)
+        return max(self.began, self._missed_until) + (self.report_secs or 0.0)
 
     @property
     def asked(self) -> bool:
@@ -79,6 +80,8 @@ class Activity:
         """Logs one report, and sends it to the listener."""
         self._reports += 1
         now = time.monotonic()
+        if self.report_secs:  # of multiples that passed while the process stood still, one is told
+            self._missed_until = now - (now - self.began) % self.report_secs
         newly, self._told_bytes = self.done_bytes - self._told_bytes, self.done_bytes
         absent, resident = awaited(), resident_bytes()
         logger.warning(
@@ -195,7 +198,9 @@ def _report_if_late(watched: weakref.ref[Activity]) -> None:
         return
     try:
         activity.report()
-    except Exception:  # a report must not end the reports
+    except (
+        BaseException
+    ):  # a report must not end the reports, nor may a listener that calls sys.exit
         logger.exception("could not report on %s", activity.path)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
+from ckpt_core._directory.leftovers import has_sign
 from ckpt_core._directory.locks import LockFile
 from ckpt_core._directory.mounts import file_system_of, mounted_bucket
 from ckpt_core._directory.syscalls import exchange, is_local_disk, remove
@@ -25,7 +26,7 @@ class Disk:
     """What a directory of a file system can do.
 
     Attributes:
-        directory: the directory, or the first one above it that exists.
+        directory: the directory, or the first one above it that exists and is in no checkpoint.
         file_system: type, as the kernel names it; empty if unknown.
         mounted_by: the program that mounts a bucket there, or None.
         local: whether no other machine can change it.
@@ -56,7 +57,7 @@ class Disk:
 
 
 def probe_directory(path: str, probe_bytes: int) -> Disk:
-    """Measures the directory at ``path``, or the first above it that exists.
+    """Measures the directory at ``path``, or the first above it that exists and is in no checkpoint.
 
     Args:
         path: absolute.
@@ -65,6 +66,7 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
     Raises:
         OSError: it cannot be written to.
     """
+    path = _outside(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     room = os.statvfs(path)
@@ -98,6 +100,16 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
         )
     finally:
         remove(folder)
+
+
+def _outside(path: str) -> str:
+    """The directory of the checkpoint that a path is in, which would be damaged by one file more; else the path."""
+    around = path
+    while around != os.path.dirname(around):
+        if has_sign(around):
+            path = os.path.dirname(around)
+        around = os.path.dirname(around)
+    return path
 
 
 def _seconds(do: Callable[[], None]) -> float:

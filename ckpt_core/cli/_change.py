@@ -9,12 +9,15 @@ from collections.abc import Sequence
 import typer
 
 from ckpt_core._copy import copy_checkpoint, same_save
-from ckpt_core._directory import resolve
+from ckpt_core._directory import SIGNS, Backend, resolve
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
 from ckpt_core.cli._text import console, counted, print_json, size, when
+
+_OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
+"""Of ``SIGNS``, those that the items of a checkpoint do not have."""
 
 
 def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> int:
@@ -72,7 +75,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
             run.refuse_absent(step)
         found = [run.path(step) for step in dict.fromkeys(steps)]
     else:
-        found = [_one_checkpoint(path) for path in dict.fromkeys(paths)]
+        found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     out = console()
     for path in found:
         out.print(_told(path), markup=False, soft_wrap=True)
@@ -101,12 +104,24 @@ def _one_checkpoint(path: str) -> str:
             f"{text} is a directory of steps: say which to delete with --step, or remove the directory itself"
         )
     backend = backend_of(local)
-    if not backend.is_checkpoint(backend.replaced(text) or text):
+    standing = backend.replaced(text) or text
+    if not backend.is_checkpoint(standing):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
+    if not _says_so(backend, standing, SIGNS):
+        raise CheckpointError(
+            f"{text} holds folders of Orbax, and nothing says that it is one checkpoint and no folder of several: name "
+            "those, or a step with --step, or remove the directory itself"
+        )
     above = text.rpartition("/")[0]
-    if above and not above.endswith(":/") and backend.is_checkpoint(above):
+    alone = _says_so(backend, standing, _OF_ONE) and not _says_so(backend, above, SIGNS)
+    if above and not above.endswith(":/") and not alone and backend.is_checkpoint(above):
         raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
     return text
+
+
+def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
+    """Whether a folder itself says that it is a checkpoint, and not only folders in it."""
+    return bool(path) and any(backend.size(path, sign) is not None for sign in signs)
 
 
 def _told(path: str) -> str:

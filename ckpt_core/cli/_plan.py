@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._directory import resolve
@@ -52,7 +54,12 @@ class Question:
             ("--lost-hosts", self.lost_hosts, 0.001, 0.999),
             ("--start-secs", self.start_secs, 0, 1e6),
             ("--slowdown", self.slowdown, 0, 1),
-            ("--host-rate", self.host_bytes_per_sec or 1e9, 1, math.inf),
+            (
+                "--host-rate",
+                1e9 if self.host_bytes_per_sec is None else self.host_bytes_per_sec,
+                1,
+                math.inf,
+            ),
         ):
             if not least <= value <= most:
                 raise typer.BadParameter(f"{option} is {value:g}, not in {least:g} to {most:g}")
@@ -61,14 +68,14 @@ class Question:
 def bytes_of(text: str) -> int:
     """``16GB`` is 16,000,000,000 and ``1.5GiB`` 1,610,612,736; a plain number is bytes."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgtp]?)(i?)(?:b(?:/s)?)?\s*", text.lower())
-    try:
-        number = float(found[1]) if found else math.nan
-    except ValueError:
-        number = math.nan
-    if found is None or not math.isfinite(number) or (found[3] and not found[2]):
+    number = math.nan
+    if found is not None and (found[2] or not found[3]):
+        power = "kmgtp".index(found[2]) + 1 if found[2] else 0
+        with contextlib.suppress(ValueError):
+            number = float(found[1]) * (1024 if found[3] else 1000) ** power
+    if not math.isfinite(number):
         raise typer.BadParameter(f"{text!r} is no number of bytes, such as 16GB or 1.5GiB")
-    power = "kmgtp".index(found[2]) + 1 if found[2] else 0
-    return round(number * (1024 if found[3] else 1000) ** power)
+    return round(number)
 
 
 def plan(question: Question, *, as_json: bool) -> int:
@@ -147,7 +154,7 @@ def _print(
     for one, (write, read) in zip(found, rates, strict=True):
         every = f"{counted(one.steps, 'step', 'steps')} ({_time(one.secs)})"
         lost = (f"{share:.2%}" for share in (one.saving, one.redone, one.restoring))
-        table.add_row(one.name, f"{size(write)}/s", f"{size(read)}/s", every, *lost)
+        table.add_row(escape(one.name), f"{size(write)}/s", f"{size(read)}/s", every, *lost)
     out.print(table)
     useful = max(0.0, 1 - sum(one.lost for one in found))
     out.print(f"useful time: {useful:.2%}", markup=False)

@@ -17,7 +17,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, source_of
 from ckpt_core.convert._torch import TorchFile, read_slot
-from ckpt_core.convert._torch_pickle import Made, unpickled
+from ckpt_core.convert._torch_pickle import Made, Tensor, unpickled
 from ckpt_core.convert._zips import Window, opened_zip
 
 INDEX = ".metadata"
@@ -64,6 +64,20 @@ class _Part(NamedTuple):
     bytes: int
 
 
+class _Inside(NamedTuple):
+    """A tensor in a value that torch did not cut, such as a tuple of tensors.
+
+    Attributes:
+        file: path of the file, first byte and number of bytes of the value.
+        tensor: as ``TorchFile`` knows it.
+        where: for messages.
+    """
+
+    file: tuple[str, int, int]
+    tensor: Tensor
+    where: str
+
+
 @contextlib.contextmanager
 def opened(path: str) -> Generator[Source]:
     """The state that was saved in a folder: tensors, numbers and text in dicts and lists."""
@@ -102,9 +116,12 @@ class _Folder:
             where = f"{self._path}: {name}"
             try:
                 levels = tuple(self._levels.get(name) or (name,))
+                hash(levels)  # else it names no place
                 leaf = self._slot(name, told, where) if isinstance(told, _Tensor) else None
                 leaf = self._value(name, where) if leaf is None else leaf
-            except (AttributeError, KeyError, TypeError, IndexError) as error:
+            except UnsupportedLeaf:  # which is a TypeError
+                raise
+            except (AttributeError, KeyError, TypeError, IndexError, OverflowError) as error:
                 raise self._damaged(f"{name}: {error!r}") from error
             leaves.append((levels, leaf))
         return _nested(leaves, self._damaged)
@@ -137,15 +154,18 @@ class _Folder:
         return os.path.join(self._path, file), begin, count
 
     def _value(self, name: str, where: str) -> Any:
-        """A value that is no tensor: a number, text, or a container of them."""
+        """A value that is no tensor: a number, text, or a container, of which torch cuts lists and dicts only."""
         place = self._place(name, self._stored[name, None])
         with _part_file(*place, where) as file:
             tree = file.tree()
         if isinstance(tree, Slot):
             raise self._damaged(f"{name} is a tensor")
-        return tree
+        return _closed(tree, place)
 
     def read(self, slot: Slot) -> Array:
+        if isinstance(slot.place, _Inside):
+            with _part_file(*slot.place.file, slot.place.where) as file:
+                return file.read(slot.place.tensor, slot.place.where)
         parts: list[_Part]
         parts, where = slot.place
         if len(parts) == 1:
@@ -157,6 +177,20 @@ class _Folder:
                 part, slot.spec.dtype, where
             )
         return found
+
+
+def _closed(tree: Any, place: tuple[str, int, int]) -> Any:
+    """A tree whose file is closed now: each of its slots says how to open it again."""
+    if isinstance(tree, Slot):
+        _, tensor, where = tree.place
+        return Slot(tree.spec, _Inside(place, tensor, where))
+    if isinstance(tree, dict):
+        named = cast("dict[Any, Any]", tree)
+        return {name: _closed(part, place) for name, part in named.items()}
+    if isinstance(tree, list | tuple):
+        parts = cast("Sequence[Any]", tree)
+        return type(tree)(_closed(part, place) for part in parts)
+    return tree
 
 
 @contextlib.contextmanager
@@ -191,7 +225,7 @@ def _tiles(
         return False
     solid = [(o, s) for o, s in zip(offsets, sizes, strict=True) if 0 not in s]
     if len(solid) < 2 or not shape:
-        return len(solid) < 2 and all(not any(o) for o, _ in solid)
+        return len(solid) < 2 and all(not any(o) and (*s,) == (*shape,) for o, s in solid)
     first = np.array([o for o, _ in solid], np.int64)
     last = first + np.array([s for _, s in solid], np.int64)
     if (first < 0).any() or (last > np.array(shape)).any():

@@ -24,6 +24,8 @@ from ckpt_core.convert._source import Array, Slot, Source, array_spec, source_of
 
 _MOST_LINE_BYTES = 2**20
 _MAGIC = b"\x93NUMPY"
+_ALONE = {2: "bfloat16"}
+"""By size, what elements without a name are; of one byte there are many dtypes."""
 
 
 @contextlib.contextmanager
@@ -38,7 +40,7 @@ def opened(path: str, like: Any = None) -> Generator[Source]:
             return header.read(stream, where, slot.spec.stored_bytes)
 
         if like is None:
-            source = source_of(list(_slots(stream, path, itertools.repeat({2: "bfloat16"}))), read)
+            source = source_of(list(_slots(stream, path, itertools.repeat(_ALONE))), read)
         else:
             flat = flatten(
                 _placed(stream, path, like, read),
@@ -57,7 +59,9 @@ def _first_line(stream: IO[bytes], path: str) -> Any:
     line = stream.readline(_MOST_LINE_BYTES)
     try:
         return json.loads(line) if line.endswith(b"\n") else _none(path)
-    except ValueError:
+    except CheckpointCorrupt:
+        raise
+    except (ValueError, RecursionError):
         return _none(path)
 
 
@@ -90,7 +94,7 @@ def _placed(stream: IO[bytes], path: str, like: Any, read: Callable[[Slot], Arra
     leaves, treedef = jax.tree_util.tree_flatten(like)
     stored = [n for n, leaf in enumerate(leaves) if _is_stored(leaf)]
     names = [_unnamed(leaves[n]) for n in stored]
-    slots = list(_slots(stream, path, itertools.chain(names, itertools.repeat({2: "bfloat16"}))))
+    slots = list(_slots(stream, path, itertools.chain(names, itertools.repeat(_ALONE))))
     if len(stored) != len(slots):
         raise StructureMismatch(
             [Mismatch("", "leaves", f"{len(slots)} leaves", f"{len(stored)} leaves")],
@@ -100,13 +104,31 @@ def _placed(stream: IO[bytes], path: str, like: Any, read: Callable[[Slot], Arra
     for n, slot in zip(stored, slots, strict=True):
         leaf = leaves[n]
         number = isinstance(leaf, bool | int | float | complex) and not slot.spec.shape
-        leaves[n] = type(leaf)(read(slot).item()) if number else slot
+        leaves[n] = _number(type(leaf), read(slot).item(), path) if number else slot
     return treedef.unflatten(leaves)
 
 
+def _number(kind: type[Any], found: Any, path: str) -> Any:
+    """A number as the target has it, if that is the same number."""
+    try:
+        made = kind(found)
+    except (TypeError, ValueError, OverflowError):
+        made = None
+    if made is None or (made != found and found == found):  # NaN differs from itself
+        raise StructureMismatch(
+            [Mismatch("", "dtype", repr(found), kind.__name__)],
+            where=path,
+            advice="The target must be what was saved, made by the same code.",
+        )
+    return made
+
+
 def _unnamed(leaf: Any) -> dict[int, str]:
+    """Of several dtypes that numpy writes without a name, that of the target; another one does not mean such bytes."""
     dtype = getattr(leaf, "dtype", None)
-    return {} if not isinstance(dtype, np.dtype) else {dtype.itemsize: dtype.name}
+    if not isinstance(dtype, np.dtype) or np.dtype(np.lib.format.dtype_to_descr(dtype)) == dtype:
+        return _ALONE
+    return {**_ALONE, dtype.itemsize: dtype.name}
 
 
 def _is_stored(leaf: Any) -> bool:

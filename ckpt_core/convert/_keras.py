@@ -18,6 +18,8 @@ from ckpt_core.convert._zips import Window, data_offset, opened_zip
 WEIGHTS = "model.weights.h5"
 SHARDS_SUFFIX = ".weights.json"
 _MOST_LEVELS = 100
+_MOST_OBJECTS = 1_000_000
+_MOST_DIGITS = 18
 _MOST_JSON_BYTES = 2**26
 _DEFLATED_AT_MOST = 1100
 
@@ -63,6 +65,8 @@ def _file(stack: contextlib.ExitStack, h5py: Any, opening: Any, where: str) -> t
     try:
         return stack.enter_context(h5py.File(opening, "r")), where
     except OSError as error:
+        if error.errno is not None:  # of the system, such as a permission that lacks
+            raise
         raise CheckpointCorrupt(
             f"{where}: damaged, cut short, or no HDF5: {error}", file=where
         ) from error
@@ -75,7 +79,7 @@ def _json_member(archive: zipfile.ZipFile, path: str) -> Any:
         raise CheckpointCorrupt(f"{path}: metadata.json is impossibly large", file=path)
     try:
         return json.loads(archive.read("metadata.json"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointCorrupt(f"{path}: metadata.json: {error}", file=path) from error
 
 
@@ -91,7 +95,7 @@ def _shards(path: str) -> list[str]:
         ]
         if not all(isinstance(name, str) and os.path.basename(name) == name for name in named):
             raise ValueError("it names files elsewhere")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointCorrupt(
             f"{path}: no index as Keras writes it: {error!r}", file=path
         ) from error
@@ -103,17 +107,29 @@ def _shards(path: str) -> list[str]:
 
 
 def _add(tree: dict[str, Any], file: Any, where: str, h5py: Any) -> None:
-    for parts, dataset in _datasets(file, where, h5py, (), set()):
-        node = tree
-        for part in parts[:-1]:
-            node = node.setdefault(part, {})
-        if parts[-1] in node:
-            raise CheckpointCorrupt(f"{where}: {'/'.join(parts)} is in two files", file=where)
-        node[parts[-1]] = _slot(dataset, f"{where}: {'/'.join(parts)}")
+    try:
+        for parts, dataset in _datasets(file, where, h5py, (), set(), iter(range(_MOST_OBJECTS))):
+            node = tree
+            for part in parts[:-1]:
+                node = node.setdefault(part, {})
+                if not isinstance(node, dict):
+                    break
+            if not isinstance(node, dict) or parts[-1] in node:
+                raise CheckpointCorrupt(f"{where}: {'/'.join(parts)} is in two files", file=where)
+            node[parts[-1]] = _slot(dataset, f"{where}: {'/'.join(parts)}", h5py)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # of h5py
+        raise CheckpointCorrupt(f"{where}: damaged: {error}", file=where) from error
 
 
 def _datasets(
-    group: Any, where: str, h5py: Any, path: tuple[str, ...], above: set[Any]
+    group: Any,
+    where: str,
+    h5py: Any,
+    path: tuple[str, ...],
+    above: set[Any],
+    left: Iterator[int],
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The datasets below a group. A link may name other files, or a group above itself: neither is followed."""
     here = h5py.h5o.get_info(group.id).addr
@@ -121,6 +137,8 @@ def _datasets(
         raise CheckpointCorrupt(f"{where}: {'/'.join(path)} holds itself", file=where)
     for name in sorted(group, key=_by_number):
         below = (*path, name)
+        if next(left, None) is None:  # a group may stand in many others
+            raise CheckpointCorrupt(f"{where}: it holds groups without end", file=where)
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UnsupportedLeaf(
                 f"{where}: {'/'.join(below)} is a link to elsewhere, which is not followed",
@@ -129,16 +147,19 @@ def _datasets(
             )
         found = group[name]
         if isinstance(found, h5py.Group):
-            yield from _datasets(found, where, h5py, below, above | {here})
+            yield from _datasets(found, where, h5py, below, above | {here}, left)
         else:
             yield below, found
 
 
 def _by_number(name: str) -> tuple[int, str]:
-    return (int(name), name) if name.isascii() and name.isdigit() else (-1, name)
+    is_number = name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
+    return (int(name), name) if is_number else (-1, name)
 
 
-def _slot(dataset: Any, where: str) -> Slot:
+def _slot(dataset: Any, where: str, h5py: Any) -> Slot:
+    if not isinstance(dataset, h5py.Dataset):
+        raise UnsupportedLeaf(f"{where} is a type, and no array", leaf=where, type_name="type")
     if getattr(dataset, "external", None) or getattr(dataset, "is_virtual", False):
         raise UnsupportedLeaf(
             f"{where}: its values are in another file, which is not followed",
@@ -147,7 +168,7 @@ def _slot(dataset: Any, where: str) -> Slot:
         )
     said = dataset.attrs.get("dtype")
     dtype = dataset.dtype
-    name = "bfloat16" if said == "bfloat16" and dtype == np.dtype("V2") else dtype.name
+    name = "bfloat16" if str(said) == "bfloat16" and dtype == np.dtype("V2") else dtype.name
     if dtype.kind in "OSU" or (dtype.kind == "V" and name != "bfloat16"):
         raise UnsupportedLeaf(
             f"{where} holds {dtype}: a checkpoint holds numbers; leave it out with only=",

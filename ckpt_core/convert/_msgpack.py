@@ -150,7 +150,7 @@ class _File:
             return scanner.bytes(found.size)
         if found.code == 2:
             parts = scanner.value()
-            if isinstance(parts, list) and all(type(part) is float for part in parts):
+            if isinstance(parts, list) and [type(part) for part in parts] == [float, float]:
                 return complex(*parts)
         elif found.code in (1, 3):
             return self._slot(scanner.value(), where, found)
@@ -181,10 +181,12 @@ class _File:
             chunks = [found["chunks"][str(n)] for n in range(len(found["chunks"]))]
             slots: list[Slot] = [self._of_bytes(chunk, path) for chunk in chunks]
             spec = array_spec(slots[0].spec.dtype, shape, where)
-            elements = sum(slot.spec.shape[0] for slot in slots)
+            (elements,) = (
+                sum(sizes) for sizes in zip(*(slot.spec.shape for slot in slots), strict=True)
+            )
             same = {slot.spec.dtype for slot in slots} == {spec.dtype}
             places = [slot.place[1][0] for slot in slots]
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise self._scanner.damaged(f"{where} is no array in parts: {error!r}") from error
         if not same or elements != math.prod(shape):
             raise self._scanner.damaged(f"{where}: its parts are not one array")

@@ -102,3 +102,26 @@ def test_a_dry_run_in_a_store(call, store: str) -> None:
     assert "2 would be removed" in call("gc", store, "--dry-run")[1]
     assert keys_at(store).list() == before
     assert "2 removed" in call("gc", store)[1]
+
+
+def test_a_folder_of_checkpoints_of_orbax_is_none(call, tmp_path: Path) -> None:
+    for name in ("best", "final"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for sign in ("_METADATA", "_CHECKPOINT_METADATA"):
+            (tmp_path / "mine" / name / sign).write_text("{}")
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    code, _, err = call("rm", tmp_path / "mine", "-y")
+    assert code == 2 and "name those" in err
+    (tmp_path / "20" / "default").mkdir(
+        parents=True
+    )  # as Orbax wrote steps before it described them
+    (tmp_path / "20" / "default" / "_METADATA").write_text("{}")
+    assert "is a part of" in call("rm", tmp_path / "20" / "default", "-y")[2]
+    assert call("rm", tmp_path / "mine" / "best", "-y")[0] == 0
+    assert sorted(os.listdir(tmp_path / "mine")) == ["final", "notes.txt"]
+
+
+def test_one_checkpoint_by_two_paths_is_deleted_once(call, tmp_path: Path) -> None:
+    a_run(tmp_path, 1)
+    code, out, _ = call("rm", tmp_path / "1", f"{tmp_path}/x/../1", "-y")
+    assert code == 0 and "1 checkpoint deleted" in out

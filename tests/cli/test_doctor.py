@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import ckpt_core as ckpt
 from ckpt_core import _doctor
 from ckpt_core._directory import probe
 from ckpt_core._directory.mounts import mount_type
@@ -160,3 +162,18 @@ def test_neither_jax_nor_a_framework_is_imported(tmp_path: Path) -> None:
 
 def test_devices(call, tmp_path: Path) -> None:
     assert "cpu 0" in call("doctor", tmp_path, "--mib", 1, "--devices")[1]
+
+
+def test_a_checkpoint_is_not_written_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt.save(tmp_path / "1", {"w": np.ones(3)})
+    seen: list[bool] = []
+    write = probe._write
+
+    def look(path: str, count: int) -> None:
+        write(path, count)
+        seen.append(ckpt.verify(tmp_path / "1").ok)
+
+    monkeypatch.setattr(probe, "_write", look)
+    for path in ("1", "1/state", "1/new/deep"):
+        assert probe_directory(str(tmp_path / path), 1024).directory == str(tmp_path)
+    assert seen and all(seen) and os.listdir(tmp_path) == ["1"]

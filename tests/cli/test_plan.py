@@ -15,6 +15,8 @@ from ckpt_core._doctor.interval import interval
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 
 pytest.importorskip("typer")
+import typer
+
 from ckpt_core.cli._plan import bytes_of
 
 SECS = {"step_secs": 1.0, "failure_secs": 2000.0, "start_secs": 5.0}
@@ -70,6 +72,12 @@ def test_numbers_of_bytes(text: str, count: int) -> None:
     assert bytes_of(text) == count
 
 
+@pytest.mark.parametrize("text", ["", "1e400", "1e308p", "1..2", "1 i", "-1", "nan"])
+def test_no_numbers_of_bytes(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no number of bytes"):
+        bytes_of(text)
+
+
 COMMON = ("--state-bytes", "1GiB", "--step-secs", 0.5, "--mtbf", 24, "--mib", 1)
 
 
@@ -105,3 +113,11 @@ def test_what_is_no_number(call, tmp_path: Path, option: str, value: object) -> 
 def test_a_place_that_cannot_be_written_to(call) -> None:
     code, _, err = call("plan", "/proc/nothing", *COMMON)
     assert code == 2 and "/proc" in err
+
+
+def test_names_with_brackets_and_a_rate_of_zero(call, tmp_path: Path) -> None:
+    for name in ("x[/b]", "x[red]"):
+        code, out, err = call("plan", tmp_path / name, *COMMON)
+        assert (code, err) == (0, "") and out.count(name) == 2
+    code, _, err = call("plan", tmp_path, *COMMON, "--host-rate", 0)
+    assert code == 2 and "--host-rate is 0" in err

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,12 +25,12 @@ torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
 
 
-def save(state: dict[str, Any], path: Path) -> None:
+def save(state: dict[str, Any], path: Path, **how: Any) -> None:
     # Copies ahead ask torch for its accelerator, which torchax has replaced if an earlier test of this process enabled it.
     writer = dcp.FileSystemWriter(path, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.save(state, storage_writer=writer, no_dist=True)
+        dcp.save(state, storage_writer=writer, no_dist=True, **how)
 
 
 def test_a_model_its_optimizer_and_numbers(tmp_path: Path) -> None:
@@ -126,6 +127,10 @@ def _first_info(index: Any) -> Any:
     return next(iter(index.storage_data.values()))
 
 
+def _first_chunk(index: Any) -> Any:
+    return index.state_dict_metadata["a"].chunks[0]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -136,6 +141,8 @@ def _first_info(index: Any) -> Any:
         (lambda index: index.state_dict_metadata["a"].chunks.clear(), "are not the whole of it"),
         (lambda index: setattr(index.state_dict_metadata["a"], "size", torch.Size([3])), "whole"),
         (lambda index: index.planner_data.update(a=("b",), b=("b",)), "b.*is there twice"),
+        (lambda index: index.planner_data.update(a=(["b"],)), "unhashable"),
+        (lambda index: setattr(_first_chunk(index), "offsets", (2**70,)), "damaged"),
     ],
 )
 def test_hostile_indices(tmp_path: Path, change: Any, told: str) -> None:
@@ -170,3 +177,22 @@ def test_tiling_is_what_counting_says(parts: list[tuple[int, int, int, int]]) ->
         count[a : a + h, b : b + w] += 1
     exact = count.sum() == 12 and (count[:3, :4] == 1).all()
     assert _tiles(shape, [p[:2] for p in parts], [p[2:] for p in parts]) == exact
+
+
+def test_tensors_in_values_that_torch_does_not_cut(tmp_path: Path) -> None:
+    one, two = torch.arange(3.0), torch.ones(2, 2, dtype=torch.bfloat16)
+    states = {"cut": {"a": (one, {"b": two}), "c": 1}, "whole": {"a": {"b": [one, two.T], "c": 2}}}
+    for name, state in states.items():
+        planner = dcp.DefaultSavePlanner(flatten_state_dict=name == "cut")
+        save(state, tmp_path / name, planner=planner)
+        import_weights(tmp_path / name, tmp_path / f"{name}-c")
+        found = ckpt.load(tmp_path / f"{name}-c")
+        assert jax.tree.structure(found) == jax.tree.structure(state)
+        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+            assert np.asarray(ours, np.float32).tolist() == torch.as_tensor(theirs).float().tolist()
+
+
+def test_what_is_not_supported_is_not_damage(tmp_path: Path) -> None:
+    save({"a": torch.ones(2), "device": torch.device("cpu")}, tmp_path / "a")
+    with pytest.raises(ckpt.UnsupportedLeaf, match=r"torch\.device"):
+        import_weights(tmp_path / "a", tmp_path / "c")

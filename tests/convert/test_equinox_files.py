@@ -81,3 +81,28 @@ def test_another_target_and_damage(tmp_path: Path) -> None:
         with pytest.raises(ckpt.CheckpointCorrupt):
             import_weights(tmp_path / "m.eqx", tmp_path / "c", format="equinox")
     assert not (tmp_path / "c").exists()
+
+
+def test_bytes_without_a_dtype_are_not_taken_for_the_targets(tmp_path: Path) -> None:
+    for saved, like in [
+        (jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.float16)),
+        (jnp.ones(2, jnp.bfloat16), np.ones(2, np.int16)),
+        (jnp.ones(2, jnp.float8_e4m3fn), np.ones(2, np.int8)),
+    ]:
+        eqx.tree_serialise_leaves(tmp_path / "m.eqx", [saved])
+        with pytest.raises((ckpt.StructureMismatch, ckpt.UnsupportedLeaf), match="dtype"):
+            import_weights(tmp_path / "m.eqx", tmp_path / "c", like=[like])
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(("saved", "like"), [(1.5, 1), (2, True), (1 + 2j, 1.0), (np.inf, 1)])
+def test_numbers_that_are_not_of_the_targets_type(tmp_path: Path, saved: Any, like: Any) -> None:
+    eqx.tree_serialise_leaves(tmp_path / "m.eqx", [saved])
+    with pytest.raises(ckpt.StructureMismatch, match=type(like).__name__):
+        import_weights(tmp_path / "m.eqx", tmp_path / "c", like=[like])
+
+
+def test_a_first_line_without_end(tmp_path: Path) -> None:
+    (tmp_path / "m.eqx").write_bytes(b'{"a":' + b"[" * 100_000 + b"\n")
+    with pytest.raises(ckpt.CheckpointCorrupt, match="nor with a line of JSON"):
+        import_weights(tmp_path / "m.eqx", tmp_path / "c")

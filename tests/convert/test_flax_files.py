@@ -109,3 +109,18 @@ def test_an_unknown_extension_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\x81\xa1a\xd4\x05\x00")
     with pytest.raises(ckpt.UnsupportedLeaf, match="extension of type 5"):
         import_weights(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize("shapes", [[(2, 3), (2,)], [(4, 1)], [()], []])
+def test_parts_that_are_no_rows_of_one_array(tmp_path: Path, shapes: Any) -> None:
+    parts = {str(n): np.ones(shape, np.float32) for n, shape in enumerate(shapes)}
+    forged = {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": parts}
+    (tmp_path / "a").write_bytes(serialization.msgpack_serialize({"a": forged}))
+    with pytest.raises(ckpt.CheckpointCorrupt, match="no array in parts"):
+        import_weights(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_complex_number_of_three_parts(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\x81\xa1a\xc7\x1c\x02\x93" + (b"\xcb" + bytes(8)) * 3)
+    with pytest.raises(ckpt.UnsupportedLeaf, match="extension of type 2"):
+        import_weights(tmp_path / "a", tmp_path / "c")

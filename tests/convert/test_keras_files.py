@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core.convert import import_weights
+from ckpt_core.convert import _keras, import_weights
 from tests.support.keras_models import keras
 from tests.support.same_bits import bits
 
@@ -133,3 +134,46 @@ def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ckpt.CheckpointError, match="pip install h5py"):
         import_weights(tmp_path / "a.h5", tmp_path / "a")
+
+
+def test_groups_that_stand_in_many_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_keras, "_MOST_OBJECTS", 100)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file
+        for _ in range(20):  # 40 links, and a million paths
+            inner = group.create_group("a")
+            group["b"] = group = inner
+    with pytest.raises(ckpt.CheckpointCorrupt, match="groups without end"):
+        import_weights(tmp_path / "a.h5", tmp_path / "c")
+
+
+def test_forged_names_types_and_attributes(tmp_path: Path) -> None:
+    def type_of_a_list(file: Any) -> None:
+        file["a"] = np.ones(2, np.float32)
+        file["a"].attrs["dtype"] = np.array([b"bfloat16", b"x"])
+
+    for name, make, error in [
+        ("digits", lambda file: file.__setitem__("9" * 5000, np.ones(2)), None),
+        ("attribute", type_of_a_list, None),
+        ("bytes", lambda file: file.__setitem__(b"\xff", np.ones(2)), ckpt.CheckpointCorrupt),
+        ("type", lambda file: file.__setitem__("t", np.dtype("f4")), ckpt.UnsupportedLeaf),
+    ]:
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            make(file)
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            import_weights(tmp_path / f"{name}.h5", tmp_path / name)
+
+
+def test_forged_shards(tmp_path: Path) -> None:
+    (tmp_path / "s.weights.json").write_text('{"weight_map": {"a": "0.h5", "b": "1.h5"}}')
+    for n, name in enumerate(("a", "a/b")):
+        with h5py.File(tmp_path / f"{n}.h5", "w") as file:
+            file[name] = np.ones(2)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="a/b is in two files"):
+        import_weights(tmp_path / "s.weights.json", tmp_path / "c")
+    (tmp_path / "s.weights.json").write_text('{"weight_map": {"a": "."}}')
+    with pytest.raises(IsADirectoryError):  # no damage
+        import_weights(tmp_path / "s.weights.json", tmp_path / "c")
+    (tmp_path / "s.weights.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="no index"):
+        import_weights(tmp_path / "s.weights.json", tmp_path / "c")

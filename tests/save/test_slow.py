@@ -128,3 +128,24 @@ def test_impossible_settings() -> None:
     for secs in (0, -1.0):
         with pytest.raises(ValueError, match="report_secs"):
             ckpt.Options(report_secs=secs)
+
+
+def test_a_process_that_stood_still_reports_once() -> None:
+    told: list[ckpt.Event] = []
+    stopped = Activity("save", "p", None, 1.0, told.append, began=time.monotonic() - 1000.5)
+    with watched(stopped, "stopped"):
+        wait_for(lambda: told)
+        time.sleep(0.1)
+        assert len(told) == 1
+        assert 0 < stopped.due - time.monotonic() < 0.5  # at a multiple, as ever
+
+
+def test_a_listener_that_exits_does_not_end_the_reports() -> None:
+    asked: list[Any] = []
+
+    def leave(event: ckpt.Event) -> None:
+        asked.append(event)
+        raise SystemExit
+
+    with watched(Activity("save", "p", None, 0.02, leave), "here"):
+        wait_for(lambda: len(asked) > 2)
