@@ -86,8 +86,11 @@ class Server:
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, a byte was last asked for or sent."""
-        return self._listener.last_used
+        """When, by the monotonic clock, a process of the job was last connected: now, if one is.
+
+        One that moves no byte is cut off after a while.
+        """
+        return time.monotonic() if self._listener.in_use else self._listener.last_used
 
     def was_done(self, key: Key) -> bool:
         """Whether a process said that it needs a part no longer; of a few recent parts."""
@@ -111,6 +114,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.last_used = time.monotonic()
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._open: set[Any] = set()
+        self.in_use: set[Any] = set()  # those that showed the secret
         self._lock = threading.Lock()
         self._ended = False
         super().__init__((address, 0), _Handler)
@@ -122,9 +126,18 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.add(request)
         return True
 
+    def use(self, request: Any) -> None:
+        """Notes that a connection is one of the job."""
+        with self._lock:
+            self.in_use.add(request)
+            self.last_used = time.monotonic()
+
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             self._open.discard(request)
+            if request in self.in_use:
+                self.in_use.discard(request)
+                self.last_used = time.monotonic()
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -166,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, listener.authorized):
             self._refuse(HTTPStatus.FORBIDDEN)
             return
-        listener.last_used = time.monotonic()
+        listener.use(self.connection)
         asked = _PATH.fullmatch(self.path)
         if asked is None:
             self._refuse(HTTPStatus.NOT_FOUND)
@@ -189,9 +202,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND)
             return
         with open(descriptor, "rb", buffering=0) as file:
-            self._send(file, listener)
+            self._send(file)
 
-    def _send(self, file: Any, listener: _Listener) -> None:
+    def _send(self, file: Any) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
         self._answer(HTTPStatus.OK, size_bytes)
         sent = 0
@@ -201,7 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             sent += count
-            listener.last_used = time.monotonic()
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True

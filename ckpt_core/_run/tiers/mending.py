@@ -9,9 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    raised_by_a_handler,
+)
 from ckpt_core._events import logger
-from ckpt_core._exchange import Connection, Key
+from ckpt_core._exchange import Key
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
 from ckpt_core._run.tiers.parts import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
@@ -79,6 +84,8 @@ class Mender:
                 except CheckpointNotFound:
                     raise
                 except (CheckpointError, OSError) as error:
+                    if (interrupt := raised_by_a_handler(error)) is not None:
+                        raise interrupt from None
                     failures.append(f"from process {source.process}: {error}")
                     continue
                 self._log(step, token, source, path, failures)
@@ -97,8 +104,7 @@ class Mender:
                 raise ConnectionError("it was here and is gone")
             bring(key, pieces_of_directory(offered.path, offered.names), target)
         else:
-            peer = self._peers.everyone[source.process]
-            connection = Connection(peer, self._peers.secret)
+            connection = self._peers.connect(source.process)
             try:
                 bring(key, lambda position: connection.pieces(*key, position), target)
             finally:
