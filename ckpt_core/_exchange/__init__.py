@@ -14,3 +14,4 @@ from ckpt_core._exchange.server import Key as Key
 from ckpt_core._exchange.server import Offered as Offered
 from ckpt_core._exchange.server import Server as Server
 from ckpt_core._exchange.server import Shelf as Shelf
+from ckpt_core._exchange.server import open_plain as open_plain

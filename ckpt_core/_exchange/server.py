@@ -8,11 +8,14 @@ Path and file names come from the shelf alone, so no request can reach another f
 from __future__ import annotations
 
 import collections
+import errno
 import hmac
+import io
 import os
 import re
 import socket
 import socketserver
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +58,19 @@ class Offered:
 
     path: str
     names: tuple[str, ...]
+
+
+def open_plain(path: str) -> io.FileIO:
+    """Opens a file for reading; neither follows a link nor waits at a pipe.
+
+    Raises:
+        OSError: it is a link, a pipe, a device, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "no regular file", path)
 
 
 Shelf = Callable[[Key], "Offered | None"]
@@ -197,11 +213,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = os.path.join(self._offered.path, self._offered.names[position])
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_plain(path)
         except OSError:  # deleted in the meantime
             self._refuse(HTTPStatus.NOT_FOUND)
             return
-        with open(descriptor, "rb", buffering=0) as file:
+        with file:
             self._send(file)
 
     def _send(self, file: Any) -> None:

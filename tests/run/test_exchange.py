@@ -40,7 +40,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     (part / "data").write_bytes(bytes(range(256)) * 5000)
     (part / "secret").write_bytes(b"not listed")
     os.symlink("/etc/hostname", part / "link")
-    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone"))
+    os.mkfifo(part / "pipe")
+    (part / "folder").mkdir()
+    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone", "pipe", "folder"))
     server = Server("127.0.0.1", SECRET, lambda key: offered if key == KEY else None)
     try:
         yield server, part
@@ -79,12 +81,19 @@ def test_another_part_is_refused(served: tuple[Server, Path], key: Key):
 
 
 @pytest.mark.parametrize(
-    "position", [2, 3, 4, 99999999, "../secret", "secret", "-1", "1/../secret"]
+    "position", [2, 3, 4, 5, 6, 99999999, "../secret", "secret", "-1", "1/../secret"]
 )
 def test_another_file_is_refused(served: tuple[Server, Path], position: Any):
-    """Positions of a link and of a file that is gone; beyond the last; and paths instead of positions."""
+    """Of a link, a file that is gone, a pipe and a folder; beyond the last; and paths instead of positions."""
     with pytest.raises(ConnectionError, match="404"):
         fetched(served[0], position)
+
+
+@pytest.mark.parametrize("position", [2, 3, 4, 5])
+def test_nor_is_one_read_in_a_folder_of_this_host(served: tuple[Server, Path], position: int):
+    pieces = pieces_of_directory(str(served[1]), ("", "", "link", "gone", "pipe", "folder"))
+    with pytest.raises(OSError):
+        list(pieces(position))
 
 
 def asked(server: Server, method: str, path: str) -> int:

@@ -186,10 +186,14 @@ class Copier:
         """
         if not self.active:
             return
-        deadline = time.monotonic() + timeout_secs
-        self.finish(timeout_secs)
-        newest = max(steps, default=-1)
-        if self.step is not None and newest >= 0 and (newest, steps[newest]) != self._now:
-            self.copy(newest, steps[newest])
-            self.finish(deadline - time.monotonic())
+        try:
+            deadline = time.monotonic() + timeout_secs
+            self.finish(timeout_secs)
+            newest = max(steps, default=-1)
+            if self.step is not None and newest >= 0 and (newest, steps[newest]) != self._now:
+                self.copy(newest, steps[newest])
+                self.finish(deadline - time.monotonic())
+        except BaseException:  # an interrupt: its thread must not go on
+            self._cancelled.set()
+            raise
         self.cancel()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._exchange import BLOCK_BYTES, Key
+from ckpt_core._exchange import BLOCK_BYTES, Key, open_plain
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._options import MIB
@@ -87,7 +87,7 @@ def pieces_of_directory(path: str, names: tuple[str, ...]) -> Pieces:
     """The files of a part in a directory of this host."""
 
     def pieces(position: int) -> Iterator[bytes]:
-        with open(os.path.join(path, names[position]), "rb", buffering=0) as file:
+        with open_plain(os.path.join(path, names[position])) as file:
             while piece := file.read(BLOCK_BYTES):
                 yield piece
 

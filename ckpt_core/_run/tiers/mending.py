@@ -92,8 +92,8 @@ class Mender:
                 del self._missing[step]
                 return
         raise CheckpointCorrupt(
-            f"step {step}: the part of process {self._index} is lost or damaged in its local directory, and could not "
-            f"be fetched: {'; '.join(failures)}"
+            f"the part of process {self._index} of step {step} is lost or damaged in its local directory, and could "
+            f"not be fetched: {'; '.join(failures)}"
         )
 
     def _get(self, key: Key, source: Source) -> str:
