@@ -34,7 +34,7 @@ _REMEMBERED = 16
 
 
 class Key(NamedTuple):
-    """Identifies the content of a part of a step: copies of it are equal to the byte.
+    """Identifies a part of a step: one that its writer wrote, or that is as good as that.
 
     Attributes:
         step: number of the step.

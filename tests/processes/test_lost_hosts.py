@@ -418,10 +418,25 @@ with start(by) as checkpointer:
 told["waited"] = copies()
 copying.bring = at_once
 
+# who got its part from another one, which wrote it, offers it to its partner all the same
+lose()
+meet("all lost again")
+same_everywhere = dict(by=P(), partners="host")
+with start(**same_everywhere) as checkpointer:
+    checkpointer.save(6, state(6, P()))
+on(1, lose)
+on(0, lambda: [shutil.rmtree(path) for path in own.glob("run-*/process_*/partner-of_*")])
+for case in ("fetched", "in the next run"):
+    with start(**same_everywhere) as checkpointer:
+        resume(checkpointer, P())
+        settle(checkpointer)
+        told[case] = copies()
+    on(0, lambda: [shutil.rmtree(path) for path in own.glob("run-*/process_*/partner-of_*")])
+
 # who has not set it is named
 with start(by, partners="host" if index == 0 else None) as checkpointer:
     resume(checkpointer, by)
-    save(checkpointer, 5)
+    save(checkpointer, 7)
 report(**told)
 """
 )
@@ -441,6 +456,7 @@ def test_a_step_with_copies_stays_until_another_has_them(tmp_path: Path) -> None
         assert told["copied"] == [[1, 3], of_the_other(1, 3)]
         assert told["saved once more"][0] == [1, 3]
         assert told["waited"][-1:] == of_the_other(4)
+        assert told["fetched"] == told["in the next run"] == of_the_other(6)
     assert "is set here, but not on processes [1]: no copies are made" in ended[0].text
 
 

@@ -32,7 +32,7 @@ from ckpt_core._run.tiers.lineage import Run
 from ckpt_core._run.tiers.mending import Mender
 from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
-from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around
+from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around, offered_of
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
@@ -126,8 +126,7 @@ class LocalTier:
         index, count, names = self._processes.index, self._processes.count, self._steps.names
         around = look_around(self.directory, index, count, names, self._backend, self._lineage)
         places = self._mender.whole(around)
-        # Its own part first: of equal parts, the last one put is offered.
-        self._offers.replace({place.key: place.path for place in reversed(places)})
+        self._offers.replace(offered_of(places, index))
         sight = Sight([place.seen for place in places], mends=not self._read_only)
         machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(

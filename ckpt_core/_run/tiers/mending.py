@@ -109,7 +109,8 @@ class Mender:
                 bring(key, lambda position: connection.pieces(*key, position), target)
             finally:
                 connection.close()
-        self._offers.put(key, target.path)
+        for writer in (key.writer, self._index):  # its partner asks for the part of this process
+            self._offers.put(key._replace(writer=writer), target.path)
         return target.path
 
     def _log(
