@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -39,13 +40,21 @@ class Connection:
         peer: where to.
         secret: the secret of the job.
         block_bytes: size of the pieces in which files come.
+        idle_secs: maximum time in which no byte comes.
     """
 
-    def __init__(self, peer: Peer, secret: str, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        secret: str,
+        block_bytes: int = BLOCK_BYTES,
+        idle_secs: float = IDLE_SECS,
+    ) -> None:
         self._block_bytes = block_bytes
+        self._used = time.monotonic()
         self._peer = peer
         self._headers = {"Authorization": authorization(secret)}
-        self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=IDLE_SECS)
+        self._http = http.client.HTTPConnection(peer.address, peer.port, timeout=idle_secs)
 
     def say_done(self, step: int, token: str, writer: int) -> None:
         """Tells the peer that this process needs no more of a part; raises as ``pieces``."""
@@ -62,6 +71,8 @@ class Connection:
         """
         where = f"{self._peer.address}:{self._peer.port}"
         try:
+            if time.monotonic() - self._used > IDLE_SECS / 2:
+                self._http.close()  # what came was being written: the peer may have hung up meanwhile
             self._http.request("GET", f"/{step}/{token}/{writer}/{position}", headers=self._headers)
             answer = self._http.getresponse()
             if answer.status != 200:
@@ -78,6 +89,7 @@ class Connection:
                         f"{where} stopped {missing} bytes before the end of a file"
                     )
                 missing -= len(data)
+                self._used = time.monotonic()
                 yield data
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, ConnectionError) and str(error).startswith(where):

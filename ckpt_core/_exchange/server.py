@@ -8,11 +8,14 @@ Path and file names come from the shelf alone, so no request can reach another f
 from __future__ import annotations
 
 import collections
+import errno
 import hmac
+import io
 import os
 import re
 import socket
 import socketserver
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +34,7 @@ _REMEMBERED = 16
 
 
 class Key(NamedTuple):
-    """Identifies the content of a part of a step: copies of it are equal to the byte.
+    """Identifies a part of a step: one that its writer wrote, or that is as good as that.
 
     Attributes:
         step: number of the step.
@@ -55,6 +58,19 @@ class Offered:
 
     path: str
     names: tuple[str, ...]
+
+
+def open_plain(path: str) -> io.FileIO:
+    """Opens a file for reading; neither follows a link nor waits at a pipe.
+
+    Raises:
+        OSError: it is a link, a pipe, a device, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "no regular file", path)
 
 
 Shelf = Callable[[Key], "Offered | None"]
@@ -86,8 +102,11 @@ class Server:
 
     @property
     def last_used(self) -> float:
-        """When, by the monotonic clock, a byte was last asked for or sent."""
-        return self._listener.last_used
+        """When, by the monotonic clock, a process of the job was last connected: now, if one is.
+
+        One that moves no byte is cut off after a while.
+        """
+        return time.monotonic() if self._listener.in_use else self._listener.last_used
 
     def was_done(self, key: Key) -> bool:
         """Whether a process said that it needs a part no longer; of a few recent parts."""
@@ -111,6 +130,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.last_used = time.monotonic()
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._open: set[Any] = set()
+        self.in_use: set[Any] = set()  # those that showed the secret
         self._lock = threading.Lock()
         self._ended = False
         super().__init__((address, 0), _Handler)
@@ -122,9 +142,18 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.add(request)
         return True
 
+    def use(self, request: Any) -> None:
+        """Notes that a connection is one of the job."""
+        with self._lock:
+            self.in_use.add(request)
+            self.last_used = time.monotonic()
+
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             self._open.discard(request)
+            if request in self.in_use:
+                self.in_use.discard(request)
+                self.last_used = time.monotonic()
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -166,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not hmac.compare_digest(given, listener.authorized):
             self._refuse(HTTPStatus.FORBIDDEN)
             return
-        listener.last_used = time.monotonic()
+        listener.use(self.connection)
         asked = _PATH.fullmatch(self.path)
         if asked is None:
             self._refuse(HTTPStatus.NOT_FOUND)
@@ -184,14 +213,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = os.path.join(self._offered.path, self._offered.names[position])
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_plain(path)
         except OSError:  # deleted in the meantime
             self._refuse(HTTPStatus.NOT_FOUND)
             return
-        with open(descriptor, "rb", buffering=0) as file:
-            self._send(file, listener)
+        with file:
+            self._send(file)
 
-    def _send(self, file: Any, listener: _Listener) -> None:
+    def _send(self, file: Any) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
         self._answer(HTTPStatus.OK, size_bytes)
         sent = 0
@@ -201,7 +230,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             sent += count
-            listener.last_used = time.monotonic()
 
     def _refuse(self, status: HTTPStatus) -> None:
         self.close_connection = True

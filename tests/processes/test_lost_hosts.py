@@ -347,6 +347,157 @@ def test_partners_that_are_slow_or_away_delay_nothing(tmp_path: Path) -> None:
     assert "no copy of the part of process 1 was made here" in ended[0].text
 
 
+KEPT = (
+    COMMON
+    + """
+from ckpt_core._run.tiers import copying
+by = P("data")
+at_once = copying.bring
+
+def slowly(*_):
+    raise OSError(28, "No space left on device")
+
+def save(checkpointer, step, **more):
+    checkpointer.save(step, state(step, by), **more)
+    checkpointer.wait_until_finished()
+    settle(checkpointer)
+
+def mine():
+    return sorted(int(path.name) for path in own.glob(f"run-*/process_{index}-of-*/[0-9]*"))
+
+# a run ends while the copies of its newest step are lacking: they are made by the next one, and
+# until they are, the step before stays
+train(1, by)
+copying.bring = slowly
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    save(checkpointer, 2)
+    told["lacking"] = mine(), copies()
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    settle(checkpointer)
+    save(checkpointer, 3)
+    told["after a restart"] = mine(), copies()
+    save(checkpointer, 4)
+    told["and later"] = mine(), copies()
+copying.bring = at_once
+
+# so does what a rollback leaves
+lose()
+meet("all lost")
+train(0, by)
+with start(by) as checkpointer:
+    resume(checkpointer, by)
+    settle(checkpointer)
+    save(checkpointer, 1)
+    save(checkpointer, 2)
+    checkpointer.rollback_to(1)
+    copying.bring = slowly
+    save(checkpointer, 2)
+    told["rolled back"] = mine(), copies()
+    copying.bring = at_once
+    save(checkpointer, 3)
+    told["copied"] = mine(), copies()
+    # copies of a step are none of another one of its number
+    copying.bring = slowly
+    save(checkpointer, 3, overwrite=True)
+    told["saved once more"] = mine(), copies()
+    copying.bring = at_once
+
+# to write and verify a copy may take long, and the end waits for it
+copying._STALLED_SECS = 0.5
+def after_a_while(key, pieces, target):
+    def may_commit():
+        time.sleep(1.5)
+        target.may_commit()
+    return at_once(key, pieces, target._replace(may_commit=may_commit))
+copying.bring = after_a_while
+with start(by) as checkpointer:
+    found = resume(checkpointer, by)
+    checkpointer.save(4, state(4, by))
+told["waited"] = copies()
+copying.bring = at_once
+
+# who got its part from another one, which wrote it, offers it to its partner all the same
+lose()
+meet("all lost again")
+same_everywhere = dict(by=P(), partners="host")
+with start(**same_everywhere) as checkpointer:
+    checkpointer.save(6, state(6, P()))
+on(1, lose)
+on(0, lambda: [shutil.rmtree(path) for path in own.glob("run-*/process_*/partner-of_*")])
+for case in ("fetched", "in the next run"):
+    with start(**same_everywhere) as checkpointer:
+        resume(checkpointer, P())
+        settle(checkpointer)
+        told[case] = copies()
+    on(0, lambda: [shutil.rmtree(path) for path in own.glob("run-*/process_*/partner-of_*")])
+
+# who has not set it is named
+with start(by, partners="host" if index == 0 else None) as checkpointer:
+    resume(checkpointer, by)
+    save(checkpointer, 7)
+report(**told)
+"""
+)
+
+
+def test_a_step_with_copies_stays_until_another_has_them(tmp_path: Path) -> None:
+    ended = launch(KEPT, tmp_path / "run", devices=1)
+    for index, told in enumerate(reports(ended)):
+
+        def of_the_other(*steps: int, other: int = 1 - index) -> list[str]:
+            return [f"partner-of_{other}:{step}" for step in steps]
+
+        assert told["lacking"] == [[1, 2], of_the_other(1)]
+        assert told["after a restart"] == [[1, 3], of_the_other(1)]
+        assert told["and later"] == [[1, 4], of_the_other(1)]
+        assert told["rolled back"] == [[1, 2], of_the_other(1)]
+        assert told["copied"] == [[1, 3], of_the_other(1, 3)]
+        assert told["saved once more"][0] == [1, 3]
+        assert told["waited"][-1:] == of_the_other(4)
+        assert told["fetched"] == told["in the next run"] == of_the_other(6)
+    assert "is set here, but not on processes [1]: no copies are made" in ended[0].text
+
+
+ALARM = (
+    COMMON
+    + """
+by = P()
+train(2, by)
+on(1, lose)
+from ckpt_core._run.tiers import mending
+# as from a file of the user's
+exec(compile("def handler(*_): raise TimeoutError('an alarm')", "/home/user/train.py", "exec"))
+plain = mending.bring
+def slowly(key, pieces, target):
+    def some(position):
+        for piece in pieces(position):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            time.sleep(5)
+            yield piece
+    return plain(key, some, target)
+checkpointer = start(by)
+if index == 1:
+    signal.signal(signal.SIGALRM, handler)
+    mending.bring = slowly
+told["first"] = raised(lambda: resume(checkpointer, by))
+mending.bring = plain
+found = resume(checkpointer, by)
+told["then"] = found.step, found.path.startswith(str(own))
+checkpointer.close()
+report(**told)
+"""
+)
+
+
+def test_an_exception_of_a_signal_handler_is_no_damage(tmp_path: Path) -> None:
+    """It must not lead back to an older step."""
+    told = reports(launch(ALARM, tmp_path / "run", devices=1))
+    assert told[1]["first"]["type"] == "TimeoutError" and told[0]["first"] is not None
+    assert [one["then"] for one in told] == [[2, True]] * 2
+
+
 KILLED = (
     COMMON
     + """

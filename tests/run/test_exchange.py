@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._exchange import Connection, Key, Offered, Peer, Server
+from ckpt_core._exchange import Connection, Key, Offered, Peer, Server, client
+from ckpt_core._exchange.server import _Handler  # pyright: ignore[reportPrivateUsage]
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint
@@ -39,7 +40,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     (part / "data").write_bytes(bytes(range(256)) * 5000)
     (part / "secret").write_bytes(b"not listed")
     os.symlink("/etc/hostname", part / "link")
-    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone"))
+    os.mkfifo(part / "pipe")
+    (part / "folder").mkdir()
+    offered = Offered(str(part), ("ckpt.json", "data", "link", "gone", "pipe", "folder"))
     server = Server("127.0.0.1", SECRET, lambda key: offered if key == KEY else None)
     try:
         yield server, part
@@ -78,12 +81,19 @@ def test_another_part_is_refused(served: tuple[Server, Path], key: Key):
 
 
 @pytest.mark.parametrize(
-    "position", [2, 3, 4, 99999999, "../secret", "secret", "-1", "1/../secret"]
+    "position", [2, 3, 4, 5, 6, 99999999, "../secret", "secret", "-1", "1/../secret"]
 )
 def test_another_file_is_refused(served: tuple[Server, Path], position: Any):
-    """Positions of a link and of a file that is gone; beyond the last; and paths instead of positions."""
+    """Of a link, a file that is gone, a pipe and a folder; beyond the last; and paths instead of positions."""
     with pytest.raises(ConnectionError, match="404"):
         fetched(served[0], position)
+
+
+@pytest.mark.parametrize("position", [2, 3, 4, 5])
+def test_nor_is_one_read_in_a_folder_of_this_host(served: tuple[Server, Path], position: int):
+    pieces = pieces_of_directory(str(served[1]), ("", "", "link", "gone", "pipe", "folder"))
+    with pytest.raises(OSError):
+        list(pieces(position))
 
 
 def asked(server: Server, method: str, path: str) -> int:
@@ -180,6 +190,90 @@ def test_a_server_that_is_away(tmp_path: Path):
     server.close()
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1"):
         fetched(server, 0)
+
+
+def test_a_connection_counts_as_use_until_it_ends(served: tuple[Server, Path]):
+    """Who fetches may be writing for long between two blocks."""
+    server = served[0]
+    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+        stranger.sendall(b"GET /3/token/1/0 HTTP/1.1\r\n\r\n")
+        assert b"403" in stranger.recv(100)
+        unused = server.last_used
+        assert unused == server.last_used
+    connection = Connection(Peer("", "127.0.0.1", server.port), SECRET)
+    assert b"".join(connection.pieces(*KEY, 0)) == b"record"
+    first = server.last_used
+    time.sleep(0.01)
+    assert server.last_used > first > unused
+    connection.close()
+    deadline = time.monotonic() + 10
+    while (before := server.last_used) != server.last_used and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert before == server.last_used
+
+
+def test_a_peer_may_hang_up_between_two_files(
+    served: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """It does when the one that fetches writes a large file for longer than connections may rest."""
+    monkeypatch.setattr(_Handler, "timeout", 0.05)
+    monkeypatch.setattr(client, "IDLE_SECS", 0.05)
+    connection = Connection(Peer("", "127.0.0.1", served[0].port), SECRET)
+    for _ in range(2):
+        assert b"".join(connection.pieces(*KEY, 0)) == b"record"
+        time.sleep(0.3)
+    connection.close()
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_peer_that_hangs_is_given_up(answers: bool):
+    """Before it answers, and in the middle of a file."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = Connection(
+            Peer("", "127.0.0.1", listener.getsockname()[1]), SECRET, idle_secs=0.2
+        )
+        held: list[socket.socket] = []
+
+        def answer() -> None:
+            held.append(listener.accept()[0])
+            if answers:
+                held[0].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(ConnectionError, match="timed out"):
+            list(connection.pieces(*KEY, 0))
+        assert time.monotonic() - began < 5
+        connection.close()
+        thread.join()
+        held[0].close()
+
+
+@pytest.mark.parametrize("length", ["", "-1", "x", "99999999999999999999", "3, 4"])
+def test_a_length_that_lies(length: str):
+    """What a peer says of the length of its answer: never a hang, and at most what it sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            accepted = listener.accept()[0]
+            accepted.recv(4096)
+            header = f"Content-Length: {length}\r\n" if length else ""
+            accepted.sendall(f"HTTP/1.1 200 OK\r\n{header}\r\nfour".encode())
+            accepted.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        peer = Peer("", "127.0.0.1", listener.getsockname()[1])
+        connection = Connection(peer, SECRET, idle_secs=5)
+        found: list[bytes] = []
+        try:
+            found += connection.pieces(*KEY, 0)
+        except ConnectionError:
+            assert length.isdecimal()
+        assert b"".join(found) in (b"", b"four")
+        connection.close()
+        thread.join()
 
 
 def test_a_file_that_becomes_shorter_is_noticed(served: tuple[Server, Path]):

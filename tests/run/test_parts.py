@@ -159,6 +159,31 @@ def test_sources_are_near_and_take_turns():
     assert not alone.steps and alone.partial == {7: [4, 5]}
 
 
+def test_a_part_beside_its_own_is_not_the_only_source():
+    """It may be damaged as well, and the other machine's whole."""
+    beside = replicated(0, 4)._replace(own=False)
+    everyone = [[replicated(0, 4)], [beside], [replicated(2, 4)], [replicated(3, 4)]]
+    found = judged(everyone, machines=["x", "x", "y", "y"])
+    assert found.steps[7].sources == {1: [Source(1, 0), Source(0, 0), Source(2, 2)]}
+
+
+def test_which_steps_survive_the_loss_of_a_machine():
+    def twice(machines: str, *everyone: list[Seen]) -> bool:
+        return judged(everyone, machines=list(machines)).steps[7].twice
+
+    def part(writer: int, own: bool) -> Seen:
+        return Seen(7, "a", 1.0, writer, ((writer, writer),), own)
+
+    own = [[part(n, True)] for n in range(2)]
+    copied = [[part(n, True), part(1 - n, False)] for n in range(2)]
+    assert twice("xy", *copied) and twice("xx", *copied)
+    assert not twice("xy", *own) and not twice("xy", copied[0], own[1])
+    everywhere = [[replicated(n, 4)] for n in range(4)]
+    assert twice("xxxy", *everywhere)
+    other = replicated(9, 4, "b")
+    assert not twice("xxxy", *(seen if n < 3 else [other] for n, seen in enumerate(everywhere)))
+
+
 def test_who_is_read_only_needs_its_own():
     everyone = [[replicated(0, 2)], []]
     assert judged(everyone, mends=False).partial == {7: [1]}

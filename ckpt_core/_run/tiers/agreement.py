@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    raised_by_a_handler,
+)
 
 
 def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
@@ -18,6 +23,8 @@ def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: T
         there: whether the step is still in the directory of this process.
         is_whole: verifies this process's part; called only if the error may come from damage.
     """
+    if raised_by_a_handler(error) is not None:
+        return "raise"  # it says nothing about the directory
     if isinstance(error, CheckpointNotFound):
         return "" if there else "mend"  # there: only an item is missing
     if isinstance(error, (CheckpointCorrupt, OSError)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
-from ckpt_core._exchange import BLOCK_BYTES, Connection, Key
+from ckpt_core._exchange import BLOCK_BYTES, Key
 from ckpt_core._run.tiers.fetch import Target, bring
 from ckpt_core._run.tiers.partners import CopyState
 from ckpt_core._run.tiers.peers import Peers
@@ -64,6 +64,7 @@ class Copier:
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
         self._moved = time.monotonic()
+        self._works = False  # its thread waits for its own disk, not for another process
 
     @property
     def told(self) -> list[Any]:
@@ -82,7 +83,8 @@ class Copier:
         return self._state == "busy"
 
     def copy(self, step: int, token: str) -> None:
-        """Begins to copy a step that all processes have committed; the previous copies have ended."""
+        """Begins to copy a step that all processes have committed; ends copying another one."""
+        self._cancelled.set()
         self._now, self._state, self._moved = (step, token), "busy", time.monotonic()
         self._cancelled = cancelled = threading.Event()
         self._thread = threading.Thread(
@@ -108,7 +110,8 @@ class Copier:
                     source,
                     error,
                 )
-        self._state = "done" if done else "idle"
+        if not cancelled.is_set():  # else another step may be copied already
+            self._state = "done" if done else "idle"
 
     def _copy(self, key: Key, cancelled: threading.Event) -> None:
         def may_go_on() -> None:
@@ -118,19 +121,22 @@ class Copier:
         peer = self._peers.everyone[key.writer]
         if not peer.port:
             raise ConnectionError(f"process {key.writer} serves nothing")
-        connection = Connection(peer, self._peers.secret, self._block_bytes)
+        connection = self._peers.connect(key.writer, self._block_bytes)
         began, moved_bytes = time.monotonic(), 0
 
         def pieces(position: int) -> Iterator[bytes]:
             nonlocal moved_bytes
+            self._moves(works=False)
             for piece in connection.pieces(*key, position):
                 may_go_on()
                 moved_bytes += len(piece)
-                self._moved = time.monotonic()
+                self._moves(works=True)
                 if self._bytes_per_sec is not None:
                     due_secs = moved_bytes / self._bytes_per_sec
                     cancelled.wait(max(0.0, began + due_secs - time.monotonic()))
                 yield piece
+                self._moves(works=False)
+            self._moves(works=True)
 
         try:
             target = self._target(key.writer, key.step, may_go_on)
@@ -138,10 +144,14 @@ class Copier:
                 bring(key, pieces, target)
                 self._offers.put(key, target.path)
         finally:
+            self._moves(works=False)
             with contextlib.suppress(ConnectionError):
                 connection.close()  # it may have stopped midway through a file
                 connection.say_done(*key)
             connection.close()
+
+    def _moves(self, *, works: bool) -> None:
+        self._moved, self._works = time.monotonic(), works
 
     def cancel(self) -> None:
         """Stops copying; returns when nothing more is committed, or after 30 s without any byte."""
@@ -154,10 +164,13 @@ class Copier:
     def finish(self, timeout_secs: float) -> None:
         """Blocks until the copies of the last step are made, here and of this process's part.
 
-        Gives up when nothing moves any more, or at the timeout.
+        Gives up when nothing moves any more, or at the timeout. A part that is being written or verified
+        here counts as moving, and so does one that a partner is connected for: it may write it meanwhile.
         """
         server, deadline = self._peers.server, time.monotonic() + timeout_secs
         while self.step is not None and time.monotonic() < deadline:
+            if self._works:  # to write and verify a large part takes a while
+                self._moved = time.monotonic()
             moved = max(self._moved, server.last_used if server is not None else 0.0)
             fetched = server is None or server.was_done(Key(*self._now, self._index))
             if (fetched and self._state != "busy") or time.monotonic() - moved > _STALLED_SECS:
@@ -173,10 +186,14 @@ class Copier:
         """
         if not self.active:
             return
-        deadline = time.monotonic() + timeout_secs
-        self.finish(timeout_secs)
-        newest = max(steps, default=-1)
-        if self.step is not None and newest > self.step:
-            self.copy(newest, steps[newest])
-            self.finish(deadline - time.monotonic())
+        try:
+            deadline = time.monotonic() + timeout_secs
+            self.finish(timeout_secs)
+            newest = max(steps, default=-1)
+            if self.step is not None and newest >= 0 and (newest, steps[newest]) != self._now:
+                self.copy(newest, steps[newest])
+                self.finish(deadline - time.monotonic())
+        except BaseException:  # an interrupt: its thread must not go on
+            self._cancelled.set()
+            raise
         self.cancel()

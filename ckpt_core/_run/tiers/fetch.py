@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._exchange import BLOCK_BYTES, Key
+from ckpt_core._exchange import BLOCK_BYTES, Key, open_plain
 from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._options import MIB
 from ckpt_core._save.protocol import aborting
@@ -50,8 +51,8 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
     """
     head = b"".join(_bounded(pieces(0), most_bytes(RECORD_FILE), RECORD_FILE))
     record = load_record(head)
-    writer = key.writer if record.part is None else record.part.writer
-    if (record.token, writer) != (key.token, key.writer):
+    serves = record.part is None or contains(record.part.serves, key.writer)
+    if record.token != key.token or not serves:
         raise CheckpointCorrupt(
             f"{RECORD_FILE}: another part than that of process {key.writer} of step {key.step}",
             file=RECORD_FILE,
@@ -87,7 +88,7 @@ def pieces_of_directory(path: str, names: tuple[str, ...]) -> Pieces:
     """The files of a part in a directory of this host."""
 
     def pieces(position: int) -> Iterator[bytes]:
-        with open(os.path.join(path, names[position]), "rb", buffering=0) as file:
+        with open_plain(os.path.join(path, names[position])) as file:
             while piece := file.read(BLOCK_BYTES):
                 yield piece
 

@@ -32,7 +32,7 @@ from ckpt_core._run.tiers.lineage import Run
 from ckpt_core._run.tiers.mending import Mender
 from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
-from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around
+from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around, offered_of
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
@@ -79,15 +79,13 @@ class LocalTier:
             self._keeping.clean()
         self._offers = Offers(self._backend.read)
         self._peers = meet(processes, options, self._offers.find)
-        if self._peers.server is not None:
-            self._close_server = weakref.finalize(self, self._peers.server.close)
-            self._close_server.atexit = False  # its threads are daemons
+        self._close_peers = weakref.finalize(self, self._peers.close)
+        self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
         limit = options.partner_bytes_per_sec
         copy_target = weakly(self._copy_target)
         self._copier = Copier(index, self._peers, self._offers, copy_target, limit)
-        # Equal on all processes, as what stays must be: a step of which all have copies, and the step
-        # that they copy or copied last.
+        # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
         self.look()
@@ -128,8 +126,7 @@ class LocalTier:
         index, count, names = self._processes.index, self._processes.count, self._steps.names
         around = look_around(self.directory, index, count, names, self._backend, self._lineage)
         places = self._mender.whole(around)
-        # Its own part first: of equal parts, the last one put is offered.
-        self._offers.replace({place.key: place.path for place in reversed(places)})
+        self._offers.replace(offered_of(places, index))
         sight = Sight([place.seen for place in places], mends=not self._read_only)
         machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(
@@ -149,6 +146,7 @@ class LocalTier:
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
         self._mender.note(found.steps)
+        self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
@@ -175,8 +173,8 @@ class LocalTier:
             self._keeping.delete_where(self._steps, lambda _: True)
             self._keeping.delete_copies(lambda _: True)
             self._write_lineage()
-        durable = self._options.durable
-        return Target(self._steps.path(step), self._backend, durable, self._check_claim)
+        path = self._steps.path(step)
+        return Target(path, self._backend, self._options.durable, self._check_claim)
 
     def _check_claim(self) -> None:
         if self._claimed:
@@ -265,10 +263,10 @@ class LocalTier:
         """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
         if not self._copier.active:
             return set()
-        if saved.protected is not None:
+        if saved.protected and saved.protected in self._complete.items():  # not saved once more
             self._protected = saved.protected[0]
-        elif self._protected is None:
-            self._protected = max(set(self._complete) - {step}, default=None)
+        elif self._protected not in self._complete:
+            self._protected = max(self._complete, default=None)
         if saved.copies:
             self._copied = step
             self._copier.copy(step, saved.token)
@@ -394,7 +392,8 @@ class LocalTier:
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
         limit_secs = self._options.timeout_secs
-        self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
-        if self._peers.server is not None:
-            self._peers.server.close()
-        self._fence.close()
+        try:
+            self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
+        finally:
+            self._peers.close()
+            self._fence.close()

@@ -9,9 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    raised_by_a_handler,
+)
 from ckpt_core._events import logger
-from ckpt_core._exchange import Connection, Key
+from ckpt_core._exchange import Key
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
 from ckpt_core._run.tiers.parts import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
@@ -79,14 +84,16 @@ class Mender:
                 except CheckpointNotFound:
                     raise
                 except (CheckpointError, OSError) as error:
+                    if (interrupt := raised_by_a_handler(error)) is not None:
+                        raise interrupt from None
                     failures.append(f"from process {source.process}: {error}")
                     continue
                 self._log(step, token, source, path, failures)
                 del self._missing[step]
                 return
         raise CheckpointCorrupt(
-            f"step {step}: the part of process {self._index} is lost or damaged in its local directory, and could not "
-            f"be fetched: {'; '.join(failures)}"
+            f"the part of process {self._index} of step {step} is lost or damaged in its local directory, and could "
+            f"not be fetched: {'; '.join(failures)}"
         )
 
     def _get(self, key: Key, source: Source) -> str:
@@ -97,13 +104,13 @@ class Mender:
                 raise ConnectionError("it was here and is gone")
             bring(key, pieces_of_directory(offered.path, offered.names), target)
         else:
-            peer = self._peers.everyone[source.process]
-            connection = Connection(peer, self._peers.secret)
+            connection = self._peers.connect(source.process)
             try:
                 bring(key, lambda position: connection.pieces(*key, position), target)
             finally:
                 connection.close()
-        self._offers.put(key, target.path)
+        for writer in (key.writer, self._index):  # its partner asks for the part of this process
+            self._offers.put(key._replace(writer=writer), target.path)
         return target.path
 
     def _log(

@@ -59,10 +59,12 @@ class WholeStep:
     Attributes:
         token: of the save.
         sources: process that lacks its part -> from where it may get it, the best first.
+        twice: whether each part is in two places, so that the step survives the loss of one.
     """
 
     token: str
     sources: dict[int, list[Source]]
+    twice: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class Sight:
     def parse(text: str) -> Sight:
         """What ``dump`` gave."""
         parts, mends = json.loads(text)
-        return Sight([Seen(*part) for part in parts], mends)
+        seen = (Seen(*part) for part in parts)
+        hashable = (one._replace(serves=tuple((a, b) for a, b in one.serves)) for one in seen)
+        return Sight(list(hashable), mends)
 
 
 def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]) -> str:
@@ -119,10 +123,11 @@ def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]
     partial: dict[int, list[int]] = {}
     for step, tokens in sorted(saves.items()):
         for token in sorted(tokens, key=lambda token: (-tokens[token], token)):
-            sources = _Search(everyone, machines, serving, step, token).sources()
+            search = _Search(everyone, machines, serving, step, token)
+            sources = search.sources()
             absent = [process for process, found in sources.items() if not found]
             if not absent:
-                steps[step] = [token, list(sources.items())]
+                steps[step] = [token, list(sources.items()), search.twice()]
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
@@ -134,9 +139,9 @@ def parse_judgement(text: str) -> Judgement:
     steps, partial = json.loads(text)
     whole = {
         step: WholeStep(
-            token, {process: [Source(*one) for one in found] for process, found in sources}
+            token, {process: [Source(*one) for one in found] for process, found in sources}, twice
         )
-        for step, (token, sources) in steps
+        for step, (token, sources, twice) in steps
     }
     return Judgement(whole, {step: processes for step, processes in partial})
 
@@ -174,6 +179,20 @@ class _Search:
             if not any(seen.own and contains(seen.serves, process) for seen in parts)
         }
 
+    def twice(self) -> bool:
+        """Whether each process's part is on two machines; if there is one, with two processes."""
+        places = self._machines if len(set(self._machines)) > 1 else range(len(self._machines))
+        found: dict[Runs, set[object]] = {}
+        for place, parts in zip(places, self._parts, strict=True):
+            for seen in parts:
+                if len(of_these := found.setdefault(seen.serves, set())) < 2:
+                    of_these.add(place)
+        held: list[set[object]] = [set() for _ in places]
+        for serves, some in found.items():
+            for process in (n for first, last in serves for n in range(first, last + 1)):
+                held[process] |= some
+        return all(len(some) > 1 for some in held)
+
     def _of(self, process: int) -> list[Source]:
         if not self._everyone[process].mends:
             return []
@@ -182,14 +201,14 @@ class _Search:
             for seen in self._parts[process]
             if contains(seen.serves, process)
         ]
-        if near:
-            return near[:_SOURCES]
+        near = near[: _SOURCES - 1]  # one elsewhere, should those be damaged
         machine = self._machines[process]
         found = sorted(
             (self._machines[source.process] != machine, self._load[source.process], source)
             for source, serves in self._offers
             if source.process != process and contains(serves, process)
         )
-        chosen = [source for _, _, source in found[:_SOURCES]]
-        self._load.update(source.process for source in chosen[:1])
-        return chosen
+        chosen = [source for _, _, source in found[: _SOURCES - len(near)]]
+        if not near:
+            self._load.update(source.process for source in chosen[:1])
+        return near + chosen

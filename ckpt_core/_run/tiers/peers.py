@@ -11,13 +11,24 @@ from typing import Any
 from ckpt_core._directory import this_machine, this_network
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
-from ckpt_core._exchange import Peer, Server, Shelf, choose_address, route_to
+from ckpt_core._exchange import (
+    BLOCK_BYTES,
+    IDLE_SECS,
+    Connection,
+    Peer,
+    Server,
+    Shelf,
+    choose_address,
+    route_to,
+)
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, coordinator_host, next_tag
 from ckpt_core._run.tiers.partners import choose_partner
 
 _CALL = "open local directories to each other"
 _SECRET_BYTES = 32
+_WAITS = 8
+"""A process that gives up this many connections, one after the other, is still in time for the others."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,23 @@ class Peers:
         secret: what every request carries.
         partners: for each process, the one that keeps copies of its parts, or None.
         server: that of this process; None if it serves nothing.
+        idle_secs: maximum time in which a connection moves no byte.
     """
 
     everyone: tuple[Peer, ...]
     secret: str
     partners: tuple[int | None, ...]
     server: Server | None
+    idle_secs: float = IDLE_SECS
+
+    def connect(self, process: int, block_bytes: int = BLOCK_BYTES) -> Connection:
+        """A connection to a process."""
+        return Connection(self.everyone[process], self.secret, block_bytes, self.idle_secs)
+
+    def close(self) -> None:
+        """Serves no longer; may be called again."""
+        if self.server is not None:
+            self.server.close()
 
     @property
     def machines(self) -> list[str]:
@@ -76,7 +98,8 @@ def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
         if server is not None:
             server.close()
         raise
-    return Peers(everyone, secret, partners, server)
+    idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
+    return Peers(everyone, secret, partners, server, idle_secs)
 
 
 def _serve(address: str | None, secret: str, shelf: Shelf) -> tuple[Server | None, str]:
@@ -117,6 +140,11 @@ def _introduce(
     failed = [(index, error) for index, (_, _, _, error) in enumerate(told) if error]
     if failed:
         raise CheckpointError(f"process {failed[0][0]} has no partner: {failed[0][1]}")
+    without = [index for index, (_, _, partner, _) in enumerate(told) if partner is None]
+    if partner is not None and without:
+        logger.warning(
+            "Options.partners is set here, but not on processes %s: no copies are made", without[:5]
+        )
     peers = (
         Peer(machine, where, port)
         for machine, (where, port, _, _) in zip(machines, told, strict=True)

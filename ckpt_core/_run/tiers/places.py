@@ -143,6 +143,19 @@ def _parts_in(steps: Steps, default: Part, index: int, mine: bool) -> Iterable[P
             yield Place(seen, opened.path, record)
 
 
+def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:
+    """The paths of parts by their keys; of equal parts the first.
+
+    A process's own part, if another one wrote it, is also offered in the place of that which it lost.
+    """
+    found: dict[Key, str] = {}
+    for place in places:
+        found.setdefault(place.key, place.path)
+        if place.seen.own:
+            found.setdefault(place.key._replace(writer=index), place.path)
+    return found
+
+
 class Offers:
     """The parts that other processes may fetch from this one; may be used by any thread."""
 
