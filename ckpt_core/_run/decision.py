@@ -36,6 +36,7 @@ class SaveDecision:
         timeout_secs: float,
     ) -> None:
         self._policy = policy
+        self._listens = bool(getattr(policy, "listens", False))
         self._processes = processes
         self._preemption = preemption
         self._newest_on_disk = newest_on_disk
@@ -61,7 +62,8 @@ class SaveDecision:
         )
         if not self._agree:
             wanted = bool(self._policy(step, context))
-            self._preemption.decided(wanted, context.preempted)
+            if self._listens:
+                self._preemption.decided(wanted, context.preempted)
             return wanted
         wanted = self._agreed(step, context)
         self._last = (step, wanted)
