@@ -62,6 +62,25 @@ def torch_model(count, side, device=None):
     return torch.nn.Sequential(*[torch.nn.Linear(side, side, bias=False, device=device) for _ in range(count)])
 """
 
+RESTORE = """
+for n, s, name in ((2, 64, "small-KIND"), (count, side, "KIND")):
+    model = MAKE
+    ckpt.save(f"{folder}/{name}", model=model, overwrite=True)
+    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
+"""
+TORCHAX = """
+from ckpt_torchax import shim
+shim.install()
+import torchax, ckpt_torchax
+torchax.enable_globally()
+"""
+
+
+def restore(kind: str, make: str) -> str:
+    """The code of a restore into an object that holds its values."""
+    return RESTORE.replace("KIND", kind).replace("MAKE", make)
+
+
 CASES = {
     "save": """
 for n, s, name in ((2, 64, "small"), (count, side, "plain")):
@@ -77,39 +96,16 @@ for n, s, name in ((2, 64, "small"), (count, side, "plain")):
     like = {f"w{k:03}": jax.ShapeDtypeStruct((s, s), jnp.bfloat16) for k in range(n)}
     grown, tree = measured(lambda: jax.block_until_ready(ckpt.load(f"{folder}/{name}", like, cast=True)))
 """,
-    "restore into an NNX model": """
-for n, s, name in ((2, 64, "small-nnx"), (count, side, "nnx")):
-    model = nnx_model(n, s)
-    ckpt.save(f"{folder}/{name}", model=model, overwrite=True)
-    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
-""",
+    "restore into an NNX model": restore("nnx", "nnx_model(n, s)"),
     "restore into an abstract NNX model": """
 for n, s, name in ((2, 64, "small-nnx"), (count, side, "nnx")):
     model = nnx_model(n, s, abstract=True)
     grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
 """,
-    "restore into a Keras model": """
-for n, s, name in ((2, 64, "small-keras"), (count, side, "keras")):
-    model = keras_model(n, s)
-    ckpt.save(f"{folder}/{name}", model=model, overwrite=True)
-    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
-""",
-    "restore into a torchax module": """
-from ckpt_torchax import shim
-shim.install()
-import torchax
-torchax.enable_globally()
-for n, s, name in ((2, 64, "small-torchax"), (count, side, "torchax")):
-    model = torch_model(n, s).to("jax")
-    ckpt.save(f"{folder}/{name}", model=model, overwrite=True)
-    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
-""",
-    "load into a torchax module on the meta device": """
-from ckpt_torchax import shim
-shim.install()
-import torchax
-torchax.enable_globally()
-import ckpt_torchax
+    "restore into a Keras model": restore("keras", "keras_model(n, s)"),
+    "restore into a torchax module": TORCHAX + restore("torchax", "torch_model(n, s).to('jax')"),
+    "load into a torchax module on the meta device": TORCHAX
+    + """
 for n, s, name in ((2, 64, "small-torchax"), (count, side, "torchax")):
     model = torch_model(n, s, "meta")
     grown, _ = measured(lambda: ckpt_torchax.load_into(f"{folder}/{name}", model))

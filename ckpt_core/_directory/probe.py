@@ -168,15 +168,3 @@ def _locks(file: str) -> bool:
     """Whether a second lock is refused; a file system without locks grants both."""
     with LockFile(file, os.O_RDWR) as first, LockFile(file, os.O_RDWR) as second:
         return first.lock(fcntl.LOCK_EX) and not second.lock(fcntl.LOCK_EX)
-
-
-def copy_bytes_per_sec(probe_bytes: int) -> float:
-    """How fast one thread of this machine copies memory into memory that it used before."""
-    source = bytes(probe_bytes)
-    target = bytearray(probe_bytes)
-
-    def copy() -> None:
-        target[:] = source
-
-    copy()  # the first one faults the pages in
-    return probe_bytes / statistics.median(_seconds(copy) for _ in range(5))

@@ -190,7 +190,6 @@ class Processes:
         }
 
     def _report(self, client: Any, tag: str, waited_secs: float, absent: list[int]) -> None:
-        awaiting.note(tag, absent)
         logger.warning(
             "process %d has waited %.0f s for processes %s at %r%s",
             self.index,

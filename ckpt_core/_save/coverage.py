@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import crc32c
 import numpy as np
 
 from ckpt_core._format.part import Part, runs_of
@@ -47,14 +46,6 @@ class Holding:
         return [self.digest, self.states]
 
 
-def landed(items: Sequence[PreparedItem]) -> list[PreparedItem]:
-    """The items with their arrays on the host; blocks until they are there."""
-    return [
-        replace(item, arrays=item.landing(), landing=None) if item.landing else item
-        for item in items
-    ]
-
-
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
     """What this process holds, from items whose arrays are on the host."""
     digest = hashlib.sha256()
@@ -76,21 +67,23 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
 def _values(item: PreparedItem) -> list[Any]:
     """What distinguishes an item here from the same item of another process."""
     found: list[Any] = [sorted(item.texts.items())]
-    found += [(name, crc32c.crc32c(data)) for name, data in sorted(item.state_files.items())]
+    found += [
+        (name, hashlib.sha256(data).hexdigest()) for name, data in sorted(item.state_files.items())
+    ]
     found += [(source.name, source.size_bytes) for source in item.sources]
     if item.plan is not None:
         found.append(item.plan.coverage)
         unshared = item.plan.unshared
-        found += [(a.name, _checksum(a)) for a in item.arrays if a.name in unshared]
+        found += [(a.name, _digest(a)) for a in item.arrays if a.name in unshared]
     return found
 
 
-def _checksum(array: ArrayToWrite) -> int:
-    total = 0
+def _digest(array: ArrayToWrite) -> str:
+    # not a checksum of 32 bits: values taken for equal by chance would be restored on another process
+    found = hashlib.sha256()
     for _, values in array.pieces:
-        flat = np.ascontiguousarray(values).reshape(-1)
-        total = crc32c.crc32c(flat.view(np.uint8).data, total)
-    return total
+        found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)

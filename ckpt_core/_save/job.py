@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
@@ -135,6 +135,12 @@ class PreparedItem:
     def folder(self) -> str:
         """The item's directory, relative to the checkpoint."""
         return orbax_write.FOLDERS.get(self.name, self.name)
+
+    def landed(self) -> PreparedItem:
+        """The item with its arrays on the host; blocks until they are there."""
+        if self.landing is None:
+            return self
+        return replace(self, arrays=self.landing(), landing=None)
 
     @property
     def names(self) -> tuple[str, ...]:

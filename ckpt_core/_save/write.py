@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ckpt_core._devices import shardings
@@ -203,10 +202,7 @@ class Write:
         self._activity.enter("waiting for arrays on their way to the host")
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
-        self._items[:] = [
-            replace(item, arrays=item.landing(), landing=None) if item.landing else item
-            for item in self._items
-        ]
+        self._items[:] = [item.landed() for item in self._items]
         if not self._job.local:
             self._uploads = Uploads(self._job, attempt, self._items, self._context, self._activity)
         self._activity.enter("writing arrays")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import os
 import pydoc
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from tests.support.paths import ROOT
+from tests.support.typed import diagnostics
 
 PACKAGES = [
     "ckpt_core",
@@ -116,26 +115,7 @@ ckpt.load("a", Model(), castt=True)
 
 @pytest.mark.slow
 def test_type_checkers_know_the_names_and_the_type_of_like(tmp_path: Path):
-    pytest.importorskip("pyright")
-    (tmp_path / "user.py").write_text(TYPED)
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)]}))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pyright",
-            "--outputjson",
-            "--pythonpath",
-            sys.executable,
-            "user.py",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    told = json.loads(done.stdout)["generalDiagnostics"]
+    told = diagnostics(tmp_path, TYPED, {"extraPaths": [str(ROOT)]})
     kinds = [(one["range"]["start"]["line"], one["severity"]) for one in told]
     revealed = [one["message"] for one in told if one["severity"] == "information"]
     assert [text.split(" is ")[1] for text in revealed] == [

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.paths import INTEGRATIONS, ROOT
+from tests.support.typed import diagnostics
 
 GOOD = """
 from typing import Any, assert_type
@@ -48,41 +44,20 @@ ckpt.when.every_step(3)
 
 def checked(folder: Path, text: str) -> list[dict[str, object]]:
     """Pyright's errors in a script that uses the installed packages, as a user has them."""
-    (folder / "script.py").write_text(text)
     settings = {
         "typeCheckingMode": "strict",
         "extraPaths": [str(ROOT), *(str(path) for path in INTEGRATIONS.iterdir() if path.is_dir())],
         "reportMissingTypeStubs": False,
     }
-    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pyright",
-            "--outputjson",
-            "--pythonpath",
-            sys.executable,
-            "script.py",
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if not done.stdout.startswith("{"):
-        pytest.skip(f"pyright does not run here: {(done.stderr or done.stdout)[-200:]}")
-    found = json.loads(done.stdout)["generalDiagnostics"]
+    found = diagnostics(folder, text, settings)
     return [one for one in found if one["severity"] == "error"]
 
 
 def test_right_calls_have_their_types(tmp_path: Path) -> None:
-    pytest.importorskip("pyright")
     assert checked(tmp_path, GOOD) == []
 
 
 def test_misspelt_names_are_errors(tmp_path: Path) -> None:
-    pytest.importorskip("pyright")
     lines = {one["range"]["start"]["line"] for one in checked(tmp_path, BAD)}  # type: ignore[index]
     wrong = {n for n, line in enumerate(BAD.splitlines()) if line and "import" not in line}
     unknown = {

@@ -11,46 +11,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import launch, reports
+from tests.support.local_tiers import ON_ALL
 
-COMMON = """
+COMMON = (
+    ON_ALL
+    + """
 import hashlib, itertools, logging, shutil, threading, warnings
 from pathlib import Path
 warnings.simplefilter("ignore", RuntimeWarning)
-mesh = Mesh(np.array(jax.devices()), ("data",))
 never = ckpt.when.at_steps([0])
-own = Path(f"{directory}/local/{index}")
-persistent = Path(f"{directory}/persistent")
-turns = itertools.count()
-told = {}
-
-def put(values, spec):
-    sharding = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 def state(step, by):
     rows = np.arange(8 << 12, dtype=np.float32).reshape(8, -1) / 7 + step
     return {"rows": put(rows, by), "everywhere": put(rows[:2, :9], P()), "host": rows[0, :5], "n": step}
 
-def same(tree, step, by):
-    wanted = state(step, by)
-    for name, leaf in wanted.items():
-        if isinstance(leaf, jax.Array):
-            pairs = zip(tree[name].addressable_shards, leaf.addressable_shards, strict=True)
-            if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in pairs):
-                return False
-        elif not np.array_equal(leaf, tree[name]):
-            return False
-    return tree.keys() == wanted.keys()
-
 def start(by, local=own, **more):
     partners = None if by == P() else "host"
     options = ckpt.Options(**{"timeout_secs": 30, "persist_policy": never, "partners": partners} | more)
     return ckpt.Checkpointer(persistent, local_directory=local, options=options)
-
-def resume(checkpointer, by):
-    found = checkpointer.restore_latest(state=state(99, by))
-    assert found is None or same(found["state"], found.step, by), found
-    return found
 
 def train(last, by, **more):
     with start(by, **more) as checkpointer:
@@ -108,6 +86,7 @@ def copies():
         for path in own.glob(f"run-*/process_{index}-of-*/partner-of_*/[0-9]*")
     )
 """
+)
 
 REPLICATED = (
     COMMON

@@ -9,20 +9,14 @@ import pytest
 
 import ckpt_core as ckpt
 from tests.support.launch import launch, reports
+from tests.support.local_tiers import ON_ALL
 
-COMMON = """
+COMMON = (
+    ON_ALL
+    + """
 import itertools, shutil, warnings
 from pathlib import Path
-mesh = Mesh(np.array(jax.devices()), ("data",))
 options = ckpt.Options(timeout_secs=30, persist_policy=ckpt.when.every_steps(3))
-own = Path(f"{directory}/local/{index}")
-persistent = Path(f"{directory}/persistent")
-turns = itertools.count()
-told = {}
-
-def put(values, spec):
-    sharding = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(values.shape, sharding, lambda where: values[where])
 
 def state(step, by=P("data")):
     rows = np.arange(8 << 11, dtype=np.float32).reshape(8, -1) / 7 + step
@@ -35,24 +29,8 @@ def state(step, by=P("data")):
         "n": step,
     }
 
-def same(tree, step, by):
-    wanted = state(step, by)
-    for name, leaf in wanted.items():
-        if isinstance(leaf, jax.Array):
-            pairs = zip(tree[name].addressable_shards, leaf.addressable_shards, strict=True)
-            if any(np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes() for a, b in pairs):
-                return False
-        elif not np.array_equal(leaf, tree[name]):
-            return False
-    return tree.keys() == wanted.keys()
-
 def start(local=own, options=options):
     return ckpt.Checkpointer(persistent, local_directory=local, options=options)
-
-def resume(checkpointer, by=P("data")):
-    found = checkpointer.restore_latest(state=state(99, by))
-    assert found is None or same(found["state"], found.step, by), found
-    return found
 
 def train(last, local=own):
     # resumes from the newest step, and goes on to the last one
@@ -91,6 +69,7 @@ def on(process, work):
         work()
     meet(f"turn{next(turns)}")
 """
+)
 
 JOURNEY = (
     COMMON

@@ -15,7 +15,7 @@ from ckpt_core._run.fence import Fence
 from ckpt_core._run.tiers.partners import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.agreement import agree_to_save, done_by_all
-from ckpt_core._save.coverage import Shares, holding_of, landed, share
+from ckpt_core._save.coverage import Shares, holding_of, share
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.protocol import SaveEvents, aborting
 from ckpt_core._save.write import Write
@@ -137,7 +137,7 @@ class LocalSave:
         offer: dict[str, Any] = {"token": secrets.token_hex(16)}
         if job.processes.count > 1 and self._refusal is None:
             try:
-                self._items = landed(self._items)
+                self._items = [item.landed() for item in self._items]
                 offer |= {"holding": holding_of(self._items).dump(), "copied": self._copied()}
             except Exception as error:
                 self._refusal = error
