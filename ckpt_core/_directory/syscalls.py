@@ -71,10 +71,18 @@ def is_local_disk(path: str) -> bool:
 def remove(path: str) -> None:
     """Like ``remove_tree``, but deletes as much as possible and never raises OSError."""
     with contextlib.suppress(OSError):  # rmtree(ignore_errors=True) still raises errors of close
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
+        try:
+            _remove(path)
+        except BaseException:  # of a signal handler: nobody will look at this name again
+            _remove(path)
+            raise
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        os.unlink(path)
 
 
 def remove_tree(path: str) -> None:

@@ -109,8 +109,13 @@ class CheckpointWriter:
             )
         events = self._events = SaveEvents(self._job.target, None, self._job.options)
         events.happened("save_started")
-        with events.failing():
-            self._writing = _begin(self._job)
+        try:
+            with events.failing():
+                self._writing = _begin(self._job)
+        except BaseException:
+            if self._writing is not None:
+                self._writing.undo()
+            raise
         return self
 
     def add(self, name: str, tree: Any, /) -> None:
@@ -214,22 +219,22 @@ class CheckpointWriter:
         trace: TracebackType | None,
     ) -> None:
         writing, events = self._writing, self._events
-        if os.getpid() != HOME_PID or writing is None or events is None:
-            return
-        with self._turn:
-            self._writing = None
-            try:
-                with events.failing():
-                    if error is not None:
-                        raise error
-                    if self._failure is not None:
-                        raise _given_up(self._job.target) from self._failure
-                    writing.finish()
-            except BaseException as failure:
-                writing.undo()
-                if failure is not error:
-                    raise
+        try:
+            if os.getpid() != HOME_PID or writing is None or events is None:
                 return
+            with self._turn, events.failing():
+                self._writing = None
+                if error is not None:
+                    raise error
+                if self._failure is not None:
+                    raise _given_up(self._job.target) from self._failure
+                writing.finish()
+        except BaseException as failure:
+            if writing is not None:
+                writing.undo()
+            if failure is not error:
+                raise
+            return
         events.committed(writing.written_bytes, 0.0)
 
 

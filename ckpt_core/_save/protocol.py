@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -37,16 +36,24 @@ class PreparedSave:
     def __init__(self, write: Callable[[], None], give_back: Callable[[], None]) -> None:
         self._write = write
         self._give_back = give_back
-        self._claim = threading.Lock()
+        self._claims: dict[str, object] = {}
 
     def run(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
-        if self._claim.acquire(blocking=False):
-            self._write()
+        me = object()
+        try:
+            # after an exception of a signal handler, a lock would not tell who has taken it
+            if self._claims.setdefault("by", me) is me:
+                self._write()
+        except BaseException:
+            if self._claims.get("by") is me:
+                self._give_back()
+            raise
 
     def undo(self) -> None:
         """Removes the attempt's directory, if ``run`` was not called."""
-        if self._claim.acquire(blocking=False):
+        me = object()
+        if self._claims.setdefault("by", me) is me:
             self._give_back()
 
 
@@ -76,6 +83,7 @@ class _Save:
         self._tag = _processes.next_tag()
         self._token = secrets.token_hex(16)
         self._attempt: Attempt | None = None
+        self._agreeing = False
         self._fields = RecordFields(job.fields.single)
         self._items: list[PreparedItem] = []
         self._refusal: Exception | None = None
@@ -125,38 +133,40 @@ class _Save:
 
     def write_and_commit(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
-        with self._events.failing(), aborting(lambda: self._attempt):
+        with self._events.failing(), aborting(self._abort):
             if self._job.processes.index == 0 and not self._job.local and self._refusal is None:
                 self._begin_in_store()
             write = Write(
                 self._job, self._fields, self._items, self._token, self._tag, self._events.activity
             )
             write.snapshot_secs = self._blocking_secs
+            self._agreeing = True
             attempt = write.agree_to_start(self._attempt, self._refusal)
             write.write_items(attempt)
             write.commit(attempt)
+        self._attempt = None
         self._events.committed(write.written_bytes, self._blocking_secs)
 
     def cancel(self) -> None:
-        """Called instead of ``write_and_commit``: tells other processes, removes the attempt."""
-        job = self._job
-        job.processes.refuse(self._tag, CALL, CheckpointError("its save could not begin"))
+        """Removes the attempt; tells other processes, unless ``write_and_commit`` has."""
+        if not self._agreeing:
+            refusal = CheckpointError("its save could not begin")
+            self._job.processes.refuse(self._tag, CALL, refusal)
         self._abort()
 
     def _abort(self) -> None:
         if self._attempt is not None:
             self._attempt.abort()
+            self._attempt = None
 
 
 @contextlib.contextmanager
-def aborting(begun: Callable[[], Attempt | None]) -> Generator[None]:
-    """Aborts the attempt if the block raises; ``begun`` gives it, or None on processes other than 0."""
+def aborting(abort: Callable[[], None]) -> Generator[None]:
+    """Calls ``abort`` if the block raises."""
     try:
         yield
     except BaseException:
-        attempt = begun()
-        if attempt is not None:
-            attempt.abort()
+        abort()
         raise
 
 

@@ -246,7 +246,8 @@ class ArrayWriter:
     def abort(self) -> None:
         """Drops the queued writes; blocks until running ones and uploads have ended."""
         self._transaction.abort()
-        committing = [future for future, _ in self._committing]
+        # the newest may have been started, and its future lost to a signal handler's exception
+        committing = [self._transaction.future, *(future for future, _ in self._committing)]
         for future in [*(write.copy for write in self._writes), *committing]:
             with contextlib.suppress(TimeoutError):
                 future.exception(timeout=self._timeout_secs)

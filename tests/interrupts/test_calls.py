@@ -58,12 +58,14 @@ class AtMoment:
         self.moment = moment
         self.kind = kind
         self.seen = 0
+        self.raised_in = ""
 
     def _look(self, frame: Any, event: str, argument: Any) -> None:
         if event in ("call", "c_return") and frame.f_code.co_filename != logging.__file__:
             self.seen += 1
             if self.seen == self.moment:
                 sys.setprofile(None)
+                self.raised_in = f"{event} {frame.f_code.co_qualname}"
                 raise self.kind
 
     def __enter__(self) -> "AtMoment":
@@ -250,6 +252,73 @@ def test_a_save_that_blocks_is_there_or_not(tmp_path: Path) -> None:
             ckpt.save(path, state_of(3), options=QUICK)
     assert classes <= {Stop}
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".ckpt-tmp")]
+
+
+def _save_blocking(path: Path) -> None:
+    ckpt.save(path, state_of(3))
+
+
+def _write_in_parts(path: Path) -> None:
+    with ckpt.writer(path) as writer:
+        for name, values in state_of(3).items():
+            writer.add("state", {name: values})
+
+
+def _remove_hidden(directory: Path) -> bool:
+    """Whether there was any."""
+    hidden = [name for name in os.listdir(directory) if name.startswith(".ckpt-")]
+    for name in hidden:
+        shutil.rmtree(directory / name)
+    return bool(hidden)
+
+
+def _replace(path: Path) -> None:
+    ckpt.save(path, state_of(3), overwrite=True)
+
+
+@pytest.mark.parametrize("call", [_save_blocking, _write_in_parts])
+@pytest.mark.parametrize(
+    "every", [12, pytest.param(1, marks=[pytest.mark.faults, pytest.mark.slow])]
+)
+def test_nothing_remains_of_a_call_that_did_not_save(
+    every: int, call: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """At every ``every``-th moment: a gap in which an attempt is left behind is longer than that."""
+    call(tmp_path / "imports")
+    with AtMoment() as counted:
+        call(tmp_path / "count")
+    assert counted.seen > 1000
+    for moment in range(1, counted.seen + 1, every):
+        path = tmp_path / str(moment)
+        at = AtMoment(moment)
+        with contextlib.suppress(Stop), at:
+            call(path)
+        if at.raised_in == "call CheckpointWriter.__exit__":  # Python has not run a line of it
+            _remove_hidden(tmp_path)
+            continue
+        hidden = [name for name in os.listdir(tmp_path) if name.startswith(".ckpt-")]
+        assert hidden == [], f"moment {moment}, {at.raised_in}"
+        if path.exists():
+            loaded = ckpt.load(path)
+            assert is_state_of(3, loaded.get("state", loaded))
+            shutil.rmtree(path)
+
+
+def test_a_replacement_at_many_moments(tmp_path: Path) -> None:
+    path = tmp_path / "replaced"
+    _replace(path)
+    with AtMoment() as counted:
+        _replace(path)
+    left_behind = 0
+    for moment in range(1, counted.seen + 1, 12):
+        ckpt.save(path, state_of(2), overwrite=True, options=QUICK)
+        with contextlib.suppress(Stop), AtMoment(moment):
+            _replace(path)
+        loaded = ckpt.load(path)
+        assert is_state_of(2, loaded) or is_state_of(3, loaded)
+        left_behind += _remove_hidden(tmp_path)
+    # about 20 moments lie between the commit and the first deletion; `gc` finds what is left then
+    assert left_behind <= 4
 
 
 def test_a_user_class_is_not_made_ours_while_arrays_are_written(

@@ -60,7 +60,7 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
     attempt = target.backend.begin(
         target.path, overwrite=True, durable=target.durable, token=key.token
     )
-    with aborting(lambda: attempt):
+    with aborting(attempt.abort):
         for position, (name, entry) in enumerate(sorted(record.files.items()), 1):
             content = _bounded(pieces(position), entry.size_bytes, name)
             write_pieces(os.path.join(attempt.path, name), content, durable=target.durable)

@@ -179,7 +179,7 @@ class LocalSave:
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
-            with aborting(lambda: attempt):
+            with aborting(attempt.abort):
                 write.write_own(attempt)
                 write.make_durable(attempt)
                 self._all_wrote = True
