@@ -7,9 +7,10 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpt_core._directory import SIGNS
 from ckpt_core._storage import KeyValues
 from ckpt_core._storage.location import Location
 
@@ -36,11 +37,12 @@ class Store:
 
 
 def probe_store(location: Location, probe_bytes: int) -> Store:
-    """Measures a place.
+    """Measures a place, or the first above it that is in no checkpoint.
 
     Raises:
         OSError, CheckpointError: it cannot be reached, or refuses.
     """
+    location = _outside(location)
     keys = KeyValues(location)
     small, large = (f".ckpt-doctor.{secrets.token_hex(8)}.{n}" for n in range(2))
     try:
@@ -62,6 +64,19 @@ def probe_store(location: Location, probe_bytes: int) -> Store:
     finally:
         with contextlib.suppress(Exception):
             keys.delete([small, large])
+
+
+def _outside(location: Location) -> Location:
+    """The location, or the one around the checkpoint in which it lies."""
+    outside, place = location, location
+    bucket = len(location.path.split("/")[:3])  # scheme, nothing, name
+    while len(place.path.split("/")) > bucket:
+        above = replace(place, path=place.path.rpartition("/")[0])
+        keys = KeyValues(place)
+        if any(keys.get(sign, first_bytes=1) is not None for sign in SIGNS):
+            outside = above
+        place = above
+    return outside
 
 
 def _timed(do: Callable[[], Any]) -> tuple[float, Any]:

@@ -92,7 +92,7 @@ def load_nodes(tokens: list[Any], paths: list[Path], statics: Sequence[Any] = ()
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
     try:
-        root, stop = _load_node(tokens, 0, (), paths, known)
+        root, stop = _load_node(tokens, 0, (), paths, known, {})
     except IndexError:
         raise ValueError("the structure has fewer nodes than its root holds") from None
     if stop != len(tokens):
@@ -105,9 +105,17 @@ def _is_custom(token: Any) -> bool:
 
 
 def _load_node(
-    tokens: list[Any], at: int, path: Path, paths: list[Path], statics: Mapping[int, str]
+    tokens: list[Any],
+    at: int,
+    path: Path,
+    paths: list[Path],
+    statics: Mapping[int, str],
+    known: dict[Any, Node],
 ) -> tuple[Node, int]:
-    """The node that begins at index ``at``, and the index after its last child."""
+    """The node that begins at index ``at``, and the index after its last child.
+
+    ``known`` gets the nodes that hold only leaves: those of a model's layers are equal, and become one.
+    """
     token = tokens[at]
     if token == 0 or type(token) is str:
         paths.append(path)
@@ -118,7 +126,7 @@ def _load_node(
         raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
     kind, type_name, keys = token
     if kind == "below":
-        child, at = _load_node(tokens, at + 1, path, paths, statics)
+        child, at = _load_node(tokens, at + 1, path, paths, statics, known)
         return Node("expanded", (), (child,), str(type_name)), at
     entries = _entries(kind, keys)
     static = statics.get(at, "") if statics else ""
@@ -129,9 +137,12 @@ def _load_node(
     is_leaf = first == 0 or type(first) is str
     if is_leaf and tokens[at : at + count].count(first) == count:
         paths += zip(*map(repeat, path), entries, strict=False)
-        leaf = leaf_below(first) if first else LEAF
-        children = (leaf,) * count
-        return Node(kind, tuple(entries), children, str(type_name), None, static), at + count
+        same = kind, str(type_name), tuple(entries), static, first
+        node = known.get(same)
+        if node is None:
+            children = (leaf_below(first) if first else LEAF,) * count
+            node = known[same] = Node(kind, same[2], children, same[1], None, static)
+        return node, at + count
     below: list[Node] = []
     for key in entries:
         if tokens[at] == 0:
@@ -139,7 +150,7 @@ def _load_node(
             below.append(LEAF)
             at += 1
         else:
-            child, at = _load_node(tokens, at, (*path, key), paths, statics)
+            child, at = _load_node(tokens, at, (*path, key), paths, statics, known)
             below.append(child)
     return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
 

@@ -30,7 +30,9 @@ def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
 def _any_below(node: Node) -> bool:
     if node.kind in ("leaf", "expanded") and node.type_name:
         return True
-    return any(child is not LEAF and _any_below(child) for child in node.children)
+    different = {id(child): child for child in node.children}  # equal layers may be one node
+    different.pop(id(LEAF), None)
+    return any(map(_any_below, different.values()))
 
 
 def _collect(node: Node, path: Path, found: list[Path]) -> None:

@@ -18,6 +18,7 @@ from ckpt_core._directory import probe
 from ckpt_core._directory.mounts import mount_type
 from ckpt_core._directory.probe import Disk, probe_directory
 from ckpt_core._doctor.versions import is_older
+from ckpt_core._storage import Location
 from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
 from tests.support.stores import tree
 
@@ -57,6 +58,25 @@ def test_a_store(call, store: str) -> None:
     code, out, _ = call("doctor", store, "--mib", 1)
     assert code == 0 and "get" in out
     assert not [key for key in keys_at(store).list() if "doctor" in key]
+
+
+def test_nothing_is_written_into_a_checkpoint_in_a_store(store: str, monkeypatch) -> None:
+    from ckpt_core._doctor import store as probing
+
+    ckpt.save(f"{store}/run/3", model=tree(1))
+    written: list[str] = []
+
+    class Noting(probing.KeyValues):
+        def put(self, key: str, value: bytes) -> None:
+            written.append(f"{self._path}/{key}")
+            super().put(key, value)
+
+    monkeypatch.setattr(probing, "KeyValues", Noting)
+    for inside in ("", "/model", "/model/deeper"):
+        found = probing.probe_store(Location(f"{store}/run/3{inside}", False), 1024)
+        assert found.url == f"{store}/run"
+    assert written and all(key.startswith(f"{store}/run/.ckpt-doctor") for key in written)
+    assert probing.probe_store(Location(f"{store}/other", False), 1024).url == f"{store}/other"
 
 
 def test_what_cannot_be_written_to(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
