@@ -21,6 +21,15 @@ LONG_SECS = 60
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux")
 
+
+@pytest.fixture(autouse=True)
+def _no_save_of_an_earlier_test() -> None:
+    """Its thread raises the priority of TensorStore's after the result was taken."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("ckpt-") and not thread.daemon:
+            thread.join(LONG_SECS)
+
+
 # In a process of its own: the threads of TensorStore that other tests started would be lowered, too.
 CHILD = """
 import os, sys, threading
