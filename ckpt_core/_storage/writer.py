@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -205,7 +206,10 @@ class ArrayWriter:
             self._make_room(values.nbytes)
             # No copy is needed, because the caller does not change the values before finish().
             part = store.with_transaction(self._transaction)[region_slices(region)]
-            self._writes.append(part.write(values, can_reference_source_data_indefinitely=True))
+            write = functools.partial(part.write, can_reference_source_data_indefinitely=True)
+            # One call in C: TensorStore crashes now and then if a signal handler raises between the
+            # two, so that nobody waits for a write that has begun.
+            self._writes.extend(map(write, (values,)))
 
     def _make_room(self, size_bytes: int) -> None:
         if self._held_bytes and self._held_bytes + size_bytes > self._limit_bytes:
@@ -245,14 +249,19 @@ class ArrayWriter:
 
     def abort(self) -> None:
         """Drops the queued writes; blocks until running ones and uploads have ended."""
+        # a write that has begun goes on in a thread of TensorStore, in the transaction
+        self._settle([write.copy for write in self._writes])
         self._transaction.abort()
         # the newest may have been started, and its future lost to a signal handler's exception
-        committing = [self._transaction.future, *(future for future, _ in self._committing)]
-        for future in [*(write.copy for write in self._writes), *committing]:
-            with contextlib.suppress(TimeoutError):
-                future.exception(timeout=self._timeout_secs)
+        self._settle([self._transaction.future, *(future for future, _ in self._committing)])
         if self._upload is not None:
             self._upload.abandon()
+
+    def _settle(self, futures: Iterable[Any]) -> None:
+        """Blocks until all have ended, well or not."""
+        for future in futures:
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=self._timeout_secs)
 
 
 def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piece]:
