@@ -83,20 +83,22 @@ test-wheel: dist  ## install the wheel with each extra alone, and run that frame
 	@"$(BASE_PYTHON)" tests/support/try_wheel.py dist/*.whl
 
 TOOLS := pytest hypothesis pytest-xdist psutil equinox safetensors orbax-checkpoint h5py
-VERSIONED := tests/tree tests/format tests/load tests/save tests/run tests/items tests/cli tests/frameworks
+# $(call cpu_index,ENVIRONMENT): the option of pip for the index of torch for the CPU, if it answers.
+cpu_index = $$("$(1)/bin/python" tests/support/reachable.py "$(TORCH_INDEX)/torch/" && echo "--extra-index-url $(TORCH_INDEX)")
+VERSIONED := tests/tree tests/format tests/load tests/save tests/run tests/items tests/bench tests/cli tests/frameworks
 
 test-floors:  ## quick tests with the oldest versions that pyproject.toml admits
 	@"$(BASE_PYTHON)" -m venv "$(VENV)-floors"
 	@"$(BASE_PYTHON)" tests/support/floors.py > "$(VENV)-floors/floors.txt"
-	@"$(VENV)-floors/bin/python" -m pip install --quiet --disable-pip-version-check \
-	  -c "$(VENV)-floors/floors.txt" -e '.[flax,keras,torchax,grain,cli]' $(TOOLS)
+	@"$(VENV)-floors/bin/python" -m pip install --quiet --disable-pip-version-check $(call cpu_index,$(VENV)-floors) \
+	  -c "$(VENV)-floors/floors.txt" -e '.[all]' $(TOOLS)
 	@"$(VENV)-floors/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
 
 test-latest:  ## quick tests with the newest versions that the index has, pre-releases included
 	@"$(BASE_PYTHON)" -m venv "$(VENV)-latest"
 	@grep '^torch==' constraints.txt > "$(VENV)-latest/torch.txt"
-	@"$(VENV)-latest/bin/python" -m pip install --quiet --disable-pip-version-check --pre --upgrade \
-	  -c "$(VENV)-latest/torch.txt" -e '.[flax,keras,torchax,grain,cli]' $(TOOLS)
+	@"$(VENV)-latest/bin/python" -m pip install --quiet --disable-pip-version-check --pre --upgrade $(call cpu_index,$(VENV)-latest) \
+	  -c "$(VENV)-latest/torch.txt" -e '.[all]' $(TOOLS)
 	@"$(VENV)-latest/bin/python" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(VERSIONED)
 
 lint: $(STAMP)

@@ -65,6 +65,8 @@ def test_torch(release: Path) -> None:
     assert all(bool((states[0][key] == states[1][key]).all()) for key in states[0])
 
 
+# The golden was written with another version of Grain than the oldest supported one.
+@pytest.mark.filterwarnings("ignore:the position was saved by Grain:UserWarning")
 def test_grain(release: Path) -> None:
     pytest.importorskip("grain")
     found, wanted = restored(release, "grain")

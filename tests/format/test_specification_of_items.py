@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core._format import process_state
+from tests.support.meshes import explicit_mesh
 from tests.support.stores import keys_at
 
 # ---- the reader, written from docs/format.md -----------------------------------------------------
@@ -377,7 +378,7 @@ FAST = ckpt.Options(durable=False)
 
 def state() -> dict[str, Any]:
     """Leaves of every kind and of many dtypes, sharded and not."""
-    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    mesh = explicit_mesh((2, 4), ("x", "y"))
     spread = NamedSharding(mesh, PartitionSpec("x", "y"))
     dtypes = ["bool", "int2", "int4", "uint2", "uint4", "float6_e2m3fn", "float8_e4m3", "bfloat16"]
     dtypes += ["float4_e2m1fn", "float8_e8m0fnu", "complex128", "uint64", "float16"]

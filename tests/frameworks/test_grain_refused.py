@@ -280,7 +280,24 @@ def test_another_version_of_grain_is_told(opened: Open) -> None:
     with pytest.warns(UserWarning, match=r"0\.0\.1"):
         ADAPTER.set_state(iterator, state)
     state["pipeline"]["lines"] = [line.replace("stop=200", "stop=100") for line in lines]
-    with pytest.raises(ckpt.StructureMismatch, match=r"saved stop=100, wanted stop=200"):
+    with pytest.raises(ckpt.StructureMismatch, match=r"stop=100, wanted stop=200(?s:.*) 0\.0\.1"):
+        ADAPTER.set_state(iterator, state)
+
+
+PLACED = "make_batch(output_to_shared_memory=False)"
+
+
+@pytest.mark.parametrize("saved", ["make_batch", PLACED, f"{PLACED}(output_to_shared_memory=True)"])
+def test_batches_of_another_version_of_grain(saved: str, opened: Open) -> None:
+    iterator = opened(SHAPES["mix"]())
+    state = ADAPTER.get_state(iterator)
+    told = state["pipeline"]["lines"]
+    lines = [re.sub("batch_fn=make_batch[^,]*", f"batch_fn={saved}", line) for line in told]
+    state["pipeline"] |= {"lines": lines, "digest": "", "grain": "0.0.1"}
+    with pytest.warns(UserWarning, match=r"0\.0\.1"):
+        ADAPTER.set_state(iterator, state)
+    state["pipeline"]["lines"] = [line.replace(saved, f"{saved}(size=2)") for line in lines]
+    with pytest.raises(ckpt.StructureMismatch, match=r"make_batch.*size=2"):
         ADAPTER.set_state(iterator, state)
 
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 import ckpt_core as ckpt
 from ckpt_flax_nnx import abstract, restore_or_init
+from tests.support.meshes import explicit_mesh
 
 
 class Pair(NamedTuple):
@@ -83,7 +84,7 @@ def assert_equal(model: Any, made: Any) -> None:
 
 @pytest.fixture(params=[False, True])
 def mesh(request: pytest.FixtureRequest) -> Any:
-    return jax.make_mesh((2,), ("model",), devices=jax.devices()[:2]) if request.param else None
+    return explicit_mesh((2,), ("model",)) if request.param else None
 
 
 @pytest.mark.parametrize("name", MODELS)

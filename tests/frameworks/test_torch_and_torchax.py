@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,10 @@ def test_a_broken_torchax_disturbs_nobody(saved: Any, run_python: Any, tmp_path:
     imported, loaded, reason, remedy = run_python(BROKEN, str(path), str(tmp_path / "b"))
     assert imported == []
     assert loaded == model.embed.weight.jax().tolist()
-    assert "no overload name" in reason, "the pair is mended: delete ckpt_torchax.shim"
+    if metadata.version("torchax") != "0.0.13":  # when it is the floor, delete ckpt_torchax.shim
+        assert (reason, remedy) == ("importable", "")
+        return
+    assert "no overload name" in reason
     assert "cannot be imported with torch" in remedy
     assert "ckpt_torchax.shim.install()" in remedy
 

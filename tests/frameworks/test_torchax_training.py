@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,18 @@ def test_dropout_goes_on_exactly(env: Any, tmp_path: Path, typed: bool):
     assert [F.dropout(ones).jax().tolist() for _ in range(3)] == expected
 
 
-def test_a_leaked_tracer_is_reported(env: Any, tmp_path: Path):
+def test_compiled_code_that_draws_goes_on_exactly_or_is_reported(env: Any, tmp_path: Path):
     ckpt.save(tmp_path / "good", env=env)
-    jax_jit(lambda x: F.dropout(x))(tensor(jnp.ones(4)))
-    assert isinstance(env.param.prng, jax.core.Tracer), "torchax is mended: test that it saves"
+    draw, ones = jax_jit(lambda x: F.dropout(x)), tensor(jnp.ones(100))
+    draw(ones)
+    if metadata.version("torchax") != "0.0.13":  # later ones thread the key through the step
+        ckpt.save(tmp_path / "a", env=env)
+        expected = [draw(ones).jax().tolist() for _ in range(3)]
+        env.manual_seed(9)
+        ckpt.restore(tmp_path / "a", env=env)
+        assert [draw(ones).jax().tolist() for _ in range(3)] == expected
+        return
+    assert isinstance(env.param.prng, jax.core.Tracer)
     with pytest.raises(ckpt.CheckpointError, match=r"is a tracer.*Upgrade torchax"):
         ckpt.save(tmp_path / "a", env=env)
     ckpt.restore(tmp_path / "good", env=env)

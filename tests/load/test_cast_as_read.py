@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
 from ckpt_core._load import assemble
+from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
 
 SHAPE = (256, 520)
@@ -67,7 +68,7 @@ def test_the_values_are_those_of_astype(saved, stored, wanted):
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(), P("x", "y")])
 def test_on_shards(saved, spec):
     path = saved(np.float32)
-    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    mesh = explicit_mesh((4, 2), ("x", "y"))
     target = jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
     loaded = ckpt.load(path, {"w": target}, cast=True)["w"]
     assert loaded.sharding == target.sharding

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from tests.support.meshes import explicit_mesh
 
 CODECS = ["zstd", "zstd:3", "blosc", "blosc:zstd", "blosc:blosclz:9", "blosc:lz4hc:1"]
 
@@ -147,7 +148,7 @@ def test_a_limit_that_is_smaller_than_an_array(tmp_path, limit_bytes, spec):
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    mesh = jax.make_mesh((4, 2), ("x", "y"))
+    mesh = explicit_mesh((4, 2), ("x", "y"))
     values = np.arange(136 * 72, dtype=np.float32).reshape(136, 72) % 11
     saved = {"w": jax.device_put(values, NamedSharding(mesh, P(*spec))), "scalar": jnp.float32(3)}
     options = ckpt.Options(compression="zstd", chunk_bytes=3_000, max_host_bytes=limit_bytes)

@@ -161,6 +161,7 @@ def held(monkeypatch: pytest.MonkeyPatch, *, permitted: bool) -> tuple[Held, lis
     assert not pending.wait(0.01)
     work.may_end.set()
     pending.result()
+    pending._thread.join(LONG_SECS)  # after the work it raises TensorStore's threads, one by one
     return work, calls
 
 

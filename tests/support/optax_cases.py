@@ -207,7 +207,19 @@ def all_cases() -> dict[str, Factory]:
     return SPECIAL | named | COMBINED | odd
 
 
-CASES = all_cases()
+LACKING = sorted(name for name in SPECIAL if not (hasattr(optax, name) or hasattr(contrib, name)))
+"""Transformations that the installed Optax does not have yet."""
+
+CASES = {name: make for name, make in all_cases().items() if name not in LACKING}
+
+NAMES = [
+    *CASES,
+    *(
+        pytest.param(name, marks=pytest.mark.skip(f"optax {optax.__version__} has no {name}"))
+        for name in LACKING
+    ),
+]
+"""All cases, as parameters of tests."""
 
 
 def params_of(name: str) -> Any:

@@ -114,6 +114,11 @@ def require_same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if differences:
         counts = saved["processes"] != now["processes"]
         advice = _COUNT_ADVICE if counts else _ADVICE
+        if saved["grain"] != now["grain"]:
+            advice = (
+                f"{advice} It was saved by Grain {saved['grain']}, this is {now['grain']}, which may "
+                "describe the same pipeline in other words."
+            )
         raise StructureMismatch(differences, where="the data pipeline", advice=advice)
     if saved["grain"] != now["grain"]:
         warnings.warn(
@@ -194,6 +199,10 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
     ``all_settings=False`` therefore compares only settings that both sides have.
     """
     before, after = _settings(old), _settings(new)
+    if not all_settings:
+        before, after = (
+            {key: _timeless(text) for key, text in side.items()} for side in (before, after)
+        )
     keys = [key for key in before | after if all_settings or (key in before and key in after)]
     unlike = [key for key in keys if before.get(key) != after.get(key)]
     if not unlike:
@@ -203,6 +212,15 @@ def _unlike(old: str, new: str, *, all_settings: bool) -> tuple[str, str] | None
         for side in (before, after)
     )
     return left, right
+
+
+def _timeless(text: str) -> str:
+    """A setting without what later versions of Grain added to it, which changes no element."""
+    return _SHARED_MEMORY.sub(r"\1", text)
+
+
+_SHARED_MEMORY = re.compile(r"\b(make_batch)(?:\(output_to_shared_memory=(?:True|False)\))+")
+"""Grain's own way to batch: until 0.2.16 no parameter said where batches lie."""
 
 
 def _settings(line: str) -> dict[str, str]:
