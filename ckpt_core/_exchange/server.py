@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 from ckpt_core._exchange.client import IDLE_SECS, authorization
 
 _MOST_CONNECTIONS = 32
-"""Further connections are refused; their processes try another source, or later."""
+"""Further ones are refused, and their processes try another source, or later; strangers make way for them."""
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
 _POLL_SECS = 0.5
 _REMEMBERED = 16
@@ -129,7 +129,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.shelf = shelf
         self.last_used = time.monotonic()
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
-        self._open: set[Any] = set()
+        self._open: dict[Any, None] = {}  # the oldest first
         self.in_use: set[Any] = set()  # those that showed the secret
         self._lock = threading.Lock()
         self._ended = False
@@ -137,10 +137,19 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
+            if len(self._open) >= _MOST_CONNECTIONS:
+                self._end_a_stranger()
             if self._ended or len(self._open) >= _MOST_CONNECTIONS:
                 return False
-            self._open.add(request)
+            self._open[request] = None
         return True
+
+    def _end_a_stranger(self) -> None:
+        """Ends the oldest connection that has not shown the secret, so that none can hold a place for long."""
+        stranger = next((one for one in self._open if one not in self.in_use), None)
+        if stranger is not None:
+            del self._open[stranger]
+            _wake(stranger)
 
     def use(self, request: Any) -> None:
         """Notes that a connection is one of the job."""
@@ -150,7 +159,7 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._open.discard(request)
+            self._open.pop(request, None)
             if request in self.in_use:
                 self.in_use.discard(request)
                 self.last_used = time.monotonic()

@@ -23,20 +23,24 @@ class Part:
         writer: index of the process that wrote it.
         count: number of processes of the save.
         serves: the processes whose own parts hold the same, the writer among them.
+        alike: whether the parts of all processes differ in regions of distributed arrays alone, so
+            that another number of processes can put the step together from them.
     """
 
     writer: int
     count: int
     serves: Runs
+    alike: bool = False
 
     @staticmethod
     def own(writer: int, count: int) -> Part:
         """A part that is of use for its writer alone."""
-        return Part(writer, count, ((writer, writer),))
+        return Part(writer, count, ((writer, writer),), alike=count == 1)
 
     def dump(self) -> dict[str, Any]:
         """The part as JSON values."""
-        return {"process": self.writer, "of": self.count, "serves": self.serves}
+        found: dict[str, Any] = {"process": self.writer, "of": self.count, "serves": self.serves}
+        return found | ({"alike": True} if self.alike else {})
 
     @staticmethod
     def load(value: Any) -> Part:
@@ -56,7 +60,7 @@ class Part:
         edges = [number for run in serves for number in run]
         if edges != sorted(edges) or edges[0] < 0 or edges[-1] >= count:
             raise ValueError(f"impossible runs of processes {serves}")
-        return Part(writer, count, serves)
+        return Part(writer, count, serves, value.get("alike") is True)
 
 
 def contains(runs: Runs, index: int) -> bool:

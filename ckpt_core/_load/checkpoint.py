@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -171,6 +171,8 @@ class Checkpoint:
         items: the saved items, by name.
         single: True if one state was saved: ``load`` then returns it, not a dict of items.
         metadata, metrics: as the user passed them to the save.
+        gather: brings chunks that are not at the path yet, given their keys by item; may be called
+            again. None if all are there.
     """
 
     path: str
@@ -180,6 +182,7 @@ class Checkpoint:
     single: bool
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    gather: Callable[[Mapping[str, set[str]]], None] | None = None
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
         """A file's bytes; of a checkpoint of ckpt, verified against the checksum in the record.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckpt_core._directory import is_local_disk
@@ -11,9 +11,10 @@ from ckpt_core._errors import (
     CheckpointError,
 )
 from ckpt_core._format import orbax_write
+from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load.assemble import value_of
-from ckpt_core._load.checkpoint import Checkpoint, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, SavedItem
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading, Want
@@ -62,6 +63,21 @@ def execute(
     if in_place is not None:
         in_place.end_of_item()
     return leaves
+
+
+def wanted_chunks(
+    checkpoint: Checkpoint, plans: Iterable[ItemPlan], request: Request
+) -> dict[str, set[str]]:
+    """Item -> keys of the chunks that the plans read, of a checkpoint of ckpt."""
+    needed: dict[str, set[str]] = {}
+    for plan in plans:
+        item, keys = plan.item, needed.setdefault(plan.item.name, set[str]())
+        assert isinstance(item, NativeItem)
+        for want in _wants(checkpoint, plan, request).values():
+            name, chunk = item.name_of(want.leaf), item.chunks[want.leaf]
+            prefix = f"{name}/" if name else ""
+            keys |= {prefix + key for one in want.regions for key, _ in keyed_parts(one, chunk)}
+    return needed
 
 
 def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int, Want]:

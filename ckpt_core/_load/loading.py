@@ -11,7 +11,7 @@ from typing import Any
 from ckpt_core._load.agreement import LoadAgreement, identity_of
 from ckpt_core._load.checkpoint import Checkpoint, SavedItem
 from ckpt_core._load.differences import check_patterns, raise_mismatches
-from ckpt_core._load.execute import execute
+from ckpt_core._load.execute import execute, wanted_chunks
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import plan_item
@@ -125,6 +125,8 @@ class _Loading:
             raise_mismatches(checkpoint, plans, request)
         if request.only is not None:
             check_patterns(checkpoint, plans, request)
+        if checkpoint.gather is not None:
+            checkpoint.gather(wanted_chunks(checkpoint, plans, request))
         options = request.options
         self._tally.progress = progress(checkpoint, plans, options, self._job.step)
         self._names, self._plans = list(chosen), plans

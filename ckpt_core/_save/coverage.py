@@ -36,22 +36,24 @@ class Holding:
     Attributes:
         digest: equal on processes that hold the same, apart from states.
         states: its pipeline states; None if they are too large to be sent.
+        values: equal on processes that differ at most in states and regions of distributed arrays.
     """
 
     digest: str
     states: States | None
+    values: str = ""
 
     def dump(self) -> list[Any]:
         """As JSON values."""
-        return [self.digest, self.states]
+        return [self.digest, self.states, self.values]
 
 
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
     """What this process holds, from items whose arrays are on the host."""
-    digest = hashlib.sha256()
+    digest, values = hashlib.sha256(), hashlib.sha256()
     states: States = {}
     for item in sorted(items, key=lambda item: item.name):
-        digest.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
+        values.update(repr((item.name, item.record.form)).encode(errors="surrogatepass"))
         if item.record.form == "process":
             states[item.name] = {
                 name: data.decode(errors="surrogateescape")
@@ -59,20 +61,25 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
             }
         else:
             for part in _values(item):
-                digest.update(repr(part).encode(errors="surrogatepass"))
+                values.update(repr(part).encode(errors="surrogatepass"))
+            if item.plan is not None:
+                regions, own = item.plan.coverage
+                digest.update(regions.encode())
+                values.update(own.encode())
+    digest.update(values.digest())
     sizes = [len(text) for files in states.values() for text in files.values()]
-    return Holding(digest.hexdigest(), None if sum(sizes) > MOST_STATE_BYTES else states)
+    sent = None if sum(sizes) > MOST_STATE_BYTES else states
+    return Holding(digest.hexdigest(), sent, values.hexdigest())
 
 
 def _values(item: PreparedItem) -> list[Any]:
-    """What distinguishes an item here from the same item of another process."""
+    """What distinguishes an item here from the same item of another process, apart from regions."""
     found: list[Any] = [sorted(item.texts.items())]
     found += [
         (name, hashlib.sha256(data).hexdigest()) for name, data in sorted(item.state_files.items())
     ]
     found += [(source.name, source.size_bytes) for source in item.sources]
     if item.plan is not None:
-        found.append(item.plan.coverage)
         unshared = item.plan.unshared
         found += [(a.name, _digest(a)) for a in item.arrays if a.name in unshared]
     return found
@@ -94,16 +101,18 @@ class Shares:
         groups: for each process the number of its group; the processes of a group hold the same.
         states: the pipeline states of all processes, to be written by each; empty if each process
             writes its own.
+        alike: whether they differ in regions of distributed arrays alone.
     """
 
     groups: list[int]
     states: States
+    alike: bool = False
 
     def part(self, index: int) -> Part:
         """The part that process ``index`` writes."""
         mine = self.groups[index]
         alike = (other for other, group in enumerate(self.groups) if group == mine)
-        return Part(index, len(self.groups), runs_of(alike))
+        return Part(index, len(self.groups), runs_of(alike), self.alike)
 
     def with_states(self, items: Sequence[PreparedItem]) -> list[PreparedItem]:
         """The items of a save, with the pipeline states of all processes."""
@@ -131,10 +140,11 @@ def share(told: Sequence[Any]) -> Shares:
         numbers.setdefault(one.digest if together else (one.digest, index), len(numbers))
         for index, one in enumerate(everyone)
     ]
+    same = together and len({one.values for one in everyone}) == 1
     if stateless or not together:
-        return Shares(groups, {})
+        return Shares(groups, {}, same)
     states: States = {}
     for one in known:
         for name, files in one.items():
             states.setdefault(name, {}).update(files)
-    return Shares(groups, states)
+    return Shares(groups, states, same)

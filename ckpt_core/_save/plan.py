@@ -136,19 +136,20 @@ class TreePlan:
         )
 
     @functools.cached_property
-    def coverage(self) -> str:
-        """Digest of which regions of the other arrays this process holds."""
-        digest = hashlib.sha256()
+    def coverage(self) -> tuple[str, str]:
+        """Digests of which regions this process holds: of arrays of all, and of those on its own devices."""
+        distributed, own = hashlib.sha256(), hashlib.sha256()
         for leaf, stored in zip(self.leaves, self.signature.stored, strict=True):
             if leaf.held is None or leaf.name in self.unshared:
                 continue
-            held = leaf.held.mine
-            own = stored[
-                0
-            ].is_fully_addressable  # the same region on another process is another array
-            found = sorted((region, holders if own else ()) for region, holders, _ in held)
+            # the same region on another process is another array
+            mine = stored[0].is_fully_addressable
+            found = sorted(
+                (region, holders if mine else ()) for region, holders, _ in leaf.held.mine
+            )
+            digest = own if mine else distributed
             digest.update(repr((leaf.name, found)).encode(errors="surrogatepass"))
-        return digest.hexdigest()
+        return distributed.hexdigest(), own.hexdigest()
 
     @functools.cached_property
     def files(self) -> tuple[tuple[str, bytes], ...]:

@@ -31,6 +31,7 @@ from ckpt_core._storage.location import NewDatabase as NewDatabase
 from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
+from ckpt_core._storage.merge import add as add
 from ckpt_core._storage.merge import merge as merge
 from ckpt_core._storage.upload import UPLOAD_BYTES as UPLOAD_BYTES
 from ckpt_core._storage.upload import Upload as Upload

@@ -445,10 +445,10 @@ ALARM = (
 by = P()
 train(2, by)
 on(1, lose)
-from ckpt_core._run.tiers import mending
+from ckpt_core._run.tiers import fetch
 # as from a file of the user's
 exec(compile("def handler(*_): raise TimeoutError('an alarm')", "/home/user/train.py", "exec"))
-plain = mending.bring
+plain = fetch.bring
 def slowly(key, pieces, target):
     def some(position):
         for piece in pieces(position):
@@ -459,9 +459,9 @@ def slowly(key, pieces, target):
 checkpointer = start(by)
 if index == 1:
     signal.signal(signal.SIGALRM, handler)
-    mending.bring = slowly
+    fetch.bring = slowly
 told["first"] = raised(lambda: resume(checkpointer, by))
-mending.bring = plain
+fetch.bring = plain
 found = resume(checkpointer, by)
 told["then"] = found.step, found.path.startswith(str(own))
 checkpointer.close()

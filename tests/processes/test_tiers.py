@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckpt_core as ckpt
@@ -181,10 +182,13 @@ def check_journey(tmp_path: Path, processes: int, devices: int) -> None:
     persistent = tmp_path / "run/persistent"
     for step in (0, 3, 6, 9):
         assert ckpt.verify(persistent / str(step)).ok
-    # another number of processes has nothing local, and goes on from what all share
+    # another number of processes puts the step together, from one directory that all had
     with ckpt.Checkpointer(persistent, local_directory=tmp_path / "run/both") as alone:
-        assert alone.all_steps() == [0, 3, 6, 9]
-        assert alone.load(9, as_numpy=True)["n"] == 9
+        assert alone.all_steps() == [0, 3, 6, 9, 10]
+        for step in (9, 10):
+            loaded = alone.load(step, as_numpy=True)
+            rows = np.arange(8 << 11, dtype=np.float32).reshape(8, -1) / 7 + step
+            assert loaded["n"] == step and loaded["rows"].tobytes() == rows.tobytes()
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -166,7 +166,13 @@ def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
     held = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(32)]
     try:
         for connection in held:
-            connection.sendall(b"GET")  # and then nothing
+            request = f"GET /3/token/1/0 HTTP/1.1\r\nAuthorization: Bearer {SECRET}\r\n\r\nGET"
+            connection.sendall(request.encode())  # and then nothing
+            got = b""
+            while not got.endswith(b"record"):
+                piece = connection.recv(1000)
+                assert piece, got
+                got += piece
         deadline = time.monotonic() + 10
         refused = False
         while not refused and time.monotonic() < deadline:
@@ -180,6 +186,26 @@ def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
         assert time.monotonic() - began < 5
         assert serving() == before - 1
     finally:
+        for connection in held:
+            connection.close()
+
+
+def test_strangers_keep_nobody_out(served: tuple[Server, Path]):
+    """Whoever has not shown the secret makes way, also if it sends a byte now and then."""
+    server = served[0]
+    inside = Connection(Peer("", "127.0.0.1", server.port), SECRET)
+    assert b"".join(inside.pieces(*KEY, 0)) == b"record"
+    held = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(80)]
+    try:
+        for connection in held[-20:]:
+            connection.sendall(b"GET")
+        for _ in range(3):
+            assert fetched(server, 0) == b"record"
+        assert b"".join(inside.pieces(*KEY, 0)) == b"record"  # its own place it has kept
+        held[0].settimeout(10)
+        assert held[0].recv(1) == b""  # hung up
+    finally:
+        inside.close()
         for connection in held:
             connection.close()
 

@@ -190,6 +190,35 @@ def test_who_is_read_only_needs_its_own():
     assert judged(everyone).steps[7].sources == {1: [Source(0, 0)]}
 
 
+def of_three(writer: int, *, alike: bool = True, serves: Any = None) -> Seen:
+    return Seen(7, "a", 1.0, writer, serves or ((writer, writer),), False, 3, alike)
+
+
+def test_a_step_of_another_number_is_whole_if_every_part_is_held():
+    whole = judged([[of_three(0), of_three(2)], [of_three(1)]])
+    assert whole.steps[7].pieces == [[Source(0, 0)], [Source(1, 1)], [Source(0, 2)]]
+    assert not whole.steps[7].sources and not whole.steps[7].twice
+    assert judged([[of_three(0)], [of_three(2)]]).partial == {7: [1]}
+    served = [[of_three(1, serves=((0, 0), (2, 2)))], [of_three(1)]]
+    assert judged(served).steps[7].pieces == [[Source(0, 1)], [Source(1, 1)]]
+    # one that is read-only gets nothing; values that differ are nobody else's; who serves nobody
+    everyone = [[of_three(0), of_three(2)], [of_three(1)]]
+    assert not judged(everyone, mends=False).steps
+    assert not judged([[of_three(0), of_three(2)], [of_three(1, alike=False)]]).steps
+    assert judged(everyone, serving=[True, False]).partial == {7: [1]}
+    # a process alone serves nobody, and needs all beside it
+    alone = [[of_three(0), of_three(1), of_three(2)]]
+    assert len(judged(alone, serving=[False]).steps[7].pieces) == 3
+
+
+def test_the_newer_save_counts_of_whichever_number_it_is():
+    own = [Seen(7, "b", 2.0, n, ((n, n),), True) for n in range(2)]
+    both = [[own[0], of_three(0), of_three(2)], [own[1], of_three(1)]]
+    assert judged(both).steps[7].token == "b" and not judged(both).steps[7].pieces
+    older = [[seen._replace(created=0.5) if seen.own else seen for seen in some] for some in both]
+    assert judged(older).steps[7].token == "a" and len(judged(older).steps[7].pieces) == 3
+
+
 def test_who_keeps_copies_of_whose_parts():
     def chosen(machines: str, partners: Any = "host") -> list[int | None]:
         return [choose_partner(partners, list(machines), n) for n in range(len(machines))]
@@ -239,6 +268,22 @@ def test_who_holds_the_same():
     assert groups(Holding("a", states[0]), Holding("a", None)) == ([0, 1], {})
     large = [{"data": {f"{n}": "x" * MOST_STATE_BYTES}} for n in range(9)]
     assert groups(*[Holding("a", one) for one in large]) == (list(range(9)), {})
+
+
+def test_who_differs_in_regions_alone():
+    def alike(*told: Holding) -> bool:
+        return share([one.dump() for one in told]).alike
+
+    assert alike(Holding("a", {}, "v"), Holding("b", {}, "v"))
+    assert not alike(Holding("a", {}, "v"), Holding("b", {}, "w"))
+    # the states of all are in each part, unless they are too large
+    states = [{"data": {f"{n}.json": "x" * n}} for n in range(2)]
+    assert alike(*[Holding("a", one, "v") for one in states])
+    assert not alike(Holding("a", states[0], "v"), Holding("a", None, "v"))
+    shares = share([Holding(name, {}, "v").dump() for name in "ab"])
+    assert Part.load(json.loads(json.dumps(shares.part(1).dump()))).alike
+    assert not Part.load({"process": 0, "of": 2, "serves": [[0, 0]]}).alike
+    assert Part.own(0, 1).alike and not Part.own(0, 2).alike
 
 
 def test_at_which_address_a_process_serves():

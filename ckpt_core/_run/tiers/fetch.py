@@ -16,6 +16,9 @@ from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._options import MIB
+from ckpt_core._run.tiers.parts import Source
+from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.places import Offers
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
@@ -72,6 +75,44 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
         target.may_commit()
         attempt.commit()
     return record
+
+
+def bring_from(
+    source: Source,
+    key: Key,
+    peers: Peers,
+    offers: Offers,
+    target: Target,
+    may_go_on: Callable[[], None] = lambda: None,
+) -> Record:
+    """Brings a part from another process, or from another folder of this one; raises as ``bring``.
+
+    Args:
+        source, key: where, and what.
+        peers: the processes of the run.
+        offers: what this process sees.
+        target: where to.
+        may_go_on: called after each block; raises if it has become too late.
+    """
+
+    def watched(pieces: Pieces) -> Pieces:
+        def some(position: int) -> Iterator[bytes]:
+            for piece in pieces(position):
+                may_go_on()
+                yield piece
+
+        return some
+
+    if source.process == peers.index:
+        offered = offers.find(key)
+        if offered is None:
+            raise ConnectionError("it was here and is gone")
+        return bring(key, watched(pieces_of_directory(offered.path, offered.names)), target)
+    connection = peers.connect(source.process)
+    try:
+        return bring(key, watched(lambda position: connection.pieces(*key, position)), target)
+    finally:
+        connection.close()
 
 
 def _bounded(pieces: Iterator[bytes], size_bytes: int, name: str) -> Iterator[bytes]:

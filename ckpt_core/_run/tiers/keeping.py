@@ -1,4 +1,7 @@
-"""What stays in a process's local directory, and what is deleted: its own parts and its copies."""
+"""What stays in a process's local directory, and what is deleted: its own parts and its copies.
+
+Also the lineage of what is there, and the folders that another number of processes left beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import raised_by_a_handler
 from ckpt_core._events import logger
-from ckpt_core._run.fence import OWNER_FILE, is_abandoned
+from ckpt_core._run.fence import OWNER_FILE, Fence, is_abandoned
 from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.places import COPIES, FOLDER, LINEAGE_FILE, copies_folder
+from ckpt_core._run.tiers.places import COPIES, FOLDER, LINEAGE_FILE, copies_folder, count_of
 
 
 class Keeping:
@@ -22,13 +25,23 @@ class Keeping:
         backend: of the directory.
         names: names of step directories.
         count: number of processes.
+        lineage: of the run.
+
+    Attributes:
+        lineage: that of the steps which this process saves.
+        is_written: False if the lineage file must be written before the next save.
     """
 
-    def __init__(self, directory: str, backend: PosixBackend, names: StepNames, count: int) -> None:
+    def __init__(
+        self, directory: str, backend: PosixBackend, names: StepNames, count: int, lineage: str
+    ) -> None:
         self.directory = directory
+        self.lineage = lineage
         self._backend = backend
         self._names = names
         self._count = count
+        self._claims: list[Fence] = []
+        self.is_written = True
 
     def steps_of_copies(self, source: int) -> Steps:
         """The copies of the parts of another process."""
@@ -83,39 +96,97 @@ class Keeping:
         except OSError as error:
             logger.warning("could not delete %s: %s", path, error)
 
-    @property
-    def lineage(self) -> str:
-        """The lineage of the steps in the directory; empty if it has none yet."""
-        return (self._backend.read(self.directory, LINEAGE_FILE) or b"").decode(errors="replace")
-
-    def write_lineage(self, lineage: str) -> bool:
-        """Writes the lineage file; whether it succeeded."""
+    def write_lineage(self) -> None:
+        """Writes the lineage file."""
+        self.is_written = False
         try:
-            self._backend.put(self.directory, LINEAGE_FILE, lineage.encode())
-            return True
+            self._backend.put(self.directory, LINEAGE_FILE, self.lineage.encode())
+            self.is_written = True
         except OSError as error:  # the next save tries again; until then restores skip it
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
-            return False
 
-    def discard_leftovers(self) -> None:
+    def adopt(self, steps: Steps) -> None:
+        """Makes the directory one of the lineage.
+
+        Its steps, if it has another one, are of a history that training has left, and must not become
+        part of this one.
+        """
+        if (self._backend.read(self.directory, LINEAGE_FILE) or b"") != self.lineage.encode():
+            self.delete_where(steps, lambda _: True)
+            self.delete_copies(lambda _: True)
+            self.write_lineage()
+
+    def begin_lineage(self, steps: Steps, lineage: str, unwanted: Callable[[int], bool]) -> None:
+        """Deletes the unwanted steps; the others become steps of the lineage."""
+        for other in self._others():
+            if (self._backend.read(other, LINEAGE_FILE) or b"") == self.lineage.encode():
+                self._delete_in(other, unwanted)
+                with contextlib.suppress(OSError):  # then they count no longer
+                    self._backend.put(other, LINEAGE_FILE, lineage.encode())
+        self.delete_where(steps, unwanted)
+        self.delete_copies(unwanted)
+        self.lineage = lineage
+        self.write_lineage()
+
+    def _others(self) -> list[str]:
+        """Folders beside this one that another number of processes left."""
+        root = self.directory.rpartition("/")[0]
+        names = (name for name in self._backend.children(root) if FOLDER.fullmatch(name))
+        return [f"{root}/{name}" for name in names if count_of(name) != self._count]
+
+    def _delete_in(self, folder: str, unwanted: Callable[[int], bool]) -> None:
+        names = ["", *filter(COPIES.fullmatch, self._backend.children(folder))]
+        for name in names:
+            steps = Steps(f"{folder}/{name}".rstrip("/"), self._backend, self._names)
+            self.delete_where(steps, unwanted)
+
+    def delete_in_others(self, unwanted: Callable[[int], bool]) -> None:
+        """Deletes the unwanted steps of other numbers of processes."""
+        for other in self._others():
+            self._delete_in(other, unwanted)
+
+    def claim_others(self) -> None:
+        """Claims the folders of other numbers of processes from writers that still live.
+
+        Until ``close``: if such a folder were deleted, its writer would take it for emptied, and go on.
+        """
+        for other in self._others():
+            if is_locked(f"{other}/{OWNER_FILE}"):
+                self._claims.append(Fence(other, self._backend))
+                self._claims[-1].take()
+
+    def close(self) -> None:
+        """Releases the claims."""
+        for claim in self._claims:
+            claim.close()
+
+    def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the directories that dead processes of this run left next to this one's.
 
-        There are such if the run had more processes before, or if other ones ran on this host. Live
-        processes take part in this save and hold the locks of their owner files.
+        There are such if other processes ran on this host before. Live ones take part in this save and
+        hold the locks of their owner files.
+
+        Args:
+            of_others: delete those of other numbers of processes, whose steps count until all have
+                committed a newer one; otherwise those of this number.
         """
+        if of_others:
+            self.delete_in_others(lambda _: True)
         try:
-            self._discard_unowned()
+            self._discard_unowned(of_others)
         except OSError as error:
             logger.warning("could not delete leftovers next to %s: %s", self.directory, error)
 
-    def _discard_unowned(self) -> None:
+    def _discard_unowned(self, of_others: bool) -> None:
         folder, _, mine = self.directory.rpartition("/")
         locks_work = is_locked(f"{self.directory}/{OWNER_FILE}")
         for name in self._backend.children(folder):
             path = f"{folder}/{name}"
             if name == mine or not FOLDER.fullmatch(name):
+                continue
+            if (count_of(name) != self._count) != of_others:
                 continue
             if is_abandoned(path, self._backend, locks_work):
                 with contextlib.suppress(OSError):  # other processes of this host may delete it too

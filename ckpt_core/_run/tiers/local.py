@@ -27,6 +27,7 @@ from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.agreement import damage_of, judge_failure, vote
 from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.fetch import Target
+from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.keeping import Keeping
 from ckpt_core._run.tiers.lineage import Run
 from ckpt_core._run.tiers.mending import Mender
@@ -36,7 +37,6 @@ from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around, 
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
-from ckpt_core._verify import verify_part
 
 
 class LocalTier:
@@ -72,9 +72,7 @@ class LocalTier:
         self._claimed = False
         self._complete: dict[int, str] = {}
         self._mine: set[int] = set()
-        self._lineage = run.lineage
-        self._lineage_is_written = True  # False: the file must be written before the next save
-        self._keeping = Keeping(self.directory, self._backend, names, count)
+        self._keeping = Keeping(self.directory, self._backend, names, count, run.lineage)
         if not read_only:
             self._keeping.clean()
         self._offers = Offers(self._backend.read)
@@ -82,6 +80,9 @@ class LocalTier:
         self._close_peers = weakref.finalize(self, self._peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
+        self._joining = Joining(
+            self._peers, self._offers, self.directory, self._backend, options.timeout_secs
+        )
         limit = options.partner_bytes_per_sec
         copy_target = weakly(self._copy_target)
         self._copier = Copier(index, self._peers, self._offers, copy_target, limit)
@@ -108,8 +109,9 @@ class LocalTier:
         """
         try:
             if not self._backend.exists(f"{self.directory}/{LINEAGE_FILE}"):
-                self._write_lineage()  # no step was saved there yet
+                self._keeping.write_lineage()  # no step was saved there yet
             self._fence.take()
+            self._keeping.claim_others()
             self._claimed = True
         except OSError as error:
             if raised_by_a_handler(error) is not None:
@@ -119,12 +121,14 @@ class LocalTier:
     def follow(self, run: Run) -> None:
         """Takes over the run's current lineage, which another writer may have changed."""
         if run.lineage:
-            self._lineage = run.lineage
+            self._keeping.lineage = run.lineage
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         index, count, names = self._processes.index, self._processes.count, self._steps.names
-        around = look_around(self.directory, index, count, names, self._backend, self._lineage)
+        around = look_around(
+            self.directory, index, count, names, self._backend, self._keeping.lineage
+        )
         places = self._mender.whole(around)
         self._offers.replace(offered_of(places, index))
         sight = Sight([place.seen for place in places], mends=not self._read_only)
@@ -139,19 +143,22 @@ class LocalTier:
         found = parse_judgement(answer)
         for step, absent in sorted(found.partial.items()):
             logger.warning(
-                "step %d is not whole in the local directories (processes %s do not have it, or "
-                "another one of that number), so it is not restored from them",
+                "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
+                "%s are lost, of another save, or of another number of processes and not alike",
                 step,
                 absent,
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
         self._mender.note(found.steps)
+        self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
 
         def open_part() -> Any:
+            if step in self._joining.steps:
+                return self._joining.open(step)
             self._mender.mend(step)
             return self._steps.open(step)
 
@@ -168,11 +175,7 @@ class LocalTier:
                 f"{self.directory}: the part of step {step} is not here, and is not fetched while another "
                 "Checkpointer uses this directory: restore the step, which takes the directory over"
             )
-        if self._keeping.lineage != self._lineage:
-            # steps of a history that training has left must not become part of this one
-            self._keeping.delete_where(self._steps, lambda _: True)
-            self._keeping.delete_copies(lambda _: True)
-            self._write_lineage()
+        self._keeping.adopt(self._steps)
         path = self._steps.path(step)
         return Target(path, self._backend, self._options.durable, self._check_claim)
 
@@ -197,9 +200,9 @@ class LocalTier:
             # The directory is new or was emptied; no other writer has claimed it. Claim it again.
             self._fence.close()
             self._fence = Fence(self.directory, self._backend)
-            self._lineage_is_written = False
-        if not self._lineage_is_written:
-            self._write_lineage()
+            self._keeping.is_written = False
+        if not self._keeping.is_written:
+            self._keeping.write_lineage()
         job = SaveJob(
             path,
             True,
@@ -216,25 +219,32 @@ class LocalTier:
         def committed(saved: Saved) -> None:
             if saved.part is not None:  # before any process hears that all have committed
                 self._offers.put(Key(what.step, saved.token, saved.part.writer), path)
-            self._keeping.discard_leftovers()
+            self._keeping.discard_leftovers(of_others=False)
 
         save = LocalSave(job, self._fence, committed, lambda: self._copier.told)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
             if what.step not in self._complete and self._is_mine():
-                self._keeping.discard(
-                    self._steps, what.step
-                )  # left by a failed save, or of another lineage
-            # The processes replace their parts at different moments: meanwhile the step is
-            # incomplete.
+                # left by a failed save, or of another lineage
+                self._keeping.discard(self._steps, what.step)
+            # The processes replace their parts at different moments: meanwhile it is incomplete.
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             saved = save.write_and_commit()
+            if not self._mine:
+                self._leave_others()
             self._mine.add(what.step)
             if self._is_mine():
                 self._retain(what.step, saved)
 
         return save_and_retain
+
+    def _leave_others(self) -> None:
+        """After the first save: steps of another number of processes are not needed any more."""
+        self._complete = {s: t for s, t in self._complete.items() if s not in self._joining.steps}
+        self._joining.note({})
+        if self._is_mine():
+            self._keeping.discard_leftovers(of_others=True)
 
     def _is_mine(self) -> bool:
         """Whether this writer still owns the directory; if not, its steps may be another run's."""
@@ -277,6 +287,7 @@ class LocalTier:
         self._copier.cancel()
         self._keeping.delete_where(self._steps, unwanted)
         self._keeping.delete_copies(unwanted)
+        self._keeping.delete_in_others(unwanted)
         self._offers.keep(lambda key: not unwanted(key.step))
         self._complete = {s: token for s, token in self._complete.items() if not unwanted(s)}
 
@@ -298,7 +309,8 @@ class LocalTier:
             up_to: if the lineage is new, complete steps up to this one stay and all others are
                 deleted.
         """
-        if run.lineage == self._lineage:
+        if run.lineage == self._keeping.lineage:
+            self._keeping.adopt(self._steps)
             return
         left = [step for step in sorted(self._complete) if step > up_to]
         if left:
@@ -309,15 +321,9 @@ class LocalTier:
             )
         self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
         self._copier.cancel()
-        self._keeping.delete_where(self._steps, lambda step: step not in self._complete)
-        self._keeping.delete_copies(lambda step: step not in self._complete)
-        self._lineage, self._lineage_is_written = run.lineage, False
-        self._write_lineage()
-
-    def _write_lineage(self) -> None:
-        """Writes the lineage file."""
-        self._lineage_is_written = False
-        self._lineage_is_written = self._keeping.write_lineage(self._lineage)
+        self._keeping.begin_lineage(
+            self._steps, run.lineage, lambda step: step not in self._complete
+        )
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
@@ -354,7 +360,8 @@ class LocalTier:
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
-        if not self._copier.active or step != max(self._complete, default=None):
+        newest = max(self._complete, default=None)
+        if not self._copier.active or step != newest or step in self._joining.steps:
             return
         self._copied = step
         if self._claimed and not self._copier.busy:
@@ -366,10 +373,13 @@ class LocalTier:
         if alone and raised_by_a_handler(error) is not None:
             raise error
 
-        def is_whole() -> bool:
-            return alone or self._note_damage(step)
+        path = self._steps.path(step)
 
-        there = self._backend.exists(self._steps.path(step))
+        def is_whole() -> bool:
+            token, limit = self._complete.get(step), self._options.max_host_bytes
+            return alone or self._mender.is_whole(step, token, path, limit)
+
+        there = self._backend.exists(path)
         return self._processes.gather_decide(
             next_tag(),
             vote(error, there, is_whole),
@@ -378,22 +388,13 @@ class LocalTier:
             "give up a local step",
         )
 
-    def _note_damage(self, step: int) -> bool:
-        """Whether every byte of this process's part is as it was saved; if not, notes it."""
-        path = self._steps.path(step)
-        report = verify_part(path, self._options.max_host_bytes)
-        if report.ok:
-            return True
-        token = self._complete.get(step)
-        if token is not None:
-            self._mender.note_damage(step, token, str(report.problems[0]))
-        return False
-
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
         limit_secs = self._options.timeout_secs
         try:
             self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         finally:
+            self._joining.discard()
+            self._keeping.close()
             self._peers.close()
             self._fence.close()

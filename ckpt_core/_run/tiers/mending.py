@@ -17,10 +17,11 @@ from ckpt_core._errors import (
 )
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
-from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
+from ckpt_core._run.tiers.fetch import Target, bring_from
 from ckpt_core._run.tiers.parts import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._run.tiers.places import Offers, Place
+from ckpt_core._verify import verify_part
 
 
 class Mender:
@@ -53,9 +54,12 @@ class Mender:
             if mine in whole.sources
         }
 
-    def note_damage(self, step: int, token: str, what: str) -> None:
-        """Notes that this process's own part is damaged; it is then ignored and replaced."""
-        self._damaged[step, token] = what
+    def is_whole(self, step: int, token: str | None, path: str, max_host_bytes: int) -> bool:
+        """Whether every byte of this process's own part is as it was saved; else it is ignored and replaced."""
+        report = verify_part(path, max_host_bytes)
+        if not report.ok and token is not None:
+            self._damaged[step, token] = str(report.problems[0])
+        return report.ok
 
     def whole(self, places: Sequence[Place]) -> list[Place]:
         """The places, without this process's own part where it was found damaged."""
@@ -98,17 +102,7 @@ class Mender:
 
     def _get(self, key: Key, source: Source) -> str:
         target = self._target(key.step)
-        if source.process == self._index:
-            offered = self._offers.find(key)
-            if offered is None:
-                raise ConnectionError("it was here and is gone")
-            bring(key, pieces_of_directory(offered.path, offered.names), target)
-        else:
-            connection = self._peers.connect(source.process)
-            try:
-                bring(key, lambda position: connection.pieces(*key, position), target)
-            finally:
-                connection.close()
+        bring_from(source, key, self._peers, self._offers, target)
         for writer in (key.writer, self._index):  # its partner asks for the part of this process
             self._offers.put(key._replace(writer=writer), target.path)
         return target.path

@@ -2,7 +2,8 @@
 
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
-same step number are never taken for one checkpoint.
+same step number are never taken for one checkpoint. A step that another number of processes saved
+is whole if the part of each of them is there, and they differ in regions of arrays alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpt_core._format.part import Runs, contains
@@ -30,6 +31,8 @@ class Seen(NamedTuple):
         writer: index of the process that wrote it.
         serves: the processes for which it is as good as their own.
         own: whether it lies where the process that sees it has its own parts, and serves it.
+        processes: number of processes of the save; 0 for as many as run now.
+        alike: see ``Part``; asked only of other numbers of processes.
     """
 
     step: int
@@ -38,6 +41,8 @@ class Seen(NamedTuple):
     writer: int
     serves: Runs
     own: bool
+    processes: int = 0
+    alike: bool = False
 
 
 class Source(NamedTuple):
@@ -60,11 +65,14 @@ class WholeStep:
         token: of the save.
         sources: process that lacks its part -> from where it may get it, the best first.
         twice: whether each part is in two places, so that the step survives the loss of one.
+        pieces: of a step of another number of processes, the parts that are not as good as another one:
+            from where each may be fetched, in the order of their processes. Empty for all others.
     """
 
     token: str
     sources: dict[int, list[Source]]
     twice: bool = False
+    pieces: list[list[Source]] = field(default_factory=list[list[Source]])
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Judgement:
 
     Attributes:
         steps: the whole ones.
-        partial: step -> up to 5 processes that cannot get their part, for all other steps.
+        partial: step -> up to 5 processes whose part cannot be had, for all other steps.
     """
 
     steps: dict[int, WholeStep]
@@ -86,7 +94,7 @@ class Sight:
 
     Attributes:
         parts: what it sees.
-        mends: whether it would write a part that it lacks; not if it is read-only.
+        mends: whether it would write parts that it lacks; not if it is read-only.
     """
 
     parts: Sequence[Seen]
@@ -114,20 +122,22 @@ def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]
         serving: for each process, whether the others can fetch from it.
     """
     everyone = [Sight.parse(text) for text in texts]
-    saves: dict[int, dict[str, float]] = {}
+    saves: dict[int, dict[tuple[str, int], float]] = {}
     for sight in everyone:
         for seen in sight.parts:
-            tokens = saves.setdefault(seen.step, {})
-            tokens[seen.token] = max(seen.created, tokens.get(seen.token, 0.0))
+            found, save = saves.setdefault(seen.step, {}), (seen.token, seen.processes)
+            found[save] = max(seen.created, found.get(save, 0.0))
     steps: dict[int, object] = {}
     partial: dict[int, list[int]] = {}
-    for step, tokens in sorted(saves.items()):
-        for token in sorted(tokens, key=lambda token: (-tokens[token], token)):
-            search = _Search(everyone, machines, serving, step, token)
-            sources = search.sources()
-            absent = [process for process, found in sources.items() if not found]
+    for step, made in sorted(saves.items()):
+        for token, count in sorted(made, key=lambda save: (-made[save], save)):
+            search = _Search(everyone, machines, serving, step, token, count)
+            sources = {} if count else search.sources()
+            pieces, absent = search.pieces() if count else ([], [])
+            absent += [process for process, found in sources.items() if not found]
             if not absent:
-                steps[step] = [token, list(sources.items()), search.twice()]
+                twice = not count and search.twice()
+                steps[step] = [token, list(sources.items()), twice, pieces]
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
@@ -139,9 +149,12 @@ def parse_judgement(text: str) -> Judgement:
     steps, partial = json.loads(text)
     whole = {
         step: WholeStep(
-            token, {process: [Source(*one) for one in found] for process, found in sources}, twice
+            token,
+            {process: [Source(*one) for one in found] for process, found in sources},
+            twice,
+            [[Source(*one) for one in found] for found in pieces],
         )
-        for step, (token, sources, twice) in steps
+        for step, (token, sources, twice, pieces) in steps
     }
     return Judgement(whole, {step: processes for step, processes in partial})
 
@@ -156,18 +169,25 @@ class _Search:
         serving: Sequence[bool],
         step: int,
         token: str,
+        count: int,
     ) -> None:
         self._everyone = everyone
         self._machines = machines
+        self._count = count
         self._load: Counter[int] = Counter()
         self._parts = [
-            [seen for seen in sight.parts if (seen.step, seen.token) == (step, token)]
+            [
+                seen
+                for seen in sight.parts
+                if (seen.step, seen.token, seen.processes) == (step, token, count)
+            ]
             for sight in everyone
         ]
+        self._alike = all(seen.alike for parts in self._parts for seen in parts)
         self._offers = [
             (Source(process, seen.writer), seen.serves)
             for process, parts in enumerate(self._parts)
-            if serving[process]
+            if serving[process] or len(everyone) == 1
             for seen in parts
         ]
 
@@ -212,3 +232,13 @@ class _Search:
         if not near:
             self._load.update(source.process for source in chosen[:1])
         return near + chosen
+
+    def pieces(self) -> tuple[list[list[Source]], list[int]]:
+        """Of a save of another number of processes: sources of each part, and whose parts are lacking."""
+        found: dict[Runs, list[Source]] = {}
+        if all(sight.mends for sight in self._everyone) and self._alike:
+            for source, serves in self._offers:
+                found.setdefault(serves, []).append(source)
+        held = {n for runs in found for first, last in runs for n in range(first, last + 1)}
+        absent = [process for process in range(self._count) if process not in held]
+        return [found[runs] for runs in sorted(found)], absent

@@ -41,6 +41,7 @@ class Peers:
         partners: for each process, the one that keeps copies of its parts, or None.
         server: that of this process; None if it serves nothing.
         idle_secs: maximum time in which a connection moves no byte.
+        index: of this process.
     """
 
     everyone: tuple[Peer, ...]
@@ -48,6 +49,7 @@ class Peers:
     partners: tuple[int | None, ...]
     server: Server | None
     idle_secs: float = IDLE_SECS
+    index: int = 0
 
     def connect(self, process: int, block_bytes: int = BLOCK_BYTES) -> Connection:
         """A connection to a process."""
@@ -99,7 +101,7 @@ def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
             server.close()
         raise
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    return Peers(everyone, secret, partners, server, idle_secs)
+    return Peers(everyone, secret, partners, server, idle_secs, processes.index)
 
 
 def _serve(address: str | None, secret: str, shelf: Shelf) -> tuple[Server | None, str]:

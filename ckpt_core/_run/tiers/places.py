@@ -1,8 +1,9 @@
 """The parts of local steps below a local directory: those of this process, and of others.
 
 A process finds its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
-processes of this host, or hosts that have changed places. In each may be folders
-``partner-of_<j>-of-<n>`` with copies of the parts of process j.
+processes of this host, or hosts that have changed places; and of other numbers of processes, if the
+run had as many before. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
+process j.
 """
 
 from __future__ import annotations
@@ -84,25 +85,18 @@ def look_around(
         lineage: parts of other lineages are left out.
     """
     root, _, mine = directory.rpartition("/")
-    folders = [mine]
-    if count > 1:
-        others = (name for name in backend.children(root) if _is_of(FOLDER, name, count))
-        folders += sorted(name for name in others if name != mine)[:_MOST_FOLDERS]
+    others = (name for name in backend.children(root) if FOLDER.fullmatch(name) and name != mine)
+    folders = [mine, *sorted(others, key=lambda name: (count_of(name) != count, name))]
     found: list[Place] = []
-    for folder in folders:
+    for folder in folders[: 1 + _MOST_FOLDERS]:
         path = f"{root}/{folder}"
         try:
             if (backend.read(path, LINEAGE_FILE) or b"") != lineage.encode():
                 continue
-            inside = [""]
-            if count > 1:
-                inside += [name for name in backend.children(path) if _is_of(COPIES, name, count)]
-            for name in inside:
+            for name in ("", *filter(COPIES.fullmatch, backend.children(path))):
                 steps = Steps(f"{path}/{name}".rstrip("/"), backend, names)
-                writer = int((FOLDER if not name else COPIES).fullmatch(name or folder)[1])  # pyright: ignore[reportOptionalSubscript]
-                found += _parts_in(
-                    steps, Part.own(writer, count), index, folder == mine and not name
-                )
+                default = Part.own(*_numbers(name or folder))
+                found += _parts_in(steps, default, index, count, folder == mine and not name)
         except OSError as error:
             if raised_by_a_handler(error) is not None:
                 raise
@@ -110,18 +104,24 @@ def look_around(
     return found
 
 
-def _is_of(pattern: re.Pattern[str], name: str, count: int) -> bool:
-    found = pattern.fullmatch(name)
-    return found is not None and int(found[2]) == count
+def _numbers(folder: str) -> tuple[int, int]:
+    """Index and number of processes in the name of a folder."""
+    _, writer, count = re.split(r"_|-of-(?=\d+$)", folder)
+    return int(writer), int(count)
 
 
-def _parts_in(steps: Steps, default: Part, index: int, mine: bool) -> Iterable[Place]:
+def count_of(folder: str) -> int:
+    """Number of processes in the name of a folder."""
+    return _numbers(folder)[1]
+
+
+def _parts_in(steps: Steps, default: Part, index: int, count: int, mine: bool) -> Iterable[Place]:
     """The parts in one folder; logs the unreadable ones.
 
     Args:
         steps: the folder.
         default: what a record without a note of its part is taken for: versions before 0.2 wrote none.
-        index: of this process.
+        index, count: of this process.
         mine: whether the folder is that of this process's own parts.
     """
     for step in steps.all():
@@ -136,10 +136,13 @@ def _parts_in(steps: Steps, default: Part, index: int, mine: bool) -> Iterable[P
             continue
         record = opened.record
         part = record.part or default
-        if part.count == default.count:
+        if part.writer < part.count == default.count:
             own = mine and contains(part.serves, index)
             created = record.created_unix_secs
-            seen = Seen(step, record.token, created, part.writer, part.serves, own)
+            other = 0 if part.count == count else part.count
+            seen = Seen(
+                step, record.token, created, part.writer, part.serves, own, other, part.alike
+            )
             yield Place(seen, opened.path, record)
 
 

@@ -59,7 +59,7 @@ def combine_offers(offers: Sequence[Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"token": offers[0]["token"]}
     if len(offers) > 1:
         shares = share([offer["holding"] for offer in offers])
-        answer |= {"groups": shares.groups, "states": shares.states}
+        answer |= {"groups": shares.groups, "states": shares.states, "alike": shares.alike}
         answer |= judge_copies([offer["copied"] for offer in offers])
     return answer
 
@@ -144,7 +144,7 @@ class LocalSave:
         answer = self._agree(offer)
         if job.processes.count == 1:
             return Saved(answer["token"])
-        shares = Shares(answer["groups"], answer["states"])
+        shares = Shares(answer["groups"], answer["states"], answer["alike"])
         self._items = shares.with_states(self._items)
         protected = answer["protected"] and (answer["protected"][0], answer["protected"][1])
         part = shares.part(job.processes.index)

@@ -1,0 +1,273 @@
+"""Puts steps together that another number of processes saved, from the parts of those.
+
+Parts are brought into a hidden folder, each verified as a whole. One is opened, and before arrays are
+read, others are added to it until it has all chunks that this process wants: their databases become
+children of its own, and no data is copied. The folder is deleted when it is not needed any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ckpt_core._directory import PosixBackend
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
+from ckpt_core._events import logger
+from ckpt_core._exchange import Key
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_checksums
+from ckpt_core._format.record import FileRecord, Record
+from ckpt_core._load.checkpoint import NativeCheckpoint, SavedItem
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._options import MIB
+from ckpt_core._run.tiers.fetch import Target, bring_from
+from ckpt_core._run.tiers.parts import Source, WholeStep
+from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._run.tiers.places import Offers
+from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_context, read_index
+
+_NODE_FILE_BYTES = 64 * MIB
+_TRIES = 3
+"""Maximum number of places from which one tries to bring a part."""
+_SHARE_OF_TIME = 0.5
+"""Of the time for which the others wait, the share in which all parts must be here."""
+
+
+class Joining:
+    """The steps of another number of processes, as one process reads them.
+
+    Args:
+        peers: the processes of the run.
+        offers: the parts that this process sees.
+        directory: of this process; the hidden folder is made there.
+        backend: of that directory.
+        timeout_secs: for how long the other processes wait in a load.
+
+    Attributes:
+        steps: those that can be put together, as all agreed.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        offers: Offers,
+        directory: str,
+        backend: PosixBackend,
+        timeout_secs: float,
+    ) -> None:
+        self.steps: dict[int, WholeStep] = {}
+        self._peers = peers
+        self._offers = offers
+        self._directory = directory
+        self._backend = backend
+        self._timeout_secs = timeout_secs
+        self._joined: _Joined | None = None
+
+    def note(self, steps: Mapping[int, WholeStep]) -> None:
+        """Takes over what all agreed on; deletes what was put together before."""
+        self.steps = {step: whole for step, whole in steps.items() if whole.pieces}
+        self.discard()
+
+    def open(self, step: int) -> NativeCheckpoint:
+        """One part of a step, which gathers what a load needs of the others."""
+        whole = self.steps[step]
+        if self._joined is None or self._joined.key != (step, whole.token):
+            self.discard()
+            folder = self._backend.begin(
+                f"{self._directory}/joined", overwrite=False, durable=False, token=whole.token
+            )
+            ours, all_ = self._peers.index, len(self._peers.everyone)
+            # the processes share the parts out in the order in which their own parts are
+            middle, count = (ours + 0.5) / all_, len(whole.pieces)
+            near = sorted(range(count), key=lambda n: (abs((n + 0.5) / count - middle), n))
+            self._joined = _Joined(
+                (step, whole.token),
+                [whole.pieces[n] for n in near],
+                folder.path,
+                folder.abort,
+                self._bring,
+            )
+        try:
+            return self._joined.opened(time.monotonic() + _SHARE_OF_TIME * self._timeout_secs)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Deletes what was put together."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.end()
+
+    def _bring(
+        self, key: tuple[int, str], sources: Sequence[Source], path: str, deadline: float
+    ) -> Record:
+        """Brings one part from the first of its sources that gives it.
+
+        Raises:
+            CheckpointCorrupt: none does; the message says what each answered.
+        """
+
+        def may_go_on() -> None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"not all parts were here within {_SHARE_OF_TIME:g} of Options.timeout_secs "
+                    f"({self._timeout_secs:g} s)"
+                )
+
+        peers, failures = self._peers, list[str]()
+        here, count = peers.machines[peers.index], len(peers.everyone)
+
+        def distance(source: Source) -> tuple[bool, bool, int]:
+            process = source.process
+            elsewhere = peers.machines[process] != here
+            return process != peers.index, elsewhere, (process - peers.index) % count
+
+        target = Target(path, self._backend, False, may_go_on)
+        for source in sorted(sources, key=distance)[:_TRIES]:
+            try:
+                may_go_on()
+                named = Key(*key, source.writer)
+                return bring_from(source, named, peers, self._offers, target, may_go_on)
+            except (CheckpointError, OSError) as error:
+                if (interrupt := raised_by_a_handler(error)) is not None:
+                    raise interrupt from None
+                failures.append(f"from process {source.process}: {error}")
+        raise CheckpointCorrupt(
+            f"a part of step {key[0]}, which another number of processes saved, could not be brought here: "
+            f"{'; '.join(failures)}"
+        )
+
+
+class _Joined:
+    """One step in a hidden folder.
+
+    Args:
+        key: step and token; None while it is of no use.
+        pieces: the sources of its parts, the one first that most likely holds what is wanted.
+        folder: path of the folder.
+        delete: deletes it.
+        bring: brings a part from its sources to a path, before a deadline.
+    """
+
+    def __init__(
+        self,
+        key: tuple[int, str],
+        pieces: Sequence[Sequence[Source]],
+        folder: str,
+        delete: Callable[[], None],
+        bring: Callable[[tuple[int, str], Sequence[Source], str, float], Record],
+    ) -> None:
+        self.key: tuple[int, str] | None = key
+        self._save = key
+        self._delete = delete
+        self._pieces = pieces
+        self._folder = folder
+        self._bring = bring
+        self._here: list[Record] = []
+        self._held: dict[str, set[str]] = {}
+        self._opened: NativeCheckpoint | None = None
+        self._deadline = 0.0
+
+    def opened(self, deadline: float) -> NativeCheckpoint:
+        """The part that is nearest; the parts must be here before the deadline."""
+        self._deadline = deadline
+        if self._opened is None:
+            self._bring_next()
+            opened = open_checkpoint(self._path(0))
+            assert isinstance(opened, NativeCheckpoint)
+            self._opened = replace(opened, gather=self.gather)
+        return self._opened
+
+    def end(self) -> None:
+        """Deletes the folder."""
+        self._opened = None  # which refers to this object
+        self._delete()
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number}"
+
+    def _bring_next(self) -> None:
+        number = len(self._here)
+        self._here.append(
+            self._bring(self._save, self._pieces[number], self._path(number), self._deadline)
+        )
+
+    def gather(self, needed: Mapping[str, set[str]]) -> None:
+        """Adds parts until those that are here have the chunks of these keys, or all are here.
+
+        A chunk that no part has is missing to the reader, as in any checkpoint.
+        """
+        assert self._opened is not None
+        self.key = None  # of no use if this fails
+        self._gather(self._opened, {name: keys for name, keys in needed.items() if keys})
+        self.key = self._save
+
+    def _gather(self, opened: NativeCheckpoint, needed: Mapping[str, set[str]]) -> None:
+        context = new_context(durable=False)
+        items = [opened.items[name] for name in needed]
+
+        def look(number: int) -> None:
+            for item in items:
+                place = Location(f"{self._path(number)}/{item.directory}", True)
+                self._held.setdefault(item.name, set()).update(read_index(place, context))
+
+        def lacks() -> bool:
+            return any(keys - self._held.get(name, set()) for name, keys in needed.items())
+
+        look(0)
+        before = len(self._here)
+        while lacks() and len(self._here) < len(self._pieces):
+            self._bring_next()
+            look(len(self._here) - 1)
+        added = range(before, len(self._here))
+        if not added:
+            return
+        for item in opened.items.values():
+            if item.form == "tree":
+                self._add(opened, item, added, context)
+        logger.info(
+            "step %d is put together from %d of the %d different parts that other processes saved",
+            self._save[0],
+            len(self._here),
+            len(self._pieces),
+        )
+
+    def _add(
+        self, opened: NativeCheckpoint, item: SavedItem, added: Sequence[int], context: object
+    ) -> None:
+        """Makes the databases of an item's other parts children of the first one's."""
+        inside = f"{opened.path}/{item.directory}"
+        database = NewDatabase(Location(inside, True), "", _NODE_FILE_BYTES)
+        files, children = opened.record.files, [f"ocdbt.process_{number}" for number in added]
+        checksums = f"{item.directory}/{CHECKSUM_DIRECTORY}/process_0"
+        crcs = _checksums(opened, checksums)
+        for number, child in zip(added, children, strict=True):
+            os.symlink(f"{self._path(number)}/{item.directory}", f"{inside}/{child}")
+            other = open_checkpoint(self._path(number))
+            assert isinstance(other, NativeCheckpoint)
+            crcs |= _checksums(other, checksums)
+            for name, entry in other.record.files.items():
+                if name.startswith(item.file("")):
+                    rest = name.removeprefix(item.file(""))
+                    files[f"{item.directory}/{child}/{rest}"] = entry
+        add(
+            database,
+            (replace(database, location=database.location / child) for child in children),
+            context,
+        )
+        folder, _, name = f"{opened.path}/{checksums}".rpartition("/")
+        data = dump_checksums(crcs)
+        opened.backend.put(folder, name, data)
+        files[checksums] = FileRecord.of(data)
+        manifest = opened.backend.read(inside, INDEX_FILE)
+        files[item.file(INDEX_FILE)] = FileRecord.of(manifest or b"")
+        for name in os.listdir(f"{inside}/d"):  # nodes of the joined index
+            size = os.stat(f"{inside}/d/{name}").st_size
+            files.setdefault(f"{item.directory}/d/{name}", FileRecord(size, 0, True))
+
+
+def _checksums(checkpoint: NativeCheckpoint, name: str) -> dict[str, list[int]]:
+    found = Checksums(checkpoint.read_file(name), name)
+    return {key: crcs for key in found.keys if (crcs := found.get(key)) is not None}
