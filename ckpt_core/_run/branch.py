@@ -54,6 +54,7 @@ class Branch:
         self._mine = run.mine
         self._damaged = run.damaged
         self._local: LocalTier | None = None
+        self._looks_later = not run.local
         self._claimed = False
         self._steps_at_claim: set[int] | None = None  # None: this writer has not claimed it yet
         self._restored: set[int] = set()
@@ -64,6 +65,7 @@ class Branch:
     def set_local(self, local: LocalTier) -> None:
         """Adds a local tier, whose lineage then follows this branch."""
         self._local = local
+        self._looks_later = True
 
     # ------------------------------------------------------------------------------- restores
 
@@ -160,10 +162,6 @@ class Branch:
             if self._run.local and not overwrite
             else None,
         )
-
-    @property
-    def _looks_later(self) -> bool:
-        return self._local is not None or not self._run.local
 
     def committed(self, step: int) -> None:
         """After a commit, on process 0: moves newer strangers away, then applies retention.

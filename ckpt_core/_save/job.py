@@ -80,7 +80,8 @@ class SaveJob:
             caller waits, so that nothing is copied.
         guard: decides whether this run may write to the directory; None: it may.
         links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
-        patient: the caller does not wait for the disk, which may be slow.
+        waits_for_disk: the caller begins the attempt, if it is in a file system; False: the thread that
+            writes does, since the disk may be slow.
     """
 
     target: str
@@ -95,12 +96,7 @@ class SaveJob:
     copy: Copy | None = None
     guard: Guard | None = None
     links: Links | None = None
-    patient: bool = False
-
-    @property
-    def begins_later(self) -> bool:
-        """Whether the thread that writes begins the attempt: each request to a store takes a round trip."""
-        return self.patient or not self.local
+    waits_for_disk: bool = True
 
     @functools.cached_property
     def writers(self) -> Processes:

@@ -100,7 +100,8 @@ class _Save:
             with watched(self._events.activity, "taking the snapshot"):
                 self._fields = self._job.fields.frozen()
                 self._items = prepare_items(items, self._job)
-                if self._job.processes.index == 0 and not self._job.begins_later:
+                at_once = self._job.local and self._job.waits_for_disk
+                if self._job.processes.index == 0 and at_once:
                     self._attempt = self._begin()
             self._blocking_secs = self._events.happened("snapshot_taken")
         except BaseException as error:
@@ -135,7 +136,8 @@ class _Save:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
         with self._events.failing(), aborting(self._abort):
             job = self._job
-            if job.processes.index == 0 and job.begins_later and self._refusal is None:
+            later = self._attempt is None and self._refusal is None
+            if job.processes.index == 0 and later:
                 self._begin_later()
             write = Write(
                 self._job, self._fields, self._items, self._token, self._tag, self._events.activity

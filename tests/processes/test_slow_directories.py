@@ -87,8 +87,8 @@ with start(by, **continuously) as checkpointer:
     save(checkpointer, 0)
     checkpointer.wait_until_finished()
     meet("slow")
-    held_secs = 0.2  # for each thing that is asked
-    for step in range(1, 41):
+    held_secs = 0.05  # for each thing that is asked
+    for step in range(1, 61):
         save(checkpointer, step)
         time.sleep(0.1)
     told["touched"] = sorted(set(touched))
@@ -102,4 +102,4 @@ report(**told)
 def test_a_slow_directory_gets_the_newest_steps(tmp_path: Path) -> None:
     for told in reports(launch(SLOW, tmp_path / "run", devices=1, limit_secs=180)):
         assert "MainThread" not in told["touched"], told
-        assert told["uploaded"][:2] == [0, 1] and 2 < len(told["uploaded"]) < 30, told
+        assert told["uploaded"][:2] == [0, 1] and 2 < len(told["uploaded"]) < 50, told
