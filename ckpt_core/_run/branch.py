@@ -54,6 +54,7 @@ class Branch:
         self._mine = run.mine
         self._damaged = run.damaged
         self._local: LocalTier | None = None
+        self._looks_later = not run.local
         self._claimed = False
         self._steps_at_claim: set[int] | None = None  # None: this writer has not claimed it yet
         self._restored: set[int] = set()
@@ -64,6 +65,7 @@ class Branch:
     def set_local(self, local: LocalTier) -> None:
         """Adds a local tier, whose lineage then follows this branch."""
         self._local = local
+        self._looks_later = True
 
     # ------------------------------------------------------------------------------- restores
 
@@ -147,15 +149,19 @@ class Branch:
         """The ownership check for one save, whose ``make_room`` has returned.
 
         On a disk and without ``overwrite``, it also moves away a step of the same number that the previous
-        writer committed after ``make_room`` looked. In an object store it does, on the thread that writes,
-        what ``make_room`` left out.
+        writer committed after ``make_room`` looked. In an object store, and beneath local directories, it does
+        what ``make_room`` left out, on the thread that writes.
         """
-        if self._run.local:
-            return Guard(
-                self._fence, at_commit=None if overwrite else lambda: self._move_same_step(step)
-            )
         base = self._goes_on_from(step)
-        return Guard(self._fence, at_begin=lambda: self._make_way(step, overwrite, base, older))
+        return Guard(
+            self._fence,
+            at_begin=(lambda: self._make_way(step, overwrite, base, older))
+            if self._looks_later
+            else None,
+            at_commit=(lambda: self._move_same_step(step))
+            if self._run.local and not overwrite
+            else None,
+        )
 
     def committed(self, step: int) -> None:
         """After a commit, on process 0: moves newer strangers away, then applies retention.
@@ -178,8 +184,9 @@ class Branch:
 
     def _clear(self, step: int, overwrite: bool, base: int | None, older: bool) -> dict[str, Any]:
         self._claim()
-        if self._settled and not self._run.local:
-            # A listing takes the time of a round trip: the thread that writes makes it (`guard`).
+        if self._settled and self._looks_later:
+            # A listing takes the time of a round trip, and where local directories take every save, the
+            # caller never waits for this one: the thread that writes makes it (`guard`).
             known = (self._steps_at_claim or set[int]()) | (self._attempted & self._mine)
             there = known & {step} if older else known
             self._steps.refuse_taken(step, there, overwrite, self._damaged)

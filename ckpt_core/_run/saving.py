@@ -124,6 +124,7 @@ class Saving:
             copy=self._copying(self._staging),
             guard=self._branch.guard(step, overwrite, what.may_be_older),
             links=self.links,
+            waits_for_disk=self._local is None,
         )
         return prepare_save(job, what.items, lambda write: self._save_and_retain(step, write))
 

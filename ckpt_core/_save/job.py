@@ -80,6 +80,8 @@ class SaveJob:
             caller waits, so that nothing is copied.
         guard: decides whether this run may write to the directory; None: it may.
         links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
+        waits_for_disk: the caller begins the attempt, if it is in a file system; False: the thread that
+            writes does, since the disk may be slow.
     """
 
     target: str
@@ -94,6 +96,7 @@ class SaveJob:
     copy: Copy | None = None
     guard: Guard | None = None
     links: Links | None = None
+    waits_for_disk: bool = True
 
     @functools.cached_property
     def writers(self) -> Processes:

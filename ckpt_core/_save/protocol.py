@@ -82,7 +82,7 @@ class _Save:
         self._blocking_secs = 0.0
 
     def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Copies or references all values as they are now; process 0 also begins an attempt on a disk.
+        """Copies or references all values as they are now; process 0 also begins, unless that comes later.
 
         With several processes, an error is kept and raised in ``write_and_commit``, after the other
         processes have been told: they wait for this one there.
@@ -92,7 +92,8 @@ class _Save:
             with watched(self._events.activity, "taking the snapshot"):
                 self._fields = self._job.fields.frozen()
                 self._items = prepare_items(items, self._job)
-                if self._job.processes.index == 0 and self._job.local:
+                at_once = self._job.local and self._job.waits_for_disk
+                if self._job.processes.index == 0 and at_once:
                     self._attempt = self._begin()
             self._blocking_secs = self._events.happened("snapshot_taken")
         except BaseException as error:
@@ -114,8 +115,8 @@ class _Save:
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
         )
 
-    def _begin_in_store(self) -> None:
-        """Begins the attempt on the thread that writes: each request takes the time of a round trip."""
+    def _begin_later(self) -> None:
+        """Begins the attempt on the thread that writes."""
         try:
             self._attempt = self._begin()
         except Exception as error:
@@ -126,8 +127,10 @@ class _Save:
     def write_and_commit(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
         with self._events.failing(), aborting(lambda: self._attempt):
-            if self._job.processes.index == 0 and not self._job.local and self._refusal is None:
-                self._begin_in_store()
+            job = self._job
+            later = self._attempt is None and self._refusal is None
+            if job.processes.index == 0 and later:
+                self._begin_later()
             write = Write(
                 self._job, self._fields, self._items, self._token, self._tag, self._events.activity
             )

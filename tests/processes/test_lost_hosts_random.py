@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.processes.test_lost_hosts import COMMON
+from tests.processes.test_other_numbers import ROWS
 from tests.support.launch import launch, reports
 
 # All processes draw the same numbers.
@@ -60,3 +62,59 @@ def test_some_rounds(tmp_path: Path, seed: int, processes: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_hundred_rounds(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed, 4, 10)
+
+
+# One directory for all, in which every process has a folder; copies are in that of the next one.
+OTHER_NUMBER = """
+by = P("data")
+own = Path(f"{directory}/local")
+
+def folder(of):
+    (found,) = own.glob(f"run-*/process_{of}-of-{count}")
+    return found
+
+def damage(of):
+    file = max(folder(of).glob("[0-9]*/*/ocdbt.process_0/d/*"), key=lambda path: path.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+told["found"] = restored(by, local=own)
+with start(by, local=own) as checkpointer:
+    found = resume(checkpointer, by)
+    settle(checkpointer)
+    if GOES_ON:
+        checkpointer.save(LAST, state(LAST, by))
+        checkpointer.wait_until_finished()
+        settle(checkpointer)
+if FIRST:
+    on(0, destroy_persistent)
+if GOES_ON and TROUBLED < count:
+    on(0, lambda: damage(TROUBLED) if DAMAGED else shutil.rmtree(folder(TROUBLED)))
+report(**told)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_numbers_of_processes_at_random(tmp_path: Path, seed: int) -> None:
+    """Each round has another number, and one that lost its folder or a byte; some save nothing."""
+    chance = random.Random(seed)
+    saved: int | None = None
+    for number in range(7):
+        goes_on = number == 0 or chance.random() < 0.8
+        drawn = {
+            "GOES_ON": goes_on,
+            "LAST": number,
+            "FIRST": number == 0,
+            "TROUBLED": chance.randrange(4),
+            "DAMAGED": chance.random() < 0.5,
+        }
+        code = ROWS + OTHER_NUMBER
+        for name, value in drawn.items():
+            code = code.replace(name, str(value))
+        processes = chance.choice([2, 3, 4])
+        for told in reports(launch(code, tmp_path / "run", processes=processes, devices=1)):
+            wanted = None if saved is None else [saved, "local"]
+            assert told["found"] == wanted, (number, drawn, processes)
+        saved = number if goes_on else saved

@@ -66,16 +66,19 @@ on(0, destroy_persistent)
 """
 
 
-def check_there_and_back(tmp_path: Path, before: int, after: int, devices: int = 1) -> None:
-    run(tmp_path, before, SAVES, devices)
-    for told in run(tmp_path, after, GOES_ON, devices):
+def check_there_and_back(
+    tmp_path: Path, before: int, after: int, devices: int = 1, settings: str = ""
+) -> None:
+    run(tmp_path, before, settings + SAVES, devices)
+    for told in run(tmp_path, after, settings + GOES_ON, devices):
         assert 3 in told["there"]
         assert told["restored"] == told["again"] == [3, "local"]
         assert told["went on"] == [5, "local"]
         assert all(name.endswith(f"-of-{after}") for name in told["folders"])  # the others are gone
     if after > before + 1:  # then two that were partners of each other are gone
         return
-    for told in run(tmp_path, before, GOES_ON.replace("train(5", "train(7"), devices):
+    back = settings + GOES_ON.replace("train(5", "train(7")
+    for told in run(tmp_path, before, back, devices):
         assert told["restored"] == told["again"] == [5, "local"]
         assert told["went on"] == [7, "local"]
 
@@ -235,3 +238,14 @@ told["left"] = folders()
 @pytest.mark.parametrize(("before", "after", "devices"), [(4, 3, 2), (3, 4, 1), (2, 4, 2)])
 def test_other_numbers(tmp_path: Path, before: int, after: int, devices: int) -> None:
     check_there_and_back(tmp_path, before, after, devices)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["compression='zstd'", "broadcast=True"])
+def test_other_numbers_with_other_options(tmp_path: Path, more: str) -> None:
+    settings = f"""
+plainly = start
+def start(by, local=own, **more):
+    return plainly(by, local, {more}, **more)
+"""
+    check_there_and_back(tmp_path, 3, 2, settings=settings)

@@ -170,7 +170,8 @@ def test_connections_are_bounded_and_end(served: tuple[Server, Path]):
             connection.sendall(request.encode())  # and then nothing
             got = b""
             while not got.endswith(b"record"):
-                assert (piece := connection.recv(1000)), got
+                piece = connection.recv(1000)
+                assert piece, got
                 got += piece
         deadline = time.monotonic() + 10
         refused = False

@@ -143,8 +143,8 @@ class LocalTier:
         found = parse_judgement(answer)
         for step, absent in sorted(found.partial.items()):
             logger.warning(
-                "step %d is not whole in the local directories (processes %s do not have it, or "
-                "another one of that number), so it is not restored from them",
+                "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
+                "%s are lost, of another save, or of another number of processes and not alike",
                 step,
                 absent,
             )
