@@ -172,10 +172,10 @@ class Keeping:
             of_others: delete those of other numbers of processes, whose steps count until all have
                 committed a newer one; otherwise those of this number.
         """
-        if of_others:
-            self.delete_in_others(lambda _: True)
         try:
-            self._discard_unowned(of_others)
+            self._discard_unowned(of_others)  # first: who deletes steps makes a folder look used
+            if of_others:
+                self.delete_in_others(lambda _: True)
         except OSError as error:
             logger.warning("could not delete leftovers next to %s: %s", self.directory, error)
 
