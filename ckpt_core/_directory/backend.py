@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckpt_core._directory.locks import Claim
 
@@ -76,6 +76,20 @@ class Attempt(Protocol):
         ...
 
 
+class Look(NamedTuple):
+    """What one listing of a directory found.
+
+    Attributes:
+        children: names of subdirectories that may be checkpoints or items.
+        is_checkpoint: tells of such a name whether a committed checkpoint is there.
+        hidden: names of files that begin with a dot.
+    """
+
+    children: list[str]
+    is_checkpoint: Callable[[str], bool]
+    hidden: frozenset[str]
+
+
 class Backend(Protocol):
     """Operations on checkpoints in one kind of storage; paths are absolute paths or URLs."""
 
@@ -112,6 +126,10 @@ class Backend(Protocol):
 
     def put(self, path: str, name: str, data: bytes) -> None:
         """Atomically writes or replaces a small file next to the checkpoints."""
+        ...
+
+    def remove(self, path: str, name: str) -> None:
+        """Deletes a small file next to the checkpoints, if it is there."""
         ...
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
@@ -160,11 +178,8 @@ class Backend(Protocol):
         """Names of subdirectories that may be checkpoints or items; empty if there is no ``path``."""
         ...
 
-    def look(self, path: str) -> tuple[list[str], Callable[[str], bool]]:
-        """``children``, and a function that says of each of them whether it ``is_checkpoint``.
-
-        In an object store one listing answers both.
-        """
+    def look(self, path: str) -> Look:
+        """``children``, which of them are checkpoints, and the hidden files, by one listing."""
         ...
 
     def exists(self, path: str) -> bool:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckpt_core._directory.backend import Look
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import introduction, this_owner
@@ -140,6 +141,9 @@ class ObjectStoreBackend:
     def put(self, path: str, name: str, data: bytes) -> None:
         self._open(path).put(name, data)
 
+    def remove(self, path: str, name: str) -> None:
+        self._open(path).delete([name])
+
     def claim(self, path: str, name: str, data: bytes) -> Claim:
         _refuse_names(path, _UNLISTED)
         self.put(path, name, data)
@@ -170,20 +174,23 @@ class ObjectStoreBackend:
         return None if data is None else len(data)
 
     def children(self, path: str) -> list[str]:
-        return self.look(path)[0]
+        return self.look(path).children
 
-    def look(self, path: str) -> tuple[list[str], Callable[[str], bool]]:
+    def look(self, path: str) -> Look:
         inside: dict[str, list[str]] = {}
+        hidden: set[str] = set()
         for key in self._open(path).list():
             name, slash, rest = key.partition("/")
-            if slash and not name.startswith("."):
+            if name.startswith("."):
+                hidden.add(name)
+            elif slash:
                 inside.setdefault(name, []).append(rest)
 
         def is_checkpoint(name: str) -> bool:
             present = inside[name]
             return RECORD in present or _is_of_orbax(self._open(f"{path}/{name}"), present)
 
-        return sorted(inside), is_checkpoint
+        return Look(sorted(inside), is_checkpoint, frozenset(hidden))
 
     def exists(self, path: str) -> bool:
         return bool(self._open(path).list())

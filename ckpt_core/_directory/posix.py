@@ -7,9 +7,10 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
+from ckpt_core._directory.backend import Look
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
 from ckpt_core._directory.leftovers import SIGNS as _SIGNS
 from ckpt_core._directory.locks import Claim, LockFile, deleting, is_locked, reading
@@ -41,6 +42,7 @@ class PosixBackend(Writing):
 
     def put(self, path: str, name: str, data: bytes) -> None:
         self._put_held(path, name, data).close()
+        sync_directory(path)
 
     def claim(self, path: str, name: str, data: bytes) -> Claim:
         contested = is_locked(os.path.join(path, name))
@@ -99,22 +101,32 @@ class PosixBackend(Writing):
     def size(self, path: str, name: str) -> int | None:
         return size_of(os.path.join(path, name))
 
+    def remove(self, path: str, name: str) -> None:
+        file = os.path.join(path, name)
+        if os.path.lexists(file):
+            remove(file)
+            sync_directory(path)
+
     def children(self, path: str) -> list[str]:
-        try:
-            with os.scandir(path) as entries:
-                inside = list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
-        if any(one.name.startswith(hidden_names.REPLACED) for one in inside):
-            found += leftovers.vacant_names(path) - set(found)
-        return found
+        return self.look(path).children
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
 
-    def look(self, path: str) -> tuple[list[str], Callable[[str], bool]]:
-        return self.children(path), lambda name: self.is_checkpoint(f"{path}/{name}")
+    def look(self, path: str) -> Look:
+        def is_checkpoint(name: str) -> bool:
+            return self.is_checkpoint(f"{path}/{name}")
+
+        try:
+            with os.scandir(path) as entries:
+                inside = list(entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return Look([], is_checkpoint, frozenset())
+        found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
+        hidden = frozenset(one.name for one in inside if one.name[0] == ".")
+        if any(name.startswith(hidden_names.REPLACED) for name in hidden):
+            found += leftovers.vacant_names(path) - set(found)
+        return Look(found, is_checkpoint, hidden)
 
     def is_checkpoint(self, path: str) -> bool:
         if os.path.exists(os.path.join(path, _SIGNS[0])):

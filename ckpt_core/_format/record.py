@@ -154,6 +154,8 @@ class Record:
         durations: phase -> seconds, for the phases of the save before the commit.
         packed: in an object store, the small files that process 0 wrote, as ``pack`` gives them.
         part: in a local directory of one of several processes, which part of the step this is.
+        parent: number and token of the step that the saved state continues from; None if it is not known, or
+            there is none.
     """
 
     items: dict[str, ItemRecord]
@@ -168,6 +170,7 @@ class Record:
     durations: dict[str, float] = field(default_factory=dict[str, float])
     packed: bytes = b""
     part: Part | None = None
+    parent: tuple[int, str] | None = None
 
     @functools.cached_property
     def small_files(self) -> dict[str, bytes]:
@@ -235,6 +238,8 @@ def dump_record(record: Record) -> bytes:
     }
     if record.part is not None:
         body["part"] = record.part.dump()
+    if record.parent is not None:
+        body["parent"] = record.parent
     if record.packed:
         body["small_files"] = base64.b64encode(record.packed).decode()
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
@@ -329,11 +334,19 @@ def load_record(data: bytes) -> Record:
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
+            parent=_load_parent(value.get("parent")),  # since 0.2
         )
     except CheckpointCorrupt:
         raise
     except _PARSE_ERRORS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
+
+
+def _load_parent(value: Any) -> tuple[int, str] | None:
+    if value is None:
+        return None
+    step, token = value
+    return int(step), str(token)
 
 
 def _parse(body: bytes) -> Any:

@@ -15,13 +15,11 @@ from ckpt_core._options import Options, checked_options
 from ckpt_core._results import CheckpointInfo, Restored, notebook
 from ckpt_core._run.directory import open_run_directory
 from ckpt_core._run.in_flight import raise_failures, settle_all
-from ckpt_core._run.parts import make_parts
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
-from ckpt_core._run.reading import Reading
+from ckpt_core._run.run import Run
 from ckpt_core._run.tiers import local_root
 from ckpt_core._run.turns import Turns, in_turn
-from ckpt_core._run.writing import Writing
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
 
@@ -105,19 +103,15 @@ class Checkpointer:
             checked_options(options),
             read_only,
         )
-        self._parts = parts = make_parts(
+        self._run = Run(
             run,
             choose_save_policy(save_policy, save_interval_steps),
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
             local_root=None if local_directory is None else local_root(local_directory),
             asynchronous=asynchronous,
         )
-        self._reading = Reading(parts)
-        self._writing = Writing(parts)
-        self._turns = Turns(run.path, parts.saves)
+        self._turns = Turns(run.path, self._run.saves)
         self._best = best_metric, best_mode
-        if not read_only and run.processes.index == 0:
-            parts.retention.clean()
 
     @in_turn
     def save(
@@ -161,15 +155,15 @@ class Checkpointer:
                 not restored, and something is being saved under its name.
             Exception: the error of the previous asynchronous save, with its own type.
         """
-        step = self._writing.step_to_save(step)
+        step = self._run.step_to_save(step)
         chosen = collect_items(state, items, named)
         fields = RecordFields(state is not NOTHING, metadata, metrics_of(metrics, chosen))
-        return self._writing.save(step, chosen, fields, force=force, overwrite=overwrite)
+        return self._run.save(step, chosen, fields, force=force, overwrite=overwrite)
 
     @in_turn
     def should_save(self, step: int) -> bool:
         """Whether the policy wants this step; with several processes, all must call it."""
-        return self._writing.wants(check_step(step))
+        return self._run.wants(check_step(step))
 
     @in_turn
     def restore_latest(
@@ -218,11 +212,11 @@ class Checkpointer:
             >>> restored.step, restored.state["w"].tolist()
             (7, [0, 1, 2])
         """
-        settle_all(self._parts.saves)
-        options = options or self._parts.run.options
+        settle_all(self._run.saves)
+        options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options)
         targets = collect_targets(state, items, targets)
-        return self._reading.restore_newest(targets, request, strict_latest)
+        return self._run.restore_latest(targets, request, strict_latest)
 
     @in_turn
     def restore(
@@ -248,28 +242,28 @@ class Checkpointer:
         Restoring an older step only to compare is safe: a save continues from the newest earlier
         step that this Checkpointer restored or saved.
         """
-        settle_all(self._parts.saves)
-        options = options or self._parts.run.options
+        settle_all(self._run.saves)
+        options = options or self._run.directory.options
         request = make_request(only, rename, cast, missing, unexpected, options)
         targets = collect_targets(state, items, targets)
-        return self._reading.restore(step, targets, request)
+        return self._run.restore(step, targets, request)
 
     @in_turn
     def load(
         self, step: int, like: Any = None, /, *, item: str | None = None, **arguments: Any
     ) -> Any:
         """The saved tree of one step, as a new object; see ``ckpt_core.load``."""
-        settle_all(self._parts.saves)
-        return self._reading.load(step, like, item, arguments)
+        settle_all(self._run.saves)
+        return self._run.load(step, like, item, arguments)
 
     @property
     def directory(self) -> str:
         """Absolute path, or URL, of the directory."""
-        return self._parts.run.path
+        return self._run.directory.path
 
     def explain(self) -> dict[int, str]:
         """For every step on disk, whether retention keeps or deletes it, and why."""
-        known = self._parts.retention.explain()
+        known = self._run.explain()
         local = "kept: one of the newest in local directories"
         return {step: known.get(step, local) for step in self.all_steps()}
 
@@ -279,35 +273,35 @@ class Checkpointer:
         With ``local_directory``, also the local steps that all processes hold, as of their last
         agreement: at construction, at each save and at each restore.
         """
-        return self._parts.tiers.all()
+        return self._run.tiers.all()
 
     def latest_step(self) -> int | None:
         """The newest committed step, or None."""
-        return self._parts.tiers.latest()
+        return self._run.tiers.latest()
 
     def best_step(self) -> int | None:
         """The step with the best metric, or None; needs ``best_metric``."""
         metric, mode = self._best
         if not (metric and mode):
             raise CheckpointError("best_step() needs Checkpointer(best_metric=, best_mode=)")
-        return next(iter(keep.best(metric, mode=mode)(self._parts.run.steps.all_facts())), None)
+        return next(iter(keep.ranking(self._run.directory.steps.all_facts(), metric, mode)), None)
 
     def metadata(self, step: int) -> Any:
         """What was saved as ``metadata=`` with a step."""
-        return self._parts.tiers.open(step).metadata
+        return self._run.tiers.open(step).metadata
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that were saved with a step."""
-        return dict(self._parts.tiers.open(step).metrics)
+        return dict(self._run.tiers.open(step).metrics)
 
     @property
     def run_metadata(self) -> Any:
         """JSON of the run that ``write_run_metadata`` wrote; None if there is none."""
-        return read_run_metadata(self._parts.run.backend, self._parts.run.path)
+        return read_run_metadata(self._run.directory.backend, self.directory)
 
     def inspect(self, step: int) -> CheckpointInfo:
         """Structure, shapes and sizes of a step, without its arrays; see ``ckpt_core.inspect``."""
-        return describe_opened(self._parts.tiers.open(step))
+        return describe_opened(self._run.tiers.open(step))
 
     def wait_for_new_step(
         self, after: int | None = None, timeout_secs: float | None = None
@@ -316,8 +310,8 @@ class Checkpointer:
 
         For evaluators. Lists the directory about once a second. All processes get that of process 0.
         """
-        seen = self._parts.run.steps.wait_for_newer(after, timeout_secs)
-        return self._parts.decision.step_on_first(seen)
+        seen = self._run.directory.steps.wait_for_newer(after, timeout_secs)
+        return self._run.directory.on_first("wait for a new step", lambda: seen)
 
     @property
     def should_stop(self) -> bool:
@@ -328,18 +322,18 @@ class Checkpointer:
         goes on to the next step, which is saved. With several processes, jax's preemption service handles the signal
         instead, so that all stop at the same step; all must ask.
         """
-        return self._parts.preemption.should_stop
+        return self._run.preemption.should_stop
 
     def reached_preemption(self, step: int) -> bool:
         """Whether to save this step and stop; the same on all processes, which all must call it."""
-        return self._parts.preemption.reached(step)
+        return self._run.preemption.reached(step)
 
     @in_turn
     def write_run_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Writes JSON about the whole run, in Orbax's file for it; all may call it, process 0 writes."""
-        self._writing.refuse_unless_open("write_run_metadata")
-        if self._parts.run.processes.index == 0:
-            write_run_metadata(self._parts.run.backend, self.directory, metadata)
+        self._run.refuse_unless_open("write_run_metadata")
+        if self._run.directory.processes.index == 0:
+            write_run_metadata(self._run.directory.backend, self.directory, metadata)
 
     @in_turn
     def delete(self, step: int) -> None:
@@ -349,7 +343,7 @@ class Checkpointer:
             CheckpointNotFound: there is no such step.
             CheckpointError: the step is being read, or another writer has taken the directory over.
         """
-        self._writing.delete(step)
+        self._run.delete(step)
 
     @in_turn
     def rollback_to(self, step: int) -> list[int]:
@@ -357,7 +351,7 @@ class Checkpointer:
 
         Waits for running saves. All processes must call it.
         """
-        return self._writing.rollback_to(step)
+        return self._run.rollback_to(step)
 
     def wait_until_finished(self) -> None:
         """Blocks until no save is running; every save started before is then durable in its tiers.
@@ -366,12 +360,12 @@ class Checkpointer:
             GraceExceeded: the run was told to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
-        settle_all(self._parts.saves, self._parts.preemption.secs_left)
+        settle_all(self._run.saves, self._run.preemption.secs_left)
 
     @in_turn
     def close(self) -> None:
         """Waits for running saves and releases the directory; raises the error of a failed save."""
-        raise_failures(self._parts.saves, self._writing.end())
+        raise_failures(self._run.saves, self._run.end())
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -382,9 +376,9 @@ class Checkpointer:
 
     @in_turn
     def _leave(self, error: BaseException | None) -> None:
-        late = self._writing.end()
+        late = self._run.end(error)
         try:
-            raise_failures(self._parts.saves, late)
+            raise_failures(self._run.saves, late)
         except BaseException as failure:
             if error is None:
                 raise
@@ -394,7 +388,7 @@ class Checkpointer:
             )
 
     def __repr__(self) -> str:
-        return f"<Checkpointer {self.directory}: {self._writing.state()}>"
+        return f"<Checkpointer {self.directory}: {self._run.state()}>"
 
     def _repr_html_(self) -> str:
-        return notebook.of_directory(self.directory, self._writing.state(), self.all_steps())
+        return notebook.of_directory(self.directory, self._run.state(), self.all_steps())

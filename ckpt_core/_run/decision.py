@@ -6,7 +6,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes, next_tag
@@ -95,31 +94,6 @@ class SaveDecision:
             raise CheckpointError(f"process 0 could not decide whether to save {step}: {verdict}")
         return verdict == "True"
 
-    def steps_on_first(self, list_steps: Callable[[], list[int]]) -> list[int]:
-        """The steps that process 0 lists; with several processes, all must call it."""
-        return self._on_first(list_steps, "go through the steps")
-
-    def step_on_first(self, step: int | None) -> int | None:
-        """The value of ``step`` on process 0; all processes must call it."""
-        return self._on_first(lambda: step, "wait for a new step")
-
-    def agree_on_call(self, call: str) -> None:
-        """Blocks until every process has announced the same ``call``, such as "delete step 3".
-
-        Raises:
-            CheckpointError: a process announced another call; nothing was changed.
-        """
-        if self._processes.count > 1:
-            timeout_secs = self._timeout_secs
-            self._processes.gather_decide(next_tag(), "", lambda _: "", timeout_secs, call)
-
-    def run_on_first(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` on process 0 while the others wait; if it fails, every process raises."""
-        self._on_first(work, "remove or set aside steps")
-
-    def _on_first(self, work: Callable[[], Any], call: str) -> Any:
-        return self._processes.run_on_first(work, self._timeout_secs, call, _failed_on_first)
-
     def save_began(self, step: int) -> None:
         """Notes that a save of this step begins now."""
         self._newest = step
@@ -129,7 +103,3 @@ class SaveDecision:
         """Drops what is cached of the directory, after steps were deleted."""
         self._newest = _NOT_LOOKED
         self._last = None
-
-
-def _failed_on_first(kind: str, text: str) -> Exception:
-    return CheckpointError(f"process 0: {kind}: {text}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, resolve
 from ckpt_core._directory.step_names import StepNames
+from ckpt_core._errors import CheckpointError, CheckpointExists
 from ckpt_core._load.absent import refuse_file_for_steps
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
@@ -17,7 +20,7 @@ from ckpt_core._storage import backend_of
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory of steps, and what this writer knows about them.
+    """A directory of steps.
 
     Attributes:
         path: absolute path, or URL.
@@ -27,8 +30,6 @@ class RunDirectory:
         processes: the processes of this run.
         options: options of the Checkpointer.
         read_only: nothing is written or claimed.
-        mine: steps that this writer has saved; updated by its saves and deletions.
-        damaged: steps that could not be restored; a step leaves the set when it is saved again.
     """
 
     path: str
@@ -38,8 +39,23 @@ class RunDirectory:
     processes: Processes
     options: Options
     read_only: bool
-    mine: set[int] = field(default_factory=set[int])
-    damaged: set[int] = field(default_factory=set[int])
+
+    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
+
+        With several processes, all must call it.
+
+        Args:
+            call: what is done, such as "delete step 3"; if processes make other calls, they raise.
+            work: called on process 0.
+        """
+        return self.processes.run_on_first(work, self.options.timeout_secs, call, _failed_on_first)
+
+
+def _failed_on_first(kind: str, text: str) -> Exception:
+    if kind == "CheckpointExists":
+        return CheckpointExists(f"process 0: {text}")
+    return CheckpointError(f"process 0: {kind}: {text}")
 
 
 def open_run_directory(

@@ -1,19 +1,27 @@
-"""Deletes the steps that no policy keeps, and moves damaged or superseded ones away."""
+"""Removes steps: those that no policy keeps, those that training leaves, and damaged ones that make room.
+
+What leaves together is written down first, in one piece, so that a kill stands before or after.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Sequence, Set
 
+from ckpt_core._directory import is_locked
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Event, Kind, logger, tell
+from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
 from ckpt_core._run.policies import keep
+from ckpt_core._run.steps import Listing
 
 DAMAGED = "damaged"
 """Directory, next to the steps, for steps that could not be restored."""
 RETIRED = "retired"
 """Directory for steps of a branch that training left, or of a run that was taken over."""
+_PAUSE_SECS = 0.05
 
 
 class Retention:
@@ -31,58 +39,36 @@ class Retention:
     ) -> None:
         self._steps = run.steps
         self._backend = run.backend
+        self._moves = run.local
         self._policy = policy
         self._options = run.options
-        self._damaged: Set[int] = run.damaged  # shared: restores add to it
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
+        self._said_no_metric = False
 
-    def apply(self, saved: int, steps: list[int]) -> list[int]:
+    def apply(self, saved: int, listing: Listing, but: Set[int], damaged: Set[int]) -> list[int]:
         """Deletes the steps that no policy keeps; returns them. A failed deletion is only logged.
 
         Args:
             saved: the step that was just committed; its cached facts are dropped.
-            steps: every committed step, ascending.
+            listing: of the directory.
+            but: steps that were removed since the listing.
+            damaged: steps that could not be restored.
         """
         self._known.pop(saved, None)
         deleted: list[int] = []
-        for step in self._due(steps):
+        steps = [step for step in listing.committed() if step not in but]
+        for step in self._due(steps, listing, damaged):
             try:
-                self._remove(step)
+                self._remove(step, listing)
             except BlockingIOError:
-                logger.info("%s is being read, and stays for now", self._steps.path(step))
+                logger.info("%s is being read, and stays for now", self._path(step, listing))
             except (OSError, CheckpointError) as error:
-                logger.warning("could not delete %s: %s", self._steps.path(step), error)
+                logger.warning("could not delete %s: %s", self._path(step, listing), error)
                 self._send_event("delete_failed", step, error)
             else:
                 deleted.append(step)
         return deleted
-
-    def delete(self, step: int) -> None:
-        """Deletes a step.
-
-        Raises:
-            CheckpointNotFound: there is no step of this number.
-            CheckpointError: a reader holds the step.
-        """
-        self._steps.refuse_absent(step)
-        try:
-            self._remove(step)
-        except BlockingIOError:
-            raise CheckpointError(
-                f"{self._steps.path(step)} is being read, by this process or another: try again "
-                "when that has ended"
-            ) from None
-        except (OSError, CheckpointError) as error:
-            self._send_event("delete_failed", step, error)
-            raise
-
-    def delete_newer(self, step: int) -> None:
-        """Deletes all steps newer than ``step``, newest first: an interruption leaves no gap."""
-        # Repeat, since a step can exist under several directory names.
-        while newer := [other for other in self._steps.all() if other > step]:
-            for other in reversed(newer):
-                self.delete(other)
 
     def clean(self) -> None:
         """Removes the temporary directories of unfinished saves whose writers are dead."""
@@ -90,90 +76,181 @@ class Retention:
         if removed:
             logger.info("%s: removed %d unfinished saves", self._steps.directory, len(removed))
 
-    def set_aside(self, step: int) -> None:
-        """Moves a damaged step to ``damaged``, so that its number can be saved again.
+    # ---------------------------------------------------------------- steps that leave together
 
-        Raises:
-            CheckpointError: the directory is in an object store, which cannot rename.
-        """
-        path = self._steps.path(step)
-        self._known.pop(step, None)
-        if not self._backend.exists(path):
-            return  # the damaged copy was only in a local directory
-        self._backend.delete(path, DAMAGED)
-        logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
-
-    def retire(self, step: int, moves: bool) -> None:
-        """Removes an intact step from the listing, under every directory name that it has.
+    def left(self, steps: Iterable[int], listing: Listing, into: str | None) -> list[Left]:
+        """The steps of a listing among ``steps``, under every directory name that they have.
 
         Args:
-            step: number of the step.
-            moves: True to move it to ``retired``; False, for object stores, which cannot rename, to
-                delete it.
+            steps: numbers of steps that leave.
+            listing: of the directory.
+            into: directory to which they are moved; None to delete them.
+        """
+        return [
+            Left(name, step, self._steps.token(name), into)
+            for step in steps
+            for name in listing.directories(step)
+        ]
+
+    def refuse_read(self, steps: Sequence[Left]) -> None:
+        """Raises CheckpointError if one of the steps is being read."""
+        for left in steps:
+            path = f"{self._steps.directory}/{left.name}"
+            if self._moves and is_locked(f"{path}/{RECORD_FILE}"):
+                raise CheckpointError(
+                    f"{path} is being read, by this process or another: try again when that has ended"
+                )
+
+    def leave(
+        self,
+        steps: Sequence[Left],
+        lineage: Lineage | None,
+        wait_secs: float = 0.0,
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Removes steps and begins a lineage: killed at any moment, all count or none does.
+
+        Args:
+            steps: that leave.
+            lineage: that of the run from now on; None if it stays.
+            wait_secs: how long to wait for readers of a step.
+            ends: False if copies in local directories are still to be deleted; then ``finish`` ends it.
 
         Raises:
-            BlockingIOError: a reader holds the step.
+            CheckpointError: a step is still being read. It counts no more; the next save removes it.
         """
-        self._unneeded_since.pop(step, None)
-        self._known.pop(step, None)
-        while self._steps.has(step):
-            path = self._steps.path(step)
-            self._backend.delete(path, RETIRED if moves else self._options.trash_directory)
-            self._send_event("deleted", step)
+        run = "" if lineage is None else lineage.dump().decode()
+        leaving = Leaving(newest_first(steps), run)
+        alone = ends and len(steps) + bool(run) < 2
+        if not alone:
+            self._backend.put(self._steps.directory, LEAVING_FILE, leaving.dump())
+        self._carry_out(leaving, wait_secs)
+        if not alone and ends:
+            self._backend.remove(self._steps.directory, LEAVING_FILE)
 
-    def _remove(self, step: int) -> None:
-        path = self._steps.path(step)
-        self._backend.delete(path, self._options.trash_directory)
-        self._unneeded_since.pop(step, None)
-        self._known.pop(step, None)
+    def finish(self, leaving: Leaving, wait_secs: float = 0.0) -> bool:
+        """Ends what ``leave`` began, perhaps in a writer that died; whether there was anything to do."""
+        if not leaving.steps and not leaving.run:
+            return False
+        found = [left for left in leaving.steps if left.name]
+        found = [left for left in found if self._steps.token(left.name) == left.token]
+        self._carry_out(Leaving(tuple(found), leaving.run), wait_secs)
+        self._backend.remove(self._steps.directory, LEAVING_FILE)
+        return True
+
+    def _carry_out(self, leaving: Leaving, wait_secs: float) -> None:
+        if leaving.run:
+            self._backend.put(self._steps.directory, RUN_FILE, leaving.run.encode())
+        deadline = time.monotonic() + wait_secs
+        for left in leaving.steps:
+            if left.name:
+                self._drop(left, deadline)
+
+    def _drop(self, left: Left, deadline: float) -> None:
+        path = f"{self._steps.directory}/{left.name}"
+        self._forget(left.step)
+        while True:
+            try:
+                self._backend.delete(path, left.into)
+            except FileNotFoundError:
+                return  # whoever began to remove it was further than it seemed
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise CheckpointError(
+                        f"{path} must be moved away first, but it is being read: try again when the read has ended"
+                    ) from None
+                time.sleep(_PAUSE_SECS)
+            except (OSError, CheckpointError) as error:
+                self._send_event("delete_failed", left.step, error)
+                raise
+            else:
+                break
+        if left.into == DAMAGED:
+            logger.warning("%s is damaged, and was moved to %s", path, DAMAGED)
+        elif left.into is None:
+            logger.info("deleted %s", path)
+        self._send_event("deleted", left.step)
+
+    # -------------------------------------------------------------------------------- policies
+
+    def _path(self, step: int, listing: Listing) -> str:
+        return self._steps.path(step, listing)
+
+    def _remove(self, step: int, listing: Listing) -> None:
+        path = self._path(step, listing)
+        trash = self._options.trash_directory
+        self._backend.delete(path, trash)
+        self._forget(step)
         logger.info("deleted %s", path)
         self._send_event("deleted", step)
 
+    def _forget(self, step: int) -> None:
+        self._unneeded_since.pop(step, None)
+        self._known.pop(step, None)
+
     def _send_event(self, kind: Kind, step: int, error: Exception | None = None) -> None:
-        path = self._steps.path(step)
+        path = self._steps.new_path(step)
         event = Event(kind=kind, path=path, step=step, error=error)
         tell(event, self._options.on_event)
 
-    def explain(self) -> dict[int, str]:
+    def explain(self, damaged: Set[int]) -> dict[int, str]:
         """For every step whether it stays, and why."""
         self._known.clear()  # another process may have written steps since
-        steps = self._steps.all()
-        kept = self._kept(steps)
+        listing = self._steps.look()
+        steps = listing.committed()
+        kept = self._kept(steps, listing, damaged)
         return {
             step: f"kept: {kept[step]}" if step in kept else "deleted: no policy keeps it"
             for step in steps
         }
 
-    def _due(self, steps: list[int]) -> list[int]:
+    def _due(self, steps: list[int], listing: Listing, damaged: Set[int]) -> list[int]:
         """Those of the steps that no policy has kept for at least ``Options.delete_grace_secs``."""
         if self._policy is None or len(steps) < 2:
             return []
-        kept = self._kept(steps)
+        kept = self._kept(steps, listing, damaged)
         unneeded = [step for step in steps if step not in kept]
         now = time.monotonic()
         self._unneeded_since = {step: self._unneeded_since.get(step, now) for step in unneeded}
         grace_secs = self._options.delete_grace_secs
         return [step for step in unneeded if now - self._unneeded_since[step] >= grace_secs]
 
-    def _facts(self, step: int) -> keep.StepFacts | None:
+    def _facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The policy's input for a step; cached, since thousands of steps may stay."""
-        facts = self._known.get(step) or self._steps.facts(step)
+        facts = self._known.get(step) or self._steps.facts(step, listing)
         if facts is not None:
             self._known[step] = facts
         return facts
 
-    def _kept(self, steps: list[int]) -> dict[int, str]:
+    def _kept(self, steps: list[int], listing: Listing, damaged: Set[int]) -> dict[int, str]:
         # A damaged step must not count as one of the ``max_to_keep``: no run can resume from it.
-        whole = [step for step in steps if step not in self._damaged]
-        facts = {step: self._facts(step) for step in whole}
+        whole = [step for step in steps if step not in damaged]
+        facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
         kept = (self._policy or keep.all())(known)
+        self._say_what_has_no_metric(known)
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
-        for step in self._damaged & set(steps):
+        for step in damaged & set(steps):
             kept[step] = "it is damaged, so it is never deleted"
         if known:
             # The newest intact step always stays: a run resumes from it.
             kept.setdefault(known[-1].step, "the newest step")
         return kept
+
+    def _say_what_has_no_metric(self, known: Sequence[keep.StepFacts]) -> None:
+        """Warns once if no step has a metric by which the policy ranks: of such steps none is deleted."""
+        ranks_by = self._policy.ranks_by if self._policy is not None else frozenset[str]()
+        absent = sorted(ranks_by - {name for facts in known for name in facts.metrics})
+        if absent and len(known) > 1 and not self._said_no_metric:
+            self._said_no_metric = True
+            there = sorted({name for facts in known for name in facts.metrics})
+            logger.warning(
+                "%s: no step has the metric %s by which steps are kept, so none is deleted for it: pass it to "
+                "save(metrics=). The steps have %s. This is said once",
+                self._steps.directory,
+                ", ".join(map(repr, absent)),
+                f"the metrics {', '.join(map(repr, there))}" if there else "no metrics",
+            )

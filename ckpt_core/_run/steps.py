@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpt_core._directory import Backend
 from ckpt_core._directory.step_names import StepNames, check_step
-from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
-from ckpt_core._events import logger
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointNotFound,
+)
 from ckpt_core._format import orbax_write
-from ckpt_core._format.record import RECORD_FILE
+from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._options import Options
+from ckpt_core._run.lineage import LEAVING_FILE, Leaving, parse_leaving
 from ckpt_core._run.policies import keep
 
 
@@ -53,23 +58,27 @@ class Listing:
     Attributes:
         names: step -> names of directories that parse to it, the name that we would write first.
         is_checkpoint: tells of such a directory whether it is a committed checkpoint.
+        created: Unix seconds at which the checkpoint in such a directory was made; 0 if unknown.
+        leaving: the steps that are being removed; they are not among the names.
     """
 
     names: Mapping[int, list[str]]
     is_checkpoint: Callable[[str], bool]
+    created: Callable[[str], float]
+    leaving: Leaving
+
+    def directories(self, step: int) -> list[str]:
+        """Names of the directories with a committed step of this number; the newest one first, which counts."""
+        found = [name for name in self.names.get(step, ()) if self.is_checkpoint(name)]
+        return found if len(found) < 2 else sorted(found, key=self.created, reverse=True)
 
     def has(self, step: int) -> bool:
         """Whether a step of this number is committed, under any of its possible names."""
-        return any(map(self.is_checkpoint, self.names.get(step, [])))
+        return any(map(self.is_checkpoint, self.names.get(step, ())))
 
-    def committed(self, at_least: int = 0) -> dict[int, str]:
-        """Committed step -> name of its directory, for steps from ``at_least``; opens each one."""
-        found = {
-            step: next(filter(self.is_checkpoint, self.names[step]), None)
-            for step in self.names
-            if step >= at_least
-        }
-        return {step: name for step, name in found.items() if name is not None}
+    def committed(self, among: Iterable[int] | None = None) -> list[int]:
+        """The committed steps, ascending, of all or of these; looks into each one."""
+        return sorted(filter(self.has, self.names if among is None else among))
 
 
 class Steps:
@@ -95,18 +104,38 @@ class Steps:
     def look(self) -> Listing:
         """Lists the directory."""
         found: dict[int, list[str]] = {}
-        children, is_checkpoint = self._backend.look(self.directory)
-        for name in children:
+        inside = self._backend.look(self.directory)
+        leaving = Leaving()
+        if LEAVING_FILE in inside.hidden:
+            leaving = parse_leaving(self._backend.read(self.directory, LEAVING_FILE))
+        gone = {left.name for left in leaving.steps if left.name in inside.children}
+        gone = {name for name in gone if leaving.names(name, self.token(name))}
+        for name in inside.children:
             step = self.names.parse(name)
-            if step is None:
+            if step is None or name in gone:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return Listing(found, is_checkpoint)
+        return Listing(found, inside.is_checkpoint, self._created, leaving)
+
+    def token(self, name: str) -> str:
+        """Token of the save in a directory; empty if Orbax wrote it, ``?`` if its record cannot be read."""
+        try:
+            record = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
+            return "" if record is None else load_record(record).token
+        except CheckpointCorrupt:
+            return "?"
+
+    def _created(self, name: str) -> float:
+        try:
+            record = self._backend.read(f"{self.directory}/{name}", RECORD_FILE)
+            return 0.0 if record is None else load_record(record).created_unix_secs
+        except CheckpointCorrupt:
+            return 0.0
 
     def all(self) -> list[int]:
         """Every committed step, ascending."""
-        return sorted(self.look().committed())
+        return self.look().committed()
 
     def latest(self) -> int | None:
         """The newest committed step, or None."""
@@ -122,41 +151,43 @@ class Steps:
         """The path to which a new step of this number is written."""
         return f"{self.directory}/{self.names.name(step)}"
 
-    def path(self, step: int) -> str:
-        """Path of an existing step, whatever its directory name; else where a new one would be."""
-        name = self.names.name(step)
-        if not self._backend.is_checkpoint(f"{self.directory}/{name}"):
-            name = self.look().committed().get(step, name)
-        return f"{self.directory}/{name}"
+    def path(self, step: int, listing: Listing | None = None) -> str:
+        """Path of an existing step, whatever its directory name; else where a new one would be.
 
-    def open(self, step: int) -> Checkpoint:
+        Args:
+            step: its number.
+            listing: made before; by default the directory is listed.
+        """
+        found = (listing or self.look()).directories(step)
+        return f"{self.directory}/{found[0] if found else self.names.name(step)}"
+
+    def open(self, step: int, listing: Listing | None = None) -> Checkpoint:
         """A step with its metadata read.
 
         Raises:
             CheckpointNotFound: no such step; the message lists up to 10 that exist.
         """
+        listing = listing or self.look()
         try:
-            return open_checkpoint(self.path(check_step(step)), self._options)
+            if found := listing.directories(check_step(step)):
+                return open_checkpoint(f"{self.directory}/{found[0]}", self._options)
         except CheckpointNotFound:
-            raise self._absent(step) from None
+            pass  # deleted since the listing
+        raise self._absent(step)
 
     def refuse_absent(self, step: int) -> None:
         """Raises CheckpointNotFound if there is no such step; damaged steps exist."""
-        if step not in self.look().committed():
+        if not self.look().has(step):
             raise self._absent(step)
 
     def _absent(self, step: int) -> CheckpointNotFound:
         known = ", ".join(map(str, self.all()[-10:])) or "none"
         return CheckpointNotFound(f"{self.directory} has no step {step}; it has: {known}")
 
-    def opening(self, step: int) -> Callable[[], Checkpoint]:
-        """A function that opens a step later, inside the processes' agreement on the result."""
-        return lambda: self.open(step)
-
-    def facts(self, step: int) -> keep.StepFacts | None:
+    def facts(self, step: int, listing: Listing) -> keep.StepFacts | None:
         """The keep policy's input for a step; None if its record cannot be read."""
         try:
-            opened = self.open(step)
+            opened = self.open(step, listing)
         except (CheckpointError, OSError):
             return None
         ours = isinstance(opened, NativeCheckpoint)
@@ -165,50 +196,9 @@ class Steps:
 
     def all_facts(self) -> list[keep.StepFacts]:
         """The keep policy's input for every step whose record can be read."""
-        return [facts for step in self.all() if (facts := self.facts(step)) is not None]
-
-    def refuse_taken(
-        self,
-        step: int,
-        there: Set[int],
-        overwrite: bool,
-        damaged: Set[int] = frozenset(),
-        older: bool = False,
-    ) -> None:
-        """Raises if ``step`` exists, or if a newer one does, from which a restart would resume.
-
-        Args:
-            step: number to be written.
-            there: steps that exist and will stay.
-            overwrite: an existing step of this number is no error.
-            damaged: newer steps that are ignored, since no run can resume from them.
-            older: newer steps are logged, and do not raise.
-
-        Raises:
-            CheckpointExists: the message names the existing steps.
-        """
-        if step in there and not overwrite:
-            raise CheckpointExists(
-                f"{self.directory}: step {step} is there already, and not from this Checkpointer: pass "
-                "overwrite=True to replace it"
-            )
-        newer = sorted(other for other in there if other > step and other not in damaged)
-        if newer and step not in there:
-            shown = ", ".join(map(str, newer[:5]))
-            if older:
-                logger.warning(
-                    "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
-                    "the newest step, not from this one",
-                    self.directory,
-                    step,
-                    shown,
-                )
-                return
-            raise CheckpointExists(
-                f"{self.directory}: step {step} is older than {shown}, which are there already: "
-                f"restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
-                "them, save to another directory, or pass force=True to save it all the same"
-            )
+        listing = self.look()
+        steps = listing.committed()
+        return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
 
     def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:
         """Blocks until the newest step is newer than ``after``; returns it, or None on timeout."""

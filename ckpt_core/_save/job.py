@@ -80,6 +80,8 @@ class SaveJob:
             caller waits, so that nothing is copied.
         guard: decides whether this run may write to the directory; None: it may.
         links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
+        token: of the save; None for a new one.
+        parent: number and token of the step that the saved state continues from, or None.
         waits_for_disk: the caller begins the attempt, if it is in a file system; False: the thread that
             writes does, since the disk may be slow.
     """
@@ -97,6 +99,8 @@ class SaveJob:
     guard: Guard | None = None
     links: Links | None = None
     waits_for_disk: bool = True
+    token: str | None = None
+    parent: tuple[int, str] | None = None
 
     @functools.cached_property
     def writers(self) -> Processes:

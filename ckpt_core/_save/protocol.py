@@ -81,7 +81,7 @@ class _Save:
         self._job = job
         self._events = SaveEvents(job.target, job.step, job.options)
         self._tag = _processes.next_tag()
-        self._token = secrets.token_hex(16)
+        self._token = job.token or secrets.token_hex(16)
         self._attempt: Attempt | None = None
         self._agreeing = False
         self._fields = RecordFields(job.fields.single)

@@ -349,6 +349,7 @@ class Write:
             },
             packed=pack(small) if (small := attempt.small_files()) else b"",
             part=self.part,
+            parent=self._job.parent,
         )
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:

@@ -13,7 +13,7 @@ from ckpt_core._directory import resolve, traces
 from ckpt_core._directory.probe import Disk, probe_directory
 from ckpt_core._errors import CheckpointError
 from ckpt_core._options import MIB
-from ckpt_core._run.fence import OWNER_FILE
+from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._storage import Location, backend_of
 from ckpt_core.cli._text import console, print_json, size
 

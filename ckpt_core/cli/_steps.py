@@ -19,7 +19,7 @@ from ckpt_core._errors import (
     CheckpointNotFound,
 )
 from ckpt_core._results import CheckpointInfo
-from ckpt_core._run.fence import OWNER_FILE
+from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED as ASIDE
 from ckpt_core._run.retention import RETIRED
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint

@@ -20,7 +20,7 @@ from ckpt_core._format.versions import library_versions
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core._results import CheckpointInfo
-from ckpt_core._run.fence import OWNER_FILE
+from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint
 from ckpt_core._storage import backend_of

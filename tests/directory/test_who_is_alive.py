@@ -24,7 +24,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend, hidden_names, locks, owner
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 from tests.support.children import environment
 
 HOST, PID, START = owner.this_owner().split("-")
@@ -265,7 +265,7 @@ def test_a_locked_one_stays_whatever_it_says(tmp_path: Path, neighbour: Neighbou
 
 
 def test_the_owner_file_says_who_it_is(tmp_path: Path) -> None:
-    fence = Fence(str(tmp_path), PosixBackend())
+    fence = Lease(str(tmp_path), PosixBackend())
     fence.take()
     said, who = (tmp_path / ".ckpt-owner").read_text().splitlines()
     assert who == owner.this_owner()

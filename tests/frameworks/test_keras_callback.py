@@ -130,7 +130,7 @@ def test_save_on_background(tmp_path, background):
     class Look(Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 1:
-                found.append(callback.checkpointer._parts.saving.in_flight.step)
+                found.append(callback.checkpointer._run._persistent.step)
 
     found = []
     callback = OrbaxCheckpointCallback(tmp_path, save_on_background=background)

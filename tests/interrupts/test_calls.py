@@ -180,7 +180,7 @@ def _interrupted(call: Callable[..., None], run: Run, interrupt: Any) -> bool:
     try:
         call(run, interrupt)
     except Stop:
-        if run.checkpointer._writing.closed:
+        if run.checkpointer._run.closed:
             run.checkpointer.close()
             run.checkpointer = ckpt.Checkpointer(run.directory, options=QUICK)
         return True

@@ -41,7 +41,7 @@ def train(last, by, **more):
 
 def settle(checkpointer):
     # until this process has the copies that it is to have; the others meet here too
-    checkpointer._parts.local._copier.finish(20)
+    checkpointer._run._local._copier.finish(20)
     meet(f"turn{next(turns)}")
 
 def restored(by, local=own, **more):
@@ -282,7 +282,7 @@ with start(by, partner_bytes_per_sec=40_000) as checkpointer:
     for step in range(2, 6):
         checkpointer.save(step, state(step, by))
         checkpointer.wait_until_finished()
-    told["still copies"] = checkpointer._parts.local._copier.busy
+    told["still copies"] = checkpointer._run._local._copier.busy
     told["kept"] = checkpointer.all_steps()
 # the end waited for the copies of the newest step
 on(0, destroy_persistent)
@@ -293,7 +293,7 @@ with start(by) as checkpointer:
     resume(checkpointer, by)
     settle(checkpointer)
     if index == 1:
-        checkpointer._parts.local._peers.server.close()
+        checkpointer._run._local._peers.server.close()
     meet("away")
     for step in (6, 7):
         checkpointer.save(step, state(step, by))

@@ -28,12 +28,12 @@ def hook(event, arguments):
 sys.addaudithook(hook)
 
 def uploading(checkpointer):
-    return checkpointer._parts.saves[1].running
+    return checkpointer._run.saves[1].running
 
 def save(checkpointer, step):
     began = time.monotonic()
     checkpointer.save(step, state(step, by))
-    checkpointer._parts.saves[0].wait(lambda: None)  # the local one alone
+    checkpointer._run.saves[0].wait(lambda: None)  # the local one alone
     return time.monotonic() - began
 
 def uploaded():
@@ -52,7 +52,7 @@ with start(by, **continuously) as checkpointer:
     meet("hangs")
     opened.clear()
     told["secs"] = max(save(checkpointer, step) for step in range(1, 9))
-    told["local"] = sorted(checkpointer._parts.local.complete)
+    told["local"] = sorted(checkpointer._run._local.complete)
     told["hung"] = uploading(checkpointer)
     told["during"] = sorted(set(touched))
     meet("goes on")

@@ -103,7 +103,7 @@ def test_a_directory_that_cannot_be_written_is_restored(
     with monkeypatch.context() as patch, start(tmp_path / "run", asynchronous=False) as new:
         patch.setattr(PosixBackend, "claim", claim)
         # raised in this file, the error would be taken for that of a signal handler
-        patch.setattr("ckpt_core._run.branch.raised_by_a_handler", lambda _: None)
+        patch.setattr("ckpt_core._run.run.raised_by_a_handler", lambda _: None)
         assert resume(new) == 0
         assert "could not be claimed" in caplog.text
         with pytest.raises(OSError, match=os.strerror(error)):
@@ -164,28 +164,35 @@ def test_going_back_in_one_run_is_one(directory: str) -> None:
     assert values(directory) == {0: 0, 1: 1, 2: 2, 3: NEW + 3, 4: NEW + 4}
 
 
-def test_own_steps_do_not_make_way(directory: str) -> None:
-    """Of which the newer ones would hide what is saved now: that is refused as ever."""
+def test_between_own_steps_is_refused_and_beyond_them_goes_on(directory: str) -> None:
+    """The newer ones would hide what is saved now."""
     with start(directory, asynchronous=False) as checkpointer:
         for step in (0, 2, 4):
             save(checkpointer, step, 0)
-        value_of(checkpointer.restore(0, state=state(-1))["state"])
         assert not checkpointer.save(2, state(NEW))
         with pytest.raises(ckpt.CheckpointExists, match=r"older than 4.*rollback_to\(2\)"):
             checkpointer.save(3, state(NEW))
+        assert checkpointer.all_steps() == [0, 2, 4]
+        value_of(checkpointer.restore(0, state=state(-1))["state"])  # to compare: numbers tell
         save(checkpointer, 5, 0)
     assert values(directory) == {0: 0, 2: 2, 4: 4, 5: 5}
 
 
-def test_a_refused_save_moves_nothing(directory: str) -> None:
+def test_going_back_on_its_own_steps_leaves_them(directory: str) -> None:
     write(directory, *range(6))
     with start(directory, asynchronous=False) as checkpointer:
         assert resume(checkpointer) == 5
         save(checkpointer, 6, NEW)
         value_of(checkpointer.restore(2, state=state(-1))["state"])
-        with pytest.raises(ckpt.CheckpointExists, match="older than 6"):
-            checkpointer.save(3, state(NEW))
+        assert not checkpointer.save(2, state(0))  # it stands there
+        with pytest.raises(ckpt.CheckpointExists, match="step 1 is there already"):
+            checkpointer.save(1, state(0))
         assert checkpointer.all_steps() == list(range(7))
+        save(checkpointer, 4, NEW)
+        assert checkpointer.all_steps() == [0, 1, 2, 4]
+        assert not checkpointer.save(4, state(0))
+        save(checkpointer, 5, NEW)
+    assert values(directory) == {0: 0, 1: 1, 2: 2, 4: NEW + 4, 5: NEW + 5}
 
 
 def test_who_never_restored_is_refused_as_ever(directory: str) -> None:
@@ -201,12 +208,35 @@ def test_who_never_restored_is_refused_as_ever(directory: str) -> None:
     assert values(directory) == {0: 0, 1: 1, 2: 2, 3: NEW + 3}
 
 
-def test_overwriting_a_step_leaves_the_others(tmp_path: Path) -> None:
-    write(tmp_path / "run", 0, 1, 2)
-    with start(tmp_path / "run", asynchronous=False) as checkpointer:
+def test_overwriting_a_step_of_its_own_leaves_the_others(directory: str) -> None:
+    with start(directory, asynchronous=False) as checkpointer:
+        for step in range(3):
+            save(checkpointer, step, 0)
+        assert checkpointer.save(1, state(NEW), overwrite=True)
+        assert not checkpointer.save(1, state(0))
+        save(checkpointer, 3, 0)
+    assert values(directory) == {0: 0, 1: NEW, 2: 2, 3: 3}
+
+
+def test_overwriting_what_was_left_leaves_the_rest_of_it_too(directory: str) -> None:
+    """Or the next start goes on with step 2 of the other history."""
+    write(directory, 0, 1, 2)
+    with start(directory, asynchronous=False) as checkpointer:
         value_of(checkpointer.restore(0, state=state(-1))["state"])
         assert checkpointer.save(1, state(NEW), overwrite=True)
-    assert values(tmp_path / "run") == {0: 0, 1: NEW, 2: 2}
+    assert values(directory) == {0: 0, 1: NEW}
+
+
+@pytest.mark.parametrize("steps", [range(21), range(0, 21, 5)])
+def test_a_second_start_with_overwrite_ends_in_one_run(directory: str, steps: range) -> None:
+    """It was told that step 0 is there, and passed overwrite=True from then on."""
+    write(directory, *range(41))
+    with start(directory, asynchronous=False) as checkpointer:
+        with pytest.raises(ckpt.CheckpointExists, match=r"call restore_latest\(\)"):
+            checkpointer.save(0, state(NEW))
+        for step in steps:
+            assert checkpointer.save(step, state(NEW + step), overwrite=True)
+    assert values(directory) == {step: NEW + step for step in steps}
 
 
 def test_a_step_that_is_being_read_is_waited_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 from tests.support.places import Place, make_place, open_at, same, state, write  # noqa: F401
 
 OWNER = ".ckpt-owner"
@@ -57,7 +57,7 @@ def test_a_claim_that_comes_while_another_writer_leaves(
 ):
     """It is put back, and the new writer goes on."""
     backend = PosixBackend()
-    older, newer = Fence(str(tmp_path), backend), Fence(str(tmp_path), backend)
+    older, newer = Lease(str(tmp_path), backend), Lease(str(tmp_path), backend)
     older.take()
     rename = os.rename
 
@@ -67,10 +67,10 @@ def test_a_claim_that_comes_while_another_writer_leaves(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", claimed_first)
-    older.leave()
+    older.release()
     assert os.listdir(tmp_path) == [OWNER]
     newer.check()
-    newer.leave()
+    newer.release()
     assert os.listdir(tmp_path) == []
 
 

@@ -7,6 +7,7 @@ what the persistent directory has of it.
 
 from __future__ import annotations
 
+import errno
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend
 
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), durable=False)
 EVERY = ckpt.Options(durable=False)
@@ -181,13 +183,27 @@ def test_a_run_without_local_directories_writes_no_note_of_them(tmp_path: Path) 
     assert not (tmp_path / "steps" / ".ckpt-run").exists()
 
 
-def test_a_run_that_goes_on_keeps_its_local_steps(job: Job) -> None:
-    """No new lineage where none is needed: for a moment it makes local steps count for nothing."""
-    before = (job.root / "steps" / ".ckpt-run").read_bytes()
-    append(job, "a")
-    assert (job.root / "steps" / ".ckpt-run").read_bytes() == before
+def test_local_steps_count_at_every_moment_of_the_next_writers_first_save(job: Job) -> None:
+    """It begins a lineage of its own; what it continues from counts before, meanwhile and afterwards."""
+    counted: list[int] = []
+    real = PosixBackend.put
+
+    def put(self: Any, path: str, name: str, data: bytes) -> None:
+        if name.startswith(".ckpt-"):
+            counted.append(job.check_start("a"))
+        real(self, path, name, data)
+        if name.startswith(".ckpt-"):
+            counted.append(job.check_start("a"))
+
+    with pytest.MonkeyPatch.context() as patch, job.start("a") as checkpointer:
+        assert job.restore(checkpointer) == 5
+        patch.setattr(PosixBackend, "put", put)
+        job.save(checkpointer, 6)
+        patch.undo()
+        assert counted and set(counted) == {5}
+    assert job.check_start("a") == 6
     append(job, "b")  # which knows of 6 only
-    assert (job.root / "steps" / ".ckpt-run").read_bytes() != before
+    assert job.check_start("a") == job.check_start(None)
 
 
 def test_older_local_steps_stay_with_a_branch_that_begins_after_them(tmp_path: Path) -> None:
@@ -216,31 +232,46 @@ def test_older_local_steps_stay_with_a_branch_that_begins_after_them(tmp_path: P
         assert checkpointer.load(4)["value"][0] == 40
 
 
-def test_a_lineage_that_could_not_be_noted_is_noted_by_the_next_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", [".ckpt-leaving", ".ckpt-run"])
+def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Where the note failed once (a disk that was full), nothing here would ever be restored again."""
-    options = ckpt.Options(persist_policy=ckpt.when.at_steps([0]), durable=False)
-    local = tmp_path / "local"
+    """The disk is full at its first file: before. At its second: the next writer does the rest."""
+    options = ckpt.Options(
+        persist_policy=ckpt.when.every_steps(2), local_max_to_keep=3, durable=False
+    )
 
     def start(**more: Any) -> ckpt.Checkpointer:
         return ckpt.Checkpointer(
-            tmp_path / "steps", local_directory=local, options=options, asynchronous=False, **more
+            tmp_path / "steps",
+            local_directory=tmp_path / "local",
+            options=options,
+            asynchronous=False,
+            **more,
         )
 
+    def newest() -> int | None:
+        with start(read_only=True) as reader:
+            restored = reader.restore_latest(state=state(9))
+            return None if restored is None else restored.step
+
     with start() as checkpointer:
-        for step in range(3):
+        for step in range(5):
             checkpointer.save(step, state(step))
-        (mark,) = (folder / ".ckpt-lineage" for folder in local.glob("*/process_0-of-1"))
-        mark.unlink(missing_ok=True)
-        (mark / "in the way").mkdir(parents=True)
-        checkpointer.rollback_to(1)
-        assert f"could not write {mark}" in caplog.text
-        (mark / "in the way").rmdir()
-        mark.rmdir()
-        assert checkpointer.save(2, state(20))
-        assert mark.read_bytes()
+        real = PosixBackend.put
+
+        def put(self: Any, path: str, file: str, data: bytes) -> None:
+            if file == name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(self, path, file, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixBackend, "put", put)
+            with pytest.raises(OSError, match="No space"):
+                checkpointer.rollback_to(3)
+        assert newest() == (4 if name == ".ckpt-leaving" else 3)
+        checkpointer.rollback_to(3)
+        assert checkpointer.save(4, state(40))
+    assert newest() == 4
     with start(read_only=True) as again:
-        restored = again.restore_latest(state=state(9))
-        assert restored is not None and restored.step == 2
-        assert restored["state"]["value"][0] == 20
+        assert again.load(4)["value"][0] == 40

@@ -82,7 +82,7 @@ TOKENS = st.dictionaries(st.integers(0, 5), st.sampled_from("ab"), max_size=4)
 @given(st.lists(TOKENS, min_size=1, max_size=4))
 def test_of_no_use_for_others_a_step_is_whole_if_all_have_it(everyone: list[dict[int, str]]):
     parts = [
-        [Seen(step, token, 0.0, n, ((n, n),), True) for step, token in mine.items()]
+        [Seen(step, token, (0, 0, 0.0), n, ((n, n),), True) for step, token in mine.items()]
         for n, mine in enumerate(everyone)
     ]
     found = judged(parts)
@@ -102,7 +102,9 @@ def _sights(draw: Any) -> tuple[int, list[list[Seen]]]:
     def seen(process: int) -> Any:
         def make(writer: int, token: str, own: bool) -> Seen:
             serves = runs_of(n for n in range(count) if groups[n] == groups[writer])
-            return Seen(1, token, ord(token), writer, serves, own and contains(serves, process))
+            return Seen(
+                1, token, (0, ord(token), 0.0), writer, serves, own and contains(serves, process)
+            )
 
         parts = st.builds(make, st.integers(0, count - 1), st.sampled_from("ab"), st.booleans())
         return st.lists(parts, max_size=3)
@@ -146,7 +148,7 @@ def test_whole_means_that_everybody_gets_what_serves_him(
 
 
 def replicated(process: int, count: int, token: str = "a") -> Seen:
-    return Seen(7, token, 1.0, process, ((0, count - 1),), True)
+    return Seen(7, token, (0, 1, 0.0), process, ((0, count - 1),), True)
 
 
 def test_sources_are_near_and_take_turns():
@@ -172,7 +174,7 @@ def test_which_steps_survive_the_loss_of_a_machine():
         return judged(everyone, machines=list(machines)).steps[7].twice
 
     def part(writer: int, own: bool) -> Seen:
-        return Seen(7, "a", 1.0, writer, ((writer, writer),), own)
+        return Seen(7, "a", (0, 1, 0.0), writer, ((writer, writer),), own)
 
     own = [[part(n, True)] for n in range(2)]
     copied = [[part(n, True), part(1 - n, False)] for n in range(2)]
@@ -191,7 +193,7 @@ def test_who_is_read_only_needs_its_own():
 
 
 def of_three(writer: int, *, alike: bool = True, serves: Any = None) -> Seen:
-    return Seen(7, "a", 1.0, writer, serves or ((writer, writer),), False, 3, alike)
+    return Seen(7, "a", (0, 1, 0.0), writer, serves or ((writer, writer),), False, 3, alike)
 
 
 def test_a_step_of_another_number_is_whole_if_every_part_is_held():
@@ -212,10 +214,12 @@ def test_a_step_of_another_number_is_whole_if_every_part_is_held():
 
 
 def test_the_newer_save_counts_of_whichever_number_it_is():
-    own = [Seen(7, "b", 2.0, n, ((n, n),), True) for n in range(2)]
+    own = [Seen(7, "b", (0, 2, 0.0), n, ((n, n),), True) for n in range(2)]
     both = [[own[0], of_three(0), of_three(2)], [own[1], of_three(1)]]
     assert judged(both).steps[7].token == "b" and not judged(both).steps[7].pieces
-    older = [[seen._replace(created=0.5) if seen.own else seen for seen in some] for some in both]
+    older = [
+        [seen._replace(order=(0, 0, 0.5)) if seen.own else seen for seen in some] for some in both
+    ]
     assert judged(older).steps[7].token == "a" and len(judged(older).steps[7].pieces) == 3
 
 

@@ -150,10 +150,11 @@ def test_names_of_steps(place, arguments, name):
     for reading in ({}, {"step_prefix": "s"}, {"step_format_fixed_length": 6}):
         checkpointer = open_at(place, **reading)
         assert checkpointer.all_steps() == [7] and same(checkpointer.load(7), 7)
-        restored = checkpointer.restore_latest(state=state(0))
-        assert restored.step == 7 and same(restored["state"], 7)
         with pytest.raises(ckpt.CheckpointExists):
             checkpointer.save(7, state(8))
+        restored = checkpointer.restore_latest(state=state(0))
+        assert restored.step == 7 and same(restored["state"], 7)
+        assert not checkpointer.save(7, state(8))  # it stands there
     checkpointer.delete(7)
     assert checkpointer.all_steps() == [] and place.names() == []
 

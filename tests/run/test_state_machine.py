@@ -248,6 +248,7 @@ class Directory(RuleBasedStateMachine):
         if not self.steps:
             assert restored is None
             return
+        self.mine.add(self.newest)  # it stands there
         assert restored is not None
         assert restored.step == self.newest
         assert restored["state"]["n"] == self.steps[self.newest]

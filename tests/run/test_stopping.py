@@ -283,8 +283,8 @@ def test_the_grace_period(tmp_path: Path, enough: bool) -> None:
     with pytest.raises(ckpt.GraceExceeded, match="step 1 did not end within the grace period"):
         checkpointer.close()
     slow.go.set()
-    assert checkpointer._parts.saving.in_flight._now is not None
-    assert checkpointer._parts.saving.in_flight._now[0].wait(60)  # it went on meanwhile
+    assert checkpointer._run._persistent._now is not None
+    assert checkpointer._run._persistent._now[0].wait(60)  # it went on meanwhile
     checkpointer.wait_until_finished()
     assert checkpointer.all_steps() == [1]
 
@@ -305,7 +305,7 @@ def test_the_grace_period_begins_while_it_waits(tmp_path: Path) -> None:
     finally:
         otherwise.cancel()
         slow.go.set()
-    checkpointer._parts.preemption._signal.noticed_at = None
+    checkpointer._run.preemption._signal.noticed_at = None
     checkpointer.close()
     assert checkpointer.all_steps() == [1]
 

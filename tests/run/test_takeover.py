@@ -17,7 +17,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 from tests.support import forked
 from tests.support.children import environment
 from tests.support.takeovers import (
@@ -39,29 +39,29 @@ class Stall:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
-        self._fence: Any = None
+        self._lease: Any = None
         self._questions_before = 0
-        real = Fence.check
+        real = Lease.check
 
-        def check(fence: Fence) -> None:
+        def check(lease: Lease) -> None:
             background = threading.current_thread() is not threading.main_thread()
-            held = fence is self._fence and background and not self._questions_before
-            if fence is self._fence and background:
+            held = lease is self._lease and background and not self._questions_before
+            if lease is self._lease and background:
                 self._questions_before = max(0, self._questions_before - 1)
             if held and when == "before":
                 self._hold()
-            real(fence)
+            real(lease)
             if held and when == "after":
                 self._hold()
 
-        monkeypatch.setattr(Fence, "check", check)
+        monkeypatch.setattr(Lease, "check", check)
 
     def hold(self, checkpointer: ckpt.Checkpointer, questions_before: int = 0) -> None:
         self._questions_before = questions_before
-        self._fence = checkpointer._parts.fence  # pyright: ignore[reportPrivateUsage]
+        self._lease = checkpointer._run._lease  # pyright: ignore[reportPrivateUsage]
 
     def _hold(self) -> None:
-        self._fence = None  # once
+        self._lease = None  # once
         self.reached.set()
         assert self.go.wait(LIMIT_SECS)
 
@@ -247,17 +247,17 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
         assert old.save(6, state(OLD + 6))
         assert stall.reached.wait(LIMIT_SECS)
         assert resume(new) == 5
-        real = Fence.check
+        real = Lease.check
 
         def check(
-            fence: Fence,
-            mine: Fence = new._parts.fence,  # pyright: ignore[reportPrivateUsage]
+            lease: Lease,
+            mine: Lease = new._run._lease,  # pyright: ignore[reportPrivateUsage]
             stall: Stall = stall,
             old: ckpt.Checkpointer = old,
             real: Any = real,
         ) -> None:
-            real(fence)
-            if fence is mine and not stall.go.is_set():
+            real(lease)
+            if lease is mine and not stall.go.is_set():
                 stall.go.set()
                 assert ended(old) == ""
 
@@ -266,7 +266,7 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
 
         def begin_then_wake(*arguments: Any, begin: Any = begin, **more: Any) -> Any:
             attempt = begin(*arguments, **more)
-            monkeypatch.setattr(Fence, "check", check)
+            monkeypatch.setattr(Lease, "check", check)
             return attempt
 
         monkeypatch.setattr(PosixBackend, "begin", begin_then_wake)
@@ -286,23 +286,23 @@ ZOMBIE = """
 import os, signal, sys, threading
 import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 
 directory, when, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 state = lambda value: {"value": np.full(2000, value)}
-real, stopped = Fence.check, []
+real, stopped = Lease.check, []
 
-def check(fence):
+def check(lease):
     asked = not stopped and threading.current_thread() is not threading.main_thread()
     if asked:
         stopped.append(1)
     if asked and when == "before":
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread, now
-    real(fence)
+    real(lease)
     if asked and when == "after":
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this very thread, now
 
-Fence.check = check
+Lease.check = check
 checkpointer = ckpt.Checkpointer(directory)
 restored = checkpointer.restore_latest(state=state(-1))
 restored and restored["state"]

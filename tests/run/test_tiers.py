@@ -351,9 +351,11 @@ def test_rolling_back_keeps_the_local_steps_before(run: Run):
 
 def test_a_run_that_goes_on_keeps_its_local_steps(run: Run):
     run.train(range(5))
-    lineage = (run.persistent / ".ckpt-run").read_bytes()
+    name, before, _ = (run.persistent / ".ckpt-run").read_text().splitlines()
     run.train(range(5, 6))
-    assert (run.persistent / ".ckpt-run").read_bytes() == lineage
+    again, after, earlier = (run.persistent / ".ckpt-run").read_text().splitlines()
+    assert again == name and before != after
+    assert [before, 4] in json.loads(earlier)  # of the first start, the steps up to 4 count
     restored = run.restored()
     assert restored is not None
     assert restored.step == 5
@@ -412,7 +414,7 @@ def test_local_saves_go_on_while_a_persistent_one_is_slow(
         for step in range(3):
             assert checkpointer.save(step, state(step))
         assert held.reached.wait(60)
-        assert 2 in checkpointer.all_steps() or checkpointer._parts.saves[0].running
+        assert 2 in checkpointer.all_steps() or checkpointer._run.saves[0].running
         assert not (run.persistent / "0").exists()
         closing = threading.Timer(0.2, held.go.set)
         closing.start()
@@ -429,7 +431,7 @@ def test_refusing_to_wait(run: Run, monkeypatch: pytest.MonkeyPatch):
         checkpointer.save(0, state(0))
         assert held.reached.wait(60)  # the local one is done by then
         checkpointer.save(1, state(1))
-        checkpointer._parts.saves[0].wait(lambda: None)
+        checkpointer._run.saves[0].wait(lambda: None)
         with pytest.raises(CheckpointError, match="still running"):
             checkpointer.save(3, state(3))
         held.go.set()

@@ -19,7 +19,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import ObjectStoreBackend, PosixBackend, hidden_names, syscalls
 from ckpt_core._errors import VISIBLE, is_visible
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 from ckpt_core._storage import KeyValues, Location
 
 MOST_OPERATIONS = 60
@@ -332,13 +332,13 @@ def test_the_fence_is_asked_when_all_is_durable(
 ) -> None:
     """After it comes one rename, and the sync of that."""
     operations = Operations(monkeypatch)
-    check = Fence.check
+    check = Lease.check
 
-    def noted(fence: Fence) -> None:
+    def noted(fence: Lease) -> None:
         check(fence)
         operations.done.append("check")
 
-    monkeypatch.setattr(Fence, "check", noted)
+    monkeypatch.setattr(Lease, "check", noted)
     with ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer, operations.counted():
         checkpointer.save(1, state(1))
     done = operations.done
@@ -360,7 +360,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(
     *before, rename, sync = operations.done
     assert (rename.split()[0], sync.split()[0]) == ("rename", "fsync")
     old = ckpt.Checkpointer(tmp_path / "run", asynchronous=False)
-    newcomer = Fence(str(tmp_path / "run"), PosixBackend())
+    newcomer = Lease(str(tmp_path / "run"), PosixBackend())
     operations.done.clear()
     operations.act = lambda number: newcomer.take() if number == len(before) + 1 - back else None
     with operations.counted(), pytest.raises(ckpt.CheckpointError, match="not committed") as caught:
@@ -373,7 +373,7 @@ def test_a_newcomer_that_claims_during_a_commit_wins(
 
 
 def test_owner_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    fence = Fence(str(tmp_path), PosixBackend())
+    fence = Lease(str(tmp_path), PosixBackend())
     fence.take()
     (tmp_path / ".ckpt-owner").write_text("0123456789abcdef process 12 on elsewhere\n")
     with pytest.raises(ckpt.CheckpointError, match=r"\(process 12 on elsewhere\)"):
@@ -400,7 +400,7 @@ def test_on_a_store_a_fenced_run_removes_nothing(store: str) -> None:
     """Its save would begin by removing what the newcomer is writing at the same path."""
     old = ckpt.Checkpointer(store, asynchronous=False)
     old.save(0, state(0))
-    newcomer = Fence(store, store_form())
+    newcomer = Lease(store, store_form())
     newcomer.take()
     written = store_form().begin(f"{store}/1", overwrite=False, durable=True, token="new")
     written.write("data", b"of the newcomer")
@@ -415,18 +415,18 @@ def test_the_claim_comes_before_the_try(
 ) -> None:
     told: list[str] = []
     form: Any = PosixBackend if where == "local" else ObjectStoreBackend
-    begin, take = form.begin, Fence.take
+    begin, take = form.begin, Lease.take
 
     def noted_begin(self: Any, path: str, **more: Any) -> Any:
         told.append("begin")
         return begin(self, path, **more)
 
-    def noted_take(fence: Fence) -> None:
+    def noted_take(fence: Lease) -> None:
         take(fence)
         told.append("take")
 
     monkeypatch.setattr(form, "begin", noted_begin)
-    monkeypatch.setattr(Fence, "take", noted_take)
+    monkeypatch.setattr(Lease, "take", noted_take)
     local = str(tmp_path / "memory") if where == "local" else None
     place = str(tmp_path / "run") if where == "local" else store
     with ckpt.Checkpointer(place, asynchronous=False, local_directory=local) as checkpointer:

@@ -269,7 +269,7 @@ def test_a_failure_is_raised_once_by_the_first_that_asks(path, gate, first):
     gate.fail_with = Refusal(28, "the disk is full")
     assert checkpointer.save(0, {"n": 0}) is True
     assert gate.reached.wait(LONG_SECS)
-    pending, _ = checkpointer._parts.saving.in_flight._now  # save() asks only once it has ended
+    pending, _ = checkpointer._run._persistent._now  # save() asks only once it has ended
     gate.open()
     assert pending.wait(LONG_SECS)
     with pytest.raises(Refusal, match="the disk is full") as caught:

@@ -134,7 +134,7 @@ def test_between_saves_no_more_is_kept_than_the_limit(tmp_path: Path):
     with ckpt.Checkpointer(tmp_path, options=options) as checkpointer:
         checkpointer.save(0, tree)
         checkpointer.wait_until_finished()
-        staging = checkpointer._parts.saving._staging  # pyright: ignore
+        staging = checkpointer._run._stagings[-1]  # pyright: ignore
         kept = [buffer for free in staging._free.values() for buffer in free]  # pyright: ignore
         assert not staging.lent
         assert sum(buffer.nbytes for buffer in kept) == 8000

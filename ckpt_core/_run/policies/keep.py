@@ -64,6 +64,8 @@ class KeepPolicy:
 
     select: Selection
     name: str
+    ranks_by: frozenset[str] = frozenset()
+    """The metrics by which it ranks steps."""
 
     def __call__(self, steps: Sequence[StepFacts]) -> dict[int, str]:
         return dict(self.select(steps))
@@ -76,7 +78,8 @@ class KeepPolicy:
             both = {step: f"{mine[step]}; {others[step]}" for step in mine.keys() & others.keys()}
             return {**mine, **others, **both}
 
-        return KeepPolicy(select, f"{self.name} | {second.name}")
+        ranks_by = self.ranks_by | second.ranks_by
+        return KeepPolicy(select, f"{self.name} | {second.name}", ranks_by)
 
     def __ror__(self, other: Chooser) -> KeepPolicy:
         return policy_of(other) | self
@@ -138,7 +141,9 @@ def latest(n: int) -> KeepPolicy:
 
 
 def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
-    """The ``n`` steps with the best value of a metric, ignoring steps without it and NaN.
+    """The ``n`` steps with the best value of a metric, and those that have no value of it.
+
+    A step without the metric cannot be ranked, so it is not deleted for its rank. NaN is worse than any number.
 
     Args:
         metric: its name in ``metrics=``.
@@ -148,17 +153,27 @@ def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
     n = operator.index(n)
     if mode not in ("min", "max") or n < 1:
         raise ValueError(f"best(n={n}, mode={mode!r}): mode must be 'min' or 'max', n at least 1")
-    sign = 1 if mode == "max" else -1
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        ranked = sorted(
-            (facts for facts in steps if not math.isnan(facts.metrics.get(metric, math.nan))),
-            key=lambda facts: (sign * facts.metrics[metric], facts.step),
-            reverse=True,
-        )
-        return {facts.step: f"among the best {n} by {metric}" for facts in ranked[:n]}
+        chosen = ranking(steps, metric, mode)[:n]
+        unranked = (facts.step for facts in steps if metric not in facts.metrics)
+        return {
+            **dict.fromkeys(chosen, f"among the best {n} by {metric}"),
+            **dict.fromkeys(unranked, f"it has no metric {metric!r}, so it is not ranked"),
+        }
 
-    return KeepPolicy(select, f"best({metric!r}, n={n}, mode={mode!r})")
+    return KeepPolicy(select, f"best({metric!r}, n={n}, mode={mode!r})", frozenset((metric,)))
+
+
+def ranking(steps: Sequence[StepFacts], metric: str, mode: str) -> list[int]:
+    """The steps that have a number as a metric, best first; of equal ones the newer first."""
+    sign = 1 if mode == "max" else -1
+    ranked = sorted(
+        (facts for facts in steps if not math.isnan(facts.metrics.get(metric, math.nan))),
+        key=lambda facts: (sign * facts.metrics[metric], facts.step),
+        reverse=True,
+    )
+    return [facts.step for facts in ranked]
 
 
 def every_steps(interval: int) -> KeepPolicy:
@@ -202,21 +217,33 @@ def closest_to_every_steps(interval: int) -> KeepPolicy:
 def every_secs(interval_secs: float) -> KeepPolicy:
     """The oldest step, then each committed at least ``interval_secs`` after the last one kept.
 
-    Steps whose commit time is unknown are kept too.
+    Steps whose commit time is unknown are kept too. Times that go backwards from a step to a later one are of a
+    clock that was ahead: the earlier step then counts as committed when the later one was.
     """
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         kept: dict[int, str] = {}
         last = -math.inf
-        for facts in steps:
-            if not facts.created_unix_secs:
+        for facts, created in zip(steps, _times(steps), strict=True):
+            if not created:
                 kept[facts.step] = _NO_TIME
-            elif facts.created_unix_secs - last >= interval_secs:
+            elif created - last >= interval_secs:
                 kept[facts.step] = f"one every {interval_secs:g} s"
-                last = facts.created_unix_secs
+                last = created
         return kept
 
     return KeepPolicy(select, f"every_secs({interval_secs:g})")
+
+
+def _times(steps: Sequence[StepFacts]) -> list[float]:
+    """The commit time of each step, but never later than that of a later step; 0 if unknown."""
+    times: list[float] = []
+    latest = math.inf
+    for facts in reversed(steps):
+        if facts.created_unix_secs:
+            latest = min(latest, facts.created_unix_secs)
+        times.append(latest if facts.created_unix_secs else 0.0)
+    return times[::-1]
 
 
 def steps(chosen: Iterable[int]) -> KeepPolicy:
@@ -231,17 +258,19 @@ def steps(chosen: Iterable[int]) -> KeepPolicy:
 def newer_than(secs: float) -> KeepPolicy:
     """Steps committed at most ``secs`` before the newest one, and those whose time is unknown.
 
-    So the steps of the latest hour, for example: ``newer_than(3600)``.
+    So the steps of the latest hour, for example: ``newer_than(3600)``. For times that go backwards see
+    ``every_secs``.
     """
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         if not steps:
             return {}
-        newest = max(facts.created_unix_secs for facts in steps)
+        times = _times(steps)
+        newest = max(times)
         return {
-            facts.step: f"within {secs:g} s of the newest" if facts.created_unix_secs else _NO_TIME
-            for facts in steps
-            if not facts.created_unix_secs or newest - facts.created_unix_secs <= secs
+            facts.step: f"within {secs:g} s of the newest" if created else _NO_TIME
+            for facts, created in zip(steps, times, strict=True)
+            if not created or newest - created <= secs
         }
 
     return KeepPolicy(select, f"newer_than({secs:g})")

@@ -1,8 +1,8 @@
 """The steps of a fast local tier and of the persistent directory, and from which one each is read.
 
-Each process keeps the newest steps in a directory of its own (``LocalTier``); a background thread
-writes steps to the persistent directory. Only steps that are complete across all processes are
-restored, from either tier.
+A tier is a place where copies of a save lie. Each process keeps the newest steps in a directory of its own
+(``LocalTier``); a background thread writes steps to the persistent directory. Only steps that are complete
+across all processes are restored, from either tier, and of one number the newest save counts in both.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 from ckpt_core import _load
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
-from ckpt_core._load.checkpoint import Checkpoint
+from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._results import Restored
-from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.lineage import Run as Run
-from ckpt_core._run.tiers.lineage import find_run as find_run
-from ckpt_core._run.tiers.lineage import next_run as next_run
+from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.places import local_root as local_root
+from ckpt_core._run.tiers.run_file import find_run as find_run
+from ckpt_core._run.tiers.run_file import read_run as read_run
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 
 
@@ -44,45 +43,84 @@ class Tiers:
 
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
+        local = () if self._local is None else self._local.complete
         newest = self._persistent.latest()
-        if self._local is None or not self._local.complete:
-            return newest
-        return max(self._local.complete | ({newest} if newest is not None else set()))
+        return max([*local, *(() if newest is None else (newest,))], default=None)
+
+    def candidates(self) -> list[tuple[int, bool]]:
+        """The steps, ascending, each with whether its local copy is tried first."""
+        listing = self._persistent.look()
+        local = {} if self._local is None else self._local.complete
+        return [
+            (step, step in local and self.prefers_local(step, listing))
+            for step in sorted({*listing.committed(), *local})
+        ]
+
+    def prefers_local(self, step: int, listing: Listing | None = None) -> bool:
+        """Whether the local copy of a step counts: the persistent one, if any, is no newer save."""
+        if self._local is None or step not in self._local.complete:
+            return False
+        names = (listing or self._persistent.look()).directories(step)
+        return not names or not self._local.is_older(step, self._persistent.token(names[0]))
 
     def open(self, step: int) -> Checkpoint:
-        """A step with its metadata read; from the persistent directory if it has the step.
+        """A step with its metadata read; from the persistent directory, unless the local copy is a newer save.
 
         Raises:
             CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
         """
-        try:
+        if self._local is None or step not in self._local.complete:
             return self._persistent.open(step)
-        except CheckpointNotFound:
-            if self._local is None or step not in self._local.complete:
-                raise
+        listing = self._persistent.look()
+        names = listing.directories(step)
+        if names and self._persistent.token(names[0]) == self._local.complete[step]:
+            return self._persistent.open(step, listing)
+        if self.prefers_local(step, listing):
             return self._local.opening(step)()
+        return self._persistent.open(step, listing)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens a step later, inside the processes' agreement on the result."""
         return lambda: self.open(step)
 
-    def restore(self, step: int, targets: Mapping[str, Any], request: Any) -> Restored:
-        """Restores a step from the local tier if complete there, else from the persistent one.
+    def restore(
+        self, step: int, local_first: bool, targets: Mapping[str, Any], request: Any
+    ) -> tuple[Restored, str]:
+        """Restores a step from the tier that counts, else from the other; also gives the token of the save.
+
+        Args:
+            step: its number.
+            local_first: what ``prefers_local`` said on process 0.
+            targets, request: as for ``_load.restore_checkpoint``.
 
         Raises:
             CheckpointNotFound: no tier has it.
             CheckpointCorrupt: every tier that has it holds a damaged copy.
         """
         damage: CheckpointCorrupt | None = None
-        if self._local is not None and step in self._local.complete:
+        if self._local is not None and local_first:
+            token = self._local.complete[step]
             found = self._local.restore(step, targets, request)
             if isinstance(found, Restored):
-                return found
+                return found, token
             damage = found
-        opening = self._persistent.opening(step)
+        opened: list[Checkpoint] = []
+
+        def opening() -> Checkpoint:
+            opened.append(self._persistent.open(step))
+            return opened[-1]
+
         try:
-            return _load.restore_checkpoint(opening, targets, request, step)
-        except CheckpointNotFound:
-            if damage is None:
+            restored = _load.restore_checkpoint(opening, targets, request, step)
+        except (CheckpointNotFound, CheckpointCorrupt) as error:
+            if damage is not None and isinstance(error, CheckpointNotFound):
+                raise damage from None  # only the local tier has the step
+            if damage is not None or self._local is None or step not in self._local.complete:
                 raise
-            raise damage from None  # only the local tier has the step
+            token = self._local.complete[step]  # an older save, but whole
+            found = self._local.restore(step, targets, request)
+            if isinstance(found, Restored):
+                return found, token
+            raise
+        ours = opened[-1]
+        return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""

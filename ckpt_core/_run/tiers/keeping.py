@@ -1,6 +1,6 @@
 """What stays in a process's local directory, and what is deleted: its own parts and its copies.
 
-Also the lineage of what is there, and the folders that another number of processes left beside it.
+Also the folders that another number of processes left beside it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import StepNames
-from ckpt_core._errors import raised_by_a_handler
 from ckpt_core._events import logger
-from ckpt_core._run.fence import OWNER_FILE, Fence, is_abandoned
+from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.places import COPIES, FOLDER, LINEAGE_FILE, copies_folder, count_of
+from ckpt_core._run.tiers.places import COPIES, FOLDER, copies_folder, count_of
 
 
 class Keeping:
@@ -25,23 +24,14 @@ class Keeping:
         backend: of the directory.
         names: names of step directories.
         count: number of processes.
-        lineage: of the run.
-
-    Attributes:
-        lineage: that of the steps which this process saves.
-        is_written: False if the lineage file must be written before the next save.
     """
 
-    def __init__(
-        self, directory: str, backend: PosixBackend, names: StepNames, count: int, lineage: str
-    ) -> None:
+    def __init__(self, directory: str, backend: PosixBackend, names: StepNames, count: int) -> None:
         self.directory = directory
-        self.lineage = lineage
         self._backend = backend
         self._names = names
         self._count = count
-        self._claims: list[Fence] = []
-        self.is_written = True
+        self._claims: list[Lease] = []
 
     def steps_of_copies(self, source: int) -> Steps:
         """The copies of the parts of another process."""
@@ -65,7 +55,7 @@ class Keeping:
 
     def delete_where(self, steps: Steps, unwanted: Callable[[int], bool]) -> None:
         """Deletes the unwanted ones of the steps in one folder."""
-        for step in steps.all():
+        for step in sorted(steps.look().names):
             if unwanted(step):
                 self.discard(steps, step)
 
@@ -84,51 +74,20 @@ class Keeping:
                 with contextlib.suppress(OSError):  # another time
                     self._backend.delete(copies.directory)
 
-    def discard(self, steps: Steps, step: int) -> None:
-        """Deletes a step in one folder; a failure is only logged."""
-        path = steps.path(step)
-        if not self._backend.exists(path):
-            return
-        try:
-            self._backend.delete(path)
-        except BlockingIOError:
-            logger.info("%s is being read, and stays for now", path)
-        except OSError as error:
-            logger.warning("could not delete %s: %s", path, error)
-
-    def write_lineage(self) -> None:
-        """Writes the lineage file."""
-        self.is_written = False
-        try:
-            self._backend.put(self.directory, LINEAGE_FILE, self.lineage.encode())
-            self.is_written = True
-        except OSError as error:  # the next save tries again; until then restores skip it
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("could not write %s/%s: %s", self.directory, LINEAGE_FILE, error)
-
-    def adopt(self, steps: Steps) -> None:
-        """Makes the directory one of the lineage.
-
-        Its steps, if it has another one, are of a history that training has left, and must not become
-        part of this one.
-        """
-        if (self._backend.read(self.directory, LINEAGE_FILE) or b"") != self.lineage.encode():
-            self.delete_where(steps, lambda _: True)
-            self.delete_copies(lambda _: True)
-            self.write_lineage()
-
-    def begin_lineage(self, steps: Steps, lineage: str, unwanted: Callable[[int], bool]) -> None:
-        """Deletes the unwanted steps; the others become steps of the lineage."""
-        for other in self._others():
-            if (self._backend.read(other, LINEAGE_FILE) or b"") == self.lineage.encode():
-                self._delete_in(other, unwanted)
-                with contextlib.suppress(OSError):  # then they count no longer
-                    self._backend.put(other, LINEAGE_FILE, lineage.encode())
-        self.delete_where(steps, unwanted)
-        self.delete_copies(unwanted)
-        self.lineage = lineage
-        self.write_lineage()
+    def discard(self, steps: Steps, step: int, but: str = "") -> None:
+        """Deletes a step in one folder, but not at the path ``but``; a failure is only logged."""
+        for name in steps.look().names.get(step, ()):
+            path = f"{steps.directory}/{name}"
+            if path == but:
+                continue
+            try:
+                self._backend.delete(path)
+            except FileNotFoundError:
+                pass  # another process of this host deletes it, too
+            except BlockingIOError:
+                logger.info("%s is being read, and stays for now", path)
+            except OSError as error:
+                logger.warning("could not delete %s: %s", path, error)
 
     def _others(self) -> list[str]:
         """Folders beside this one that another number of processes left."""
@@ -154,7 +113,7 @@ class Keeping:
         """
         for other in self._others():
             if is_locked(f"{other}/{OWNER_FILE}"):
-                self._claims.append(Fence(other, self._backend))
+                self._claims.append(Lease(other, self._backend))
                 self._claims[-1].take()
 
     def close(self) -> None:

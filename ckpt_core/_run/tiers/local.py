@@ -9,7 +9,7 @@ from typing import Any
 from ckpt_core import _load
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import PosixBackend, is_locked
-from ckpt_core._directory.step_names import StepNames
+from ckpt_core._directory.step_names import MAX_STEP
 from ckpt_core._errors import (
     BarrierTimeout,
     CheckpointCorrupt,
@@ -18,22 +18,24 @@ from ckpt_core._errors import (
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
-from ckpt_core._options import Options
-from ckpt_core._processes import NotTogether, Processes, next_tag
+from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import Restored
-from ckpt_core._run.fence import OWNER_FILE, Fence
+from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.in_flight import InFlight
+from ckpt_core._run.lease import OWNER_FILE, Lease
+from ckpt_core._run.lineage import Leaving, Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.agreement import damage_of, judge_failure, vote
 from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.keeping import Keeping
-from ckpt_core._run.tiers.lineage import Run
 from ckpt_core._run.tiers.mending import Mender
 from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
-from ckpt_core._run.tiers.places import LINEAGE_FILE, Key, Offers, look_around, offered_of
+from ckpt_core._run.tiers.places import Key, Offers, look_around, offered_of
+from ckpt_core._run.tiers.run_file import folder_of
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
@@ -45,35 +47,29 @@ class LocalTier:
     Args:
         root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
         run: the run whose steps count; if its name is empty, there are no local steps yet.
-        names: names of step directories.
-        processes: the processes of this run.
-        options: options of the Checkpointer.
-        read_only: nothing is written or deleted.
+        leaving: what is being removed from it.
+        directory: the persistent directory.
     """
 
-    def __init__(
-        self,
-        root: str,
-        run: Run,
-        names: StepNames,
-        processes: Processes,
-        options: Options,
-        read_only: bool,
-    ) -> None:
+    def __init__(self, root: str, run: Lineage, leaving: Leaving, directory: RunDirectory) -> None:
+        processes, options, names = directory.processes, directory.options, directory.steps.names
         index, count = processes.index, processes.count
-        self.directory = f"{root}/{run.name or 'none'}/process_{index}-of-{count}"
+        folder = folder_of(run, directory.path)
+        self.directory = f"{root}/{folder}/process_{index}-of-{count}"
         self.in_flight = InFlight(self.directory)
         self._backend = PosixBackend()
         self._steps = Steps(self.directory, self._backend, names)
         self._processes = processes
         self._options = options
-        self._read_only = read_only
-        self._fence = Fence(self.directory, self._backend)
-        self._claimed = False
+        self._read_only = directory.read_only
+        self._lease = Lease(self.directory, self._backend)
+        self._run = run
+        self._leaving = leaving.tokens()
         self._complete: dict[int, str] = {}
-        self._mine: set[int] = set()
-        self._keeping = Keeping(self.directory, self._backend, names, count, run.lineage)
-        if not read_only:
+        self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
+        self._has_saved = False
+        self._keeping = Keeping(self.directory, self._backend, names, count)
+        if not self._read_only:
             self._keeping.clean()
         self._offers = Offers(self._backend.read)
         self._peers = meet(processes, options, self._offers.find)
@@ -92,14 +88,13 @@ class LocalTier:
         self.look()
 
     @property
-    def complete(self) -> set[int]:
-        """The steps that all processes have, as of their last agreement."""
-        return set(self._complete)
+    def complete(self) -> Mapping[int, str]:
+        """The steps that all processes have, as of their last agreement, with the tokens of their saves."""
+        return self._complete
 
-    @property
-    def from_earlier_run(self) -> set[int]:
-        """The complete steps that an earlier process of this run saved, not this object."""
-        return set(self._complete) - self._mine
+    def is_older(self, step: int, token: str) -> bool:
+        """Whether the local copy of a complete step is an older save than the one with ``token``."""
+        return self._run.newer(step, token, than=self._complete[step])
 
     def claim(self) -> None:
         """Claims this process's directory: the next commit of an older writer there fails.
@@ -108,26 +103,48 @@ class LocalTier:
         will raise the error.
         """
         try:
-            if not self._backend.exists(f"{self.directory}/{LINEAGE_FILE}"):
-                self._keeping.write_lineage()  # no step was saved there yet
-            self._fence.take()
+            self._lease.take()
             self._keeping.claim_others()
-            self._claimed = True
         except OSError as error:
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("%s could not be claimed for this run: %s", self.directory, error)
 
-    def follow(self, run: Run) -> None:
-        """Takes over the run's current lineage, which another writer may have changed."""
-        if run.lineage:
-            self._keeping.lineage = run.lineage
+    def follow(self, run: Lineage, leaving: Leaving) -> None:
+        """Takes over which saves count, as another writer may have changed it."""
+        if run.name:
+            self._run = run
+        self._leaving = leaving.tokens()
+
+    def leave(self, run: Lineage | None, unwanted: Callable[[int], bool] | None = None) -> None:
+        """Takes over a new lineage of the run; deletes what counts no more; all processes must call it.
+
+        Args:
+            run: the run, of which the last of the earlier lineages says what still counts; None if it stays.
+            unwanted: tells the steps to delete; by default those that count no more.
+        """
+        if run is not None and run.name:
+            self._run = run
+        last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
+        gone = unwanted or (lambda step: step > last)
+        if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
+            logger.warning(
+                "%s: deleted steps %s: training does not continue from them",
+                self.directory,
+                str(left)[1:-1],
+            )
+        self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
+        self._copier.cancel()
+        self._keeping.delete_where(self._steps, gone)
+        self._keeping.delete_copies(gone)
+        self._keeping.delete_in_others(gone)
+        self._offers.keep(lambda key: not gone(key.step))
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         index, count, names = self._processes.index, self._processes.count, self._steps.names
         around = look_around(
-            self.directory, index, count, names, self._backend, self._keeping.lineage
+            self.directory, index, count, names, self._backend, self._run, self._leaving
         )
         places = self._mender.whole(around)
         self._offers.replace(offered_of(places, index))
@@ -149,6 +166,12 @@ class LocalTier:
                 absent,
             )
         self._complete = {step: whole.token for step, whole in found.steps.items()}
+        own = [place for place in places if place.seen.own]
+        self._opened = {
+            place.seen.step: place.opened
+            for place in own
+            if self._complete.get(place.seen.step) == place.seen.token
+        }
         self._mender.note(found.steps)
         self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
@@ -160,35 +183,35 @@ class LocalTier:
             if step in self._joining.steps:
                 return self._joining.open(step)
             self._mender.mend(step)
-            return self._steps.open(step)
+            found = self._opened.get(step)
+            return self._steps.open(step) if found is None else found
 
         return open_part
 
     def _own_target(self, step: int) -> Target:
-        """Where a part goes that this process lacks; makes its directory one of this lineage.
+        """Where a part goes that this process lacks.
 
         Raises:
             CheckpointNotFound: another Checkpointer uses the directory.
         """
-        if not self._claimed and is_locked(f"{self.directory}/{OWNER_FILE}"):
+        if not self._lease.taken and is_locked(f"{self.directory}/{OWNER_FILE}"):
             raise CheckpointNotFound(
                 f"{self.directory}: the part of step {step} is not here, and is not fetched while another "
                 "Checkpointer uses this directory: restore the step, which takes the directory over"
             )
-        self._keeping.adopt(self._steps)
         path = self._steps.path(step)
         return Target(path, self._backend, self._options.durable, self._check_claim)
 
     def _check_claim(self) -> None:
-        if self._claimed:
-            self._fence.check()
+        if self._lease.taken:
+            self._lease.check()
 
     def _copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
         """Where the copy of another process's part goes."""
 
         def may_commit() -> None:
             wanted()
-            self._fence.check()
+            self._lease.check()
 
         path = self._keeping.steps_of_copies(source).path(step)
         return Target(path, self._backend, self._options.durable, may_commit)
@@ -198,11 +221,8 @@ class LocalTier:
         path = self._steps.new_path(what.step)
         if not self._backend.exists(f"{self.directory}/{OWNER_FILE}"):
             # The directory is new or was emptied; no other writer has claimed it. Claim it again.
-            self._fence.close()
-            self._fence = Fence(self.directory, self._backend)
-            self._keeping.is_written = False
-        if not self._keeping.is_written:
-            self._keeping.write_lineage()
+            self._lease.close()
+            self._lease = Lease(self.directory, self._backend)
         job = SaveJob(
             path,
             True,
@@ -214,6 +234,8 @@ class LocalTier:
             own=True,
             step=what.step,
             copy=copy,
+            token=what.token,
+            parent=what.parent,
         )
 
         def committed(saved: Saved) -> None:
@@ -221,7 +243,7 @@ class LocalTier:
                 self._offers.put(Key(what.step, saved.token, saved.part.writer), path)
             self._keeping.discard_leftovers(of_others=False)
 
-        save = LocalSave(job, self._fence, committed, lambda: self._copier.told)
+        save = LocalSave(job, self._lease, committed, lambda: self._copier.told)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
@@ -230,11 +252,13 @@ class LocalTier:
                 self._keeping.discard(self._steps, what.step)
             # The processes replace their parts at different moments: meanwhile it is incomplete.
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
+            self._opened.pop(what.step, None)
             saved = save.write_and_commit()
-            if not self._mine:
+            if not self._has_saved:
                 self._leave_others()
-            self._mine.add(what.step)
+            self._has_saved = True
             if self._is_mine():
+                self._keeping.discard(self._steps, what.step, but=path)  # another prefix of names
                 self._retain(what.step, saved)
 
         return save_and_retain
@@ -249,7 +273,7 @@ class LocalTier:
     def _is_mine(self) -> bool:
         """Whether this writer still owns the directory; if not, its steps may be another run's."""
         try:
-            self._fence.check()
+            self._lease.check()
         except (CheckpointError, OSError):
             return False
         return True
@@ -281,49 +305,6 @@ class LocalTier:
             self._copied = step
             self._copier.copy(step, saved.token)
         return {one for one in (self._protected, self._copied) if one is not None}
-
-    def delete_where(self, unwanted: Callable[[int], bool]) -> None:
-        """Deletes this process's part of the unwanted steps, complete or not; all must call it."""
-        self._copier.cancel()
-        self._keeping.delete_where(self._steps, unwanted)
-        self._keeping.delete_copies(unwanted)
-        self._keeping.delete_in_others(unwanted)
-        self._offers.keep(lambda key: not unwanted(key.step))
-        self._complete = {s: token for s, token in self._complete.items() if not unwanted(s)}
-
-    def goes_on_from(self, persistent: int | None) -> bool:
-        """Whether the newest complete local step is at least as new as the persistent one.
-
-        Every save goes to the local tier first, so otherwise local steps were lost.
-
-        Args:
-            persistent: newest step of the persistent directory, or None.
-        """
-        return max(self._complete, default=-1) >= (persistent or 0)
-
-    def begin_lineage(self, run: Run, up_to: int) -> None:
-        """Takes over the run's lineage; all processes must call it.
-
-        Args:
-            run: the run, possibly with a new lineage.
-            up_to: if the lineage is new, complete steps up to this one stay and all others are
-                deleted.
-        """
-        if run.lineage == self._keeping.lineage:
-            self._keeping.adopt(self._steps)
-            return
-        left = [step for step in sorted(self._complete) if step > up_to]
-        if left:
-            logger.warning(
-                "%s: deleted steps %s: training does not continue from them",
-                self.directory,
-                str(left)[1:-1],
-            )
-        self._complete = {step: token for step, token in self._complete.items() if step <= up_to}
-        self._copier.cancel()
-        self._keeping.begin_lineage(
-            self._steps, run.lineage, lambda step: step not in self._complete
-        )
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
@@ -364,7 +345,7 @@ class LocalTier:
         if not self._copier.active or step != newest or step in self._joining.steps:
             return
         self._copied = step
-        if self._claimed and not self._copier.busy:
+        if self._lease.taken and not self._copier.busy:
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
@@ -397,4 +378,4 @@ class LocalTier:
             self._joining.discard()
             self._keeping.close()
             self._peers.close()
-            self._fence.close()
+            self._lease.close()

@@ -12,9 +12,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpt_core._format.part import Runs, contains
+from ckpt_core._run.lineage import Order
 
 _NAMED = 5
 """Maximum number of processes named in a message as lacking a step."""
@@ -27,7 +28,7 @@ class Seen(NamedTuple):
 
     Attributes:
         step, token: of the save that wrote it.
-        created: when, in Unix seconds.
+        order: of the saves of one number, the one with the greatest order counts; see ``Lineage``.
         writer: index of the process that wrote it.
         serves: the processes for which it is as good as their own.
         own: whether it lies where the process that sees it has its own parts, and serves it.
@@ -37,7 +38,7 @@ class Seen(NamedTuple):
 
     step: int
     token: str
-    created: float
+    order: Order
     writer: int
     serves: Runs
     own: bool
@@ -88,6 +89,11 @@ class Judgement:
     partial: dict[int, list[int]]
 
 
+def _order(value: Sequence[Any]) -> Order:
+    position, count, created = value
+    return position, count, created
+
+
 @dataclass(frozen=True)
 class Sight:
     """What one process tells the others.
@@ -109,7 +115,10 @@ class Sight:
         """What ``dump`` gave."""
         parts, mends = json.loads(text)
         seen = (Seen(*part) for part in parts)
-        hashable = (one._replace(serves=tuple((a, b) for a, b in one.serves)) for one in seen)
+        hashable = (
+            one._replace(serves=tuple((a, b) for a, b in one.serves), order=_order(one.order))
+            for one in seen
+        )
         return Sight(list(hashable), mends)
 
 
@@ -122,15 +131,15 @@ def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]
         serving: for each process, whether the others can fetch from it.
     """
     everyone = [Sight.parse(text) for text in texts]
-    saves: dict[int, dict[tuple[str, int], float]] = {}
+    saves: dict[int, dict[tuple[str, int], Order]] = {}
     for sight in everyone:
         for seen in sight.parts:
             found, save = saves.setdefault(seen.step, {}), (seen.token, seen.processes)
-            found[save] = max(seen.created, found.get(save, 0.0))
+            found[save] = max(seen.order, found.get(save, seen.order))
     steps: dict[int, object] = {}
     partial: dict[int, list[int]] = {}
     for step, made in sorted(saves.items()):
-        for token, count in sorted(made, key=lambda save: (-made[save], save)):
+        for token, count in sorted(made, key=lambda save: (made[save], save), reverse=True):
             search = _Search(everyone, machines, serving, step, token, count)
             sources = {} if count else search.sources()
             pieces, absent = search.pieces() if count else ([], [])

@@ -11,22 +11,25 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
 
 from ckpt_core._directory import Backend, refuse_file, resolve
 from ckpt_core._directory.step_names import StepNames
-from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key, Offered
 from ckpt_core._format.part import Part, contains
-from ckpt_core._format.record import RECORD_FILE, Record, load_record
+from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._run.lineage import Lineage, Order
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.parts import Seen
 
 LINEAGE_FILE = ".ckpt-lineage"
-"""File in a local directory with the lineage of the steps there."""
+"""File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
+_NO_ORDER: Order = (-1, -1, 0.0)
 FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
 _MOST_FOLDERS = 64
@@ -59,12 +62,12 @@ class Place:
     Attributes:
         seen: what the others are told of it.
         path: its directory.
-        record: its ckpt.json.
+        opened: the part, with its ckpt.json read.
     """
 
     seen: Seen
     path: str
-    record: Record
+    opened: NativeCheckpoint
 
     @property
     def key(self) -> Key:
@@ -73,16 +76,23 @@ class Place:
 
 
 def look_around(
-    directory: str, index: int, count: int, names: StepNames, backend: Backend, lineage: str
+    directory: str,
+    index: int,
+    count: int,
+    names: StepNames,
+    backend: Backend,
+    run: Lineage,
+    leaving: Set[tuple[int, str]],
 ) -> list[Place]:
-    """The readable parts of the lineage in a process's directory, first its own, and beside it.
+    """The readable parts that count in a process's directory, first its own, and beside it.
 
     Args:
         directory: folder of process ``index``.
         index, count: of this process.
         names: names of step directories.
         backend: reads.
-        lineage: parts of other lineages are left out.
+        run: parts of histories that it has left do not count.
+        leaving: number and token of saves that are being removed.
     """
     root, _, mine = directory.rpartition("/")
     others = (name for name in backend.children(root) if FOLDER.fullmatch(name) and name != mine)
@@ -91,12 +101,17 @@ def look_around(
     for folder in folders[: 1 + _MOST_FOLDERS]:
         path = f"{root}/{folder}"
         try:
-            if (backend.read(path, LINEAGE_FILE) or b"") != lineage.encode():
-                continue
+            marked = (backend.read(path, LINEAGE_FILE) or b"").decode(errors="replace")
             for name in ("", *filter(COPIES.fullmatch, backend.children(path))):
                 steps = Steps(f"{path}/{name}".rstrip("/"), backend, names)
                 default = Part.own(*_numbers(name or folder))
-                found += _parts_in(steps, default, index, count, folder == mine and not name)
+                own = folder == mine and not name
+                for place in _parts_in(steps, default, index, count, own):
+                    step, token = place.seen.step, place.seen.token
+                    created = place.opened.record.created_unix_secs
+                    order = run.order(step, token, marked, created)
+                    if order is not None and (step, token) not in leaving:
+                        found.append(replace(place, seen=place.seen._replace(order=order)))
         except OSError as error:
             if raised_by_a_handler(error) is not None:
                 raise
@@ -124,9 +139,12 @@ def _parts_in(steps: Steps, default: Part, index: int, count: int, mine: bool) -
         index, count: of this process.
         mine: whether the folder is that of this process's own parts.
     """
-    for step in steps.all():
+    listing = steps.look()
+    for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
         try:
-            opened = steps.open(step)
+            opened = open_checkpoint(f"{steps.directory}/{name}")
+        except CheckpointNotFound:
+            continue  # deleted meanwhile
         except (CheckpointError, OSError) as error:
             if raised_by_a_handler(error) is not None:
                 raise
@@ -138,12 +156,11 @@ def _parts_in(steps: Steps, default: Part, index: int, count: int, mine: bool) -
         part = record.part or default
         if part.writer < part.count == default.count:
             own = mine and contains(part.serves, index)
-            created = record.created_unix_secs
             other = 0 if part.count == count else part.count
             seen = Seen(
-                step, record.token, created, part.writer, part.serves, own, other, part.alike
+                step, record.token, _NO_ORDER, part.writer, part.serves, own, other, part.alike
             )
-            yield Place(seen, opened.path, record)
+            yield Place(seen, opened.path, opened)
 
 
 def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from ckpt_core._format.part import Part
 from ckpt_core._format.versions import library_versions
 from ckpt_core._processes import next_tag
-from ckpt_core._run.fence import Fence
+from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.partners import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.agreement import agree_to_save, done_by_all
@@ -28,13 +27,15 @@ class StepToSave:
     """The items of one step and the fields of its record; see ``Checkpointer.save``.
 
     Attributes:
-        may_be_older: newer steps that are there are no reason to refuse it.
+        token: of the save; in all tiers the same.
+        parent: number and token of the step that it continues from, or None.
     """
 
     step: int
     items: Mapping[str, Any]
     fields: RecordFields
-    may_be_older: bool = False
+    token: str
+    parent: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class LocalSave:
 
     Args:
         job: the process-local checkpoint; an existing one at its target is replaced.
-        fence: checks that this writer still owns the directory.
+        lease: checks that this writer still owns the directory.
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
@@ -82,12 +83,12 @@ class LocalSave:
     def __init__(
         self,
         job: SaveJob,
-        fence: Fence,
+        lease: Lease,
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],
     ) -> None:
         self._job = job
-        self._fence = fence
+        self._lease = lease
         self._committed = committed
         self._copied = copied
         self._events = SaveEvents(job.target, job.step, job.options)
@@ -134,7 +135,7 @@ class LocalSave:
     def _agree_to_start(self) -> Saved:
         """Agreement 1: all processes save the same; what they hold, and what is copied."""
         job = self._job
-        offer: dict[str, Any] = {"token": secrets.token_hex(16)}
+        offer: dict[str, Any] = {"token": job.token}
         if job.processes.count > 1 and self._refusal is None:
             try:
                 self._items = [item.landed() for item in self._items]
@@ -175,7 +176,7 @@ class LocalSave:
         """Writes and commits this process's part; agreement 2 is right before the commit."""
         job = self._job
         try:
-            self._fence.take()
+            self._lease.take()
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
@@ -183,7 +184,7 @@ class LocalSave:
                 write.write_own(attempt)
                 write.make_durable(attempt)
                 self._all_wrote = True
-                self._on_all("written", self._fence.check)
+                self._on_all("written", self._lease.check)
                 attempt.commit()
             self._committed(saved)
         except BaseException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._events import logger
@@ -15,19 +15,20 @@ _LOOKS = 3
 
 def restore_newest(
     directory: str,
-    restore: Callable[[int], Restored],
+    restore: Callable[[int, bool], Restored],
     strict_latest: bool,
-    list_steps: Callable[[], list[int]],
-    damaged: set[int],
+    list_steps: Callable[[], Sequence[tuple[int, bool]]],
+    damaged: Callable[[int], None],
 ) -> Restored | None:
     """The result of ``restore`` for the newest step it can restore; None if there is no step.
 
     Args:
         directory: for messages.
-        restore: restores one step.
+        restore: restores one step, of those that were listed.
         strict_latest: raise if the newest step is damaged, instead of trying older ones.
-        list_steps: lists the steps as process 0 sees them, so that all processes try the same ones.
-        damaged: set to which skipped steps are added.
+        list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
+            the same tier.
+        damaged: called for each step that is skipped.
 
     Raises:
         CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
@@ -37,19 +38,17 @@ def restore_newest(
     for _ in range(_LOOKS):
         candidates = list_steps()
         failures: list[tuple[int, CheckpointCorrupt]] = []
-        for step in reversed(candidates):
+        for step, local_first in reversed(candidates):
             try:
-                restored = restore(step)
-                damaged.discard(step)
-                return restored
+                return restore(step, local_first)
             except CheckpointCorrupt as error:
                 if strict_latest:
                     raise
                 failures.append((step, error))
-                damaged.add(step)
+                damaged(step)
                 _warn(f"{directory}: step {step} is damaged and skipped: {error}")
             except CheckpointNotFound:
-                if step in list_steps():
+                if step in {listed for listed, _ in list_steps()}:
                     raise
                 logger.info("%s: step %d was deleted meanwhile", directory, step)
         if failures:

@@ -1,4 +1,4 @@
-"""Fence: only the writer that claimed a directory of steps last may commit to it.
+"""Lease: only the writer that claimed a directory of steps last may commit to it.
 
 A rescheduled job cannot wait until the old one is known to be dead. The new writer puts its token
 into ``.ckpt-owner`` and continues at once. The old writer reads the file before its next commit,
@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
@@ -21,8 +23,8 @@ _TRIES = 5
 _PAUSE_SECS = 0.02
 
 
-class Fence:
-    """One writer's claim on a directory."""
+class Lease:
+    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``)."""
 
     def __init__(self, directory: str, backend: Backend) -> None:
         self._directory = directory
@@ -48,6 +50,11 @@ class Fence:
                 _owner_text(before),
             )
 
+    @property
+    def taken(self) -> bool:
+        """Whether this writer has claimed the directory."""
+        return self._claim is not None
+
     def check(self) -> None:
         """Called right before a commit.
 
@@ -58,7 +65,7 @@ class Fence:
         for _ in range(_TRIES):
             if now is not None:
                 break
-            # another writer, who is closing, may have it in hand for a moment: see ``release``
+            # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
             time.sleep(_PAUSE_SECS)
             now = self._backend.read(self._directory, OWNER_FILE)
         if now is None or not now.startswith(self._token.encode()):
@@ -68,7 +75,7 @@ class Fence:
                 "run its own directory"
             )
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Like ``close``; also deletes the owner file of a local directory, if it is this writer's.
 
         An older writer that wakes up finds none, and is refused as it was before.
@@ -83,6 +90,31 @@ class Fence:
         self._closed = True
         if self._claim is not None:
             self._claim.close()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The lease, with more work at the two moments of a save at which it is asked (``SaveJob.guard``).
+
+    Attributes:
+        lease: of the directory.
+        at_begin: called after the claim, before the save writes anything.
+        at_commit: called after the ownership check, right before the commit.
+    """
+
+    lease: Lease
+    at_begin: Callable[[], object] | None = None
+    at_commit: Callable[[], object] | None = None
+
+    def take(self) -> None:
+        self.lease.take()
+        if self.at_begin is not None:
+            self.at_begin()
+
+    def check(self) -> None:
+        self.lease.check()
+        if self.at_commit is not None:
+            self.at_commit()
 
 
 def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:

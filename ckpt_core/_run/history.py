@@ -1,0 +1,355 @@
+"""Where a run stands, and what its next save does to the steps on disk: pure functions.
+
+A saved step is an identity, its number and the token of the save that wrote it. A Checkpointer has a
+trail: the identities that it stood on, by number, and its place on it. What is on disk is always
+taken from a listing; nothing here remembers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ckpt_core._errors import CheckpointExists
+
+_SHOWN = 5
+"""Maximum number of steps that a message names."""
+
+
+class Identity(NamedTuple):
+    """One save of a step.
+
+    Attributes:
+        step: its number.
+        token: of the save, as in its ckpt.json; empty for steps that Orbax wrote.
+    """
+
+    step: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Trail:
+    """The steps that one Checkpointer saved, restored or rolled back to, and where it stands.
+
+    Attributes:
+        stood: by number, ascending; what training continues from, and the rest of it beyond ``place``
+            while nothing was saved since it went back.
+        place: number of the step that it stands on; None at the beginning.
+        beside: steps that it saved with ``force=True`` beneath newer ones; training does not continue from them.
+        leads: steps newer than its own are of a history that it leaves: it has restored a step, rolled
+            back, or begun where nothing newer was. False for one that never looked.
+        since: where it began to save: steps on disk beyond it that are not its own are of another history. None if
+            it has saved nothing since it was placed.
+        doubtful: numbers of own steps that became visible and may not be durable, or are not in every tier.
+        damaged: steps that could not be restored, with their tokens; a step is no longer among them when it
+            is saved again or restored after all.
+    """
+
+    stood: tuple[Identity, ...] = ()
+    place: int | None = None
+    beside: tuple[Identity, ...] = ()
+    leads: bool = False
+    since: int | None = None
+    doubtful: frozenset[int] = frozenset()
+    damaged: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The numbers of its steps."""
+        return frozenset(one.step for one in (*self.stood, *self.beside))
+
+    @property
+    def end(self) -> int | None:
+        """Number of the last step on it."""
+        return self.stood[-1].step if self.stood else None
+
+    @property
+    def went_back(self) -> bool:
+        """Whether it stands on an earlier step than the last one."""
+        return self.place != self.end
+
+    def before(self, step: int) -> Identity | None:
+        """The last identity on it with a smaller number."""
+        return next((one for one in reversed(self.stood) if one.step < step), None)
+
+    def continued_from(self, step: int) -> Identity | None:
+        """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
+        if self.went_back and step <= (self.end or 0):
+            return None if self.place is None else self.before(self.place + 1)
+        return self.before(step)
+
+    def repeats(self, step: int) -> bool:
+        """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
+        if step in self.doubtful or step in self.damaged:
+            return False
+        ahead = self.went_back and step > _at(self.place)
+        return not ahead and any(one.step == step for one in (*self.stood, *self.beside))
+
+
+# What happens to a Checkpointer, as functions from trail to trail.
+
+
+def restored(trail: Trail, identity: Identity) -> Trail:
+    """It stands on a step that it has restored."""
+    return replace(
+        _with(trail, identity),
+        place=identity.step,
+        leads=True,
+        since=None,
+        damaged=_but(trail, identity.step),
+    )
+
+
+def found_nothing(trail: Trail) -> Trail:
+    """There was no step to restore: it stands at the beginning."""
+    return trail if trail.stood else replace(trail, leads=True, since=-1)
+
+
+def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Trail:
+    """A step that was planned so became visible.
+
+    Args:
+        trail: before the save, or after an earlier copy of it was committed.
+        identity: what was saved.
+        plan: how.
+        sure: whether it is durable.
+    """
+    found = replace(trail, damaged=_but(trail, identity.step))
+    if identity in (*found.stood, *found.beside):
+        pass  # another tier has committed it before
+    elif plan.beside:
+        kept = tuple(one for one in found.beside if one.step != identity.step)
+        found = replace(found, beside=(*kept, identity))
+    else:
+        if plan.cuts:
+            found = cut(found, -1 if plan.base is None else plan.base.step, but=identity)
+        found = _with(found, identity)
+        if found.since is None:
+            found = replace(found, since=last_before(plan, identity.step))
+        at = identity.step if found.place is None else max(found.place, identity.step)
+        found = replace(found, place=at, leads=True)
+    doubtful = found.doubtful - {identity.step}
+    return replace(found, doubtful=doubtful if sure else doubtful | {identity.step})
+
+
+def doubted(trail: Trail, identity: Identity) -> Trail:
+    """The persistent copy of a step failed: if it is in another tier, it can be saved again all the same."""
+    if identity not in (*trail.stood, *trail.beside):
+        return trail
+    return replace(trail, doubtful=trail.doubtful | {identity.step})
+
+
+def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
+    """All steps newer than ``step`` are left; ``target`` is the newest one that stays, or None."""
+    found = cut(trail, step)
+    if target is not None:
+        found = _with(found, target)
+    return replace(found, place=found.end, leads=True, since=None)
+
+
+def deleted(trail: Trail, step: int) -> Trail:
+    """A step is gone, so that its number can be saved again."""
+    before = trail.before(step)
+    return replace(
+        trail,
+        stood=tuple(one for one in trail.stood if one.step != step),
+        beside=tuple(one for one in trail.beside if one.step != step),
+        place=(before and before.step) if trail.place == step else trail.place,
+        since=None,
+        doubtful=trail.doubtful - {step},
+        damaged=_but(trail, step),
+    )
+
+
+def found_damaged(trail: Trail, identity: Identity) -> Trail:
+    """A step could not be restored."""
+    return replace(trail, damaged={**trail.damaged, identity.step: identity.token})
+
+
+def cut(trail: Trail, last: int, but: Identity | None = None) -> Trail:
+    """The trail without the steps beyond ``last``, of which ``but`` stays."""
+    kept = tuple(one for one in trail.stood if one.step <= last or one == but)
+    return replace(
+        trail,
+        stood=kept,
+        place=kept[-1].step if kept else None,
+        beside=tuple(one for one in trail.beside if one.step <= last),
+        doubtful=frozenset(step for step in trail.doubtful if step <= last),
+        damaged={step: token for step, token in trail.damaged.items() if step <= last},
+    )
+
+
+def _with(trail: Trail, identity: Identity) -> Trail:
+    others = (one for one in trail.stood if one.step != identity.step)
+    return replace(trail, stood=tuple(sorted((*others, identity))))
+
+
+def _but(trail: Trail, step: int) -> dict[int, str]:
+    return {other: token for other, token in trail.damaged.items() if other != step}
+
+
+# What a save does.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a save does to the steps on disk.
+
+    Attributes:
+        base: the step that it continues from; None if it begins a history.
+        retire: numbers of the steps that it leaves behind; they go before it begins.
+        aside: numbers of damaged steps that make room for it.
+        replace: it takes the place of a step of its number.
+        beside: it stands beneath newer steps, from which a restart goes on.
+        cuts: what is newer than the base is left, on the trail too.
+    """
+
+    base: Identity | None = None
+    retire: tuple[int, ...] = ()
+    aside: tuple[int, ...] = ()
+    replace: bool = False
+    beside: bool = False
+    cuts: bool = True
+
+
+def last_before(plan: Plan, step: int) -> int:
+    """The last number that is not beyond what a planned save continues from."""
+    return step - 1 if plan.base is None else plan.base.step
+
+
+def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
+    """Those of the steps on disk that ``plan_save`` must be told of: not the own ones that it continues."""
+    base, own = trail.continued_from(step), trail.own
+    after = step - 1 if base is None else min(step - 1, base.step)
+    since = after if trail.since is None else trail.since
+    return {other for other in names if other > after or (other > since and other not in own)}
+
+
+def plan_save(
+    trail: Trail,
+    step: int,
+    there: Collection[int],
+    *,
+    directory: str,
+    overwrite: bool = False,
+    force: bool = False,
+    moves: bool = True,
+) -> Plan:
+    """What a save of ``step`` does; the caller has asked ``repeats`` before.
+
+    Args:
+        trail: of this Checkpointer.
+        step: number to be saved.
+        there: numbers of the steps on disk, at least those of interest.
+        directory: for messages.
+        overwrite: a step of this number may be replaced.
+        force: a step older than others may be saved beside them.
+        moves: whether the storage can move steps; else damaged ones stay where they are, since they may
+            become readable again, and one of this number is replaced.
+
+    Raises:
+        CheckpointExists: the step, or newer ones, are there, and this Checkpointer may not leave them.
+    """
+    replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
+    own = step in trail.own
+    end = trail.end
+    if end is None or step > end or (trail.went_back and step > _at(trail.place)):
+        return _going_on(trail, step, there, directory, replaces, force, moves)
+    damaged = (step,) if moves and step in trail.damaged and not replaces else ()
+    if own and (replaces or damaged):
+        beside = any(one.step == step for one in trail.beside)
+        return Plan(trail.before(step), aside=damaged, replace=replaces, beside=beside, cuts=False)
+    newer = sorted(other for other in there if other > step and other not in trail.damaged)
+    taken = step in there and step not in trail.damaged
+    if taken and not replaces:
+        raise _taken(directory, step, trail, there)
+    if newer and not taken and not force:
+        raise _older(directory, step, newer, trail)
+    if newer:
+        return Plan(aside=damaged, replace=replaces, beside=True, cuts=False)
+    return Plan(trail.before(step), aside=damaged, replace=replaces)
+
+
+def _going_on(
+    trail: Trail,
+    step: int,
+    there: Collection[int],
+    directory: str,
+    replaces: bool,
+    force: bool,
+    moves: bool,
+) -> Plan:
+    """The plan of a save that continues from the place or the end of the trail, or begins one."""
+    base = trail.continued_from(step)
+    after = step - 1 if base is None else base.step
+    since = after if trail.since is None else trail.since
+    newer = {
+        other for other in there if other > after or (other > since and other not in trail.own)
+    }
+    damaged = newer & trail.damaged.keys()
+    others = newer - damaged
+    if others and not trail.leads and not (replaces and step in others):
+        if step in others:
+            raise _taken(directory, step, trail, there)
+        if not force:
+            raise _older(directory, step, sorted(others), trail)
+        return Plan(aside=_one(step, damaged, moves), beside=True, cuts=False)
+    if base is None and not trail.leads:
+        aside = _one(step, damaged, moves and not replaces)
+    else:
+        aside = tuple(sorted(damaged - ({step} if replaces else set()))) if moves else ()
+    retire = others - {step} if replaces else others
+    return Plan(base, tuple(sorted(retire)), aside, replaces)
+
+
+def beyond(trail: Trail, step: int, there: Collection[int]) -> tuple[int, ...]:
+    """After the commit of ``step``: steps on disk that another writer committed meanwhile."""
+    if not trail.leads or trail.end != step or trail.since is None:
+        return ()
+    known = trail.own | trail.damaged.keys()
+    return tuple(sorted(other for other in there if other > trail.since and other not in known))
+
+
+def _one(step: int, among: Collection[int], wanted: bool) -> tuple[int, ...]:
+    return (step,) if wanted and step in among else ()
+
+
+def _at(place: int | None) -> int:
+    return -1 if place is None else place
+
+
+def _taken(directory: str, step: int, trail: Trail, there: Collection[int]) -> CheckpointExists:
+    newer = sorted(other for other in there if other > step)
+    if trail.leads:
+        return CheckpointExists(
+            f"{directory}: step {step} is there already, and not from this Checkpointer: pass "
+            "overwrite=True to replace it"
+        )
+    left = f", and to retire {_numbers(newer)}" if newer else ""
+    return CheckpointExists(
+        f"{directory}: step {step} is there already, and not from this Checkpointer: call restore_latest() "
+        f"before the first save, to go on from step {max(there)}. To begin anew with this step instead, pass "
+        f"overwrite=True to replace it{left}"
+    )
+
+
+def _older(directory: str, step: int, newer: list[int], trail: Trail) -> CheckpointExists:
+    shown = _numbers(newer)
+    there = f"{directory}: step {step} is older than {shown}, which are there already: "
+    if trail.leads:
+        return CheckpointExists(
+            f"{there}restore_latest would resume from those. Call rollback_to({max(step - 1, 0)}) to retire "
+            "them, save to another directory, or pass force=True to save it all the same"
+        )
+    return CheckpointExists(
+        f"{there}call restore_latest() before the first save, to go on from step {newer[-1]}, or "
+        f"rollback_to({max(step - 1, 0)}) to retire those. Another run goes to another directory; force=True saves "
+        "this step beside those, and a restart goes on from them"
+    )
+
+
+def _numbers(steps: list[int]) -> str:
+    more = ", ..." if len(steps) > _SHOWN else ""
+    return ", ".join(map(str, steps[:_SHOWN])) + more

@@ -1,0 +1,169 @@
+"""Which saves of a run count, and what is about to leave it: the texts of two small files beside the steps.
+
+A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the
+tokens of its saves begin. ``.ckpt-run`` holds the lineages of a run, and of each earlier one the last
+step that still counts. So a step in a local directory, which may be that of a host that was away, counts
+or not by its token alone, and one write of this file leaves a branch in all local directories at once.
+
+``.ckpt-leaving`` is there while steps are being removed: it was written before, in one piece. What it names
+counts no more, in any tier, and whoever writes next finishes the removal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ckpt_core._errors import CheckpointCorrupt
+
+RUN_FILE = ".ckpt-run"
+"""File in the persistent directory: name of the run, its lineage, and the earlier ones as JSON; one per line."""
+LEAVING_FILE = ".ckpt-leaving"
+"""File in the persistent directory while steps are being removed."""
+_MOST_EARLIER = 64
+"""Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
+_LINEAGE = re.compile(r"[0-9a-f]{16}")
+_HEAD = re.compile(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n")
+
+Order = tuple[int, int, float]
+"""Of the saves of one number, the one with the greatest order counts."""
+
+
+def token_of(lineage: str, count: int) -> str:
+    """The token of the ``count``-th save of a lineage."""
+    return f"{lineage}{count:016x}"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The lineages of a run.
+
+    Attributes:
+        name: of the run, and of its folder in local directories; empty if it has none yet.
+        current: the lineage of the last writer.
+        earlier: the ones before, oldest first, each with the last step that counts.
+    """
+
+    name: str = ""
+    current: str = ""
+    earlier: tuple[tuple[str, int], ...] = ()
+
+    def branch(self, lineage: str, last: int) -> Lineage:
+        """The run when a writer goes on from step ``last``, or -1, with a lineage of its own."""
+        before = [*self.earlier, *([(self.current, last)] if self.current else [])]
+        bounded = tuple((one, min(bound, last)) for one, bound in before)
+        return replace(self, current=lineage, earlier=bounded[-_MOST_EARLIER:])
+
+    def order(self, step: int, token: str, marked: str, created_unix_secs: float) -> Order | None:
+        """Where a save stands among those of its number; None if it does not count.
+
+        Args:
+            step, token: of the save.
+            marked: lineage that is noted in its local directory: versions up to 0.1 wrote tokens without one.
+            created_unix_secs: time of the save, which decides among those versions' saves only.
+        """
+        bounds = [*self.earlier, (self.current, step)]
+        for position, (lineage, last) in enumerate(bounds):
+            if lineage and len(token) == 32 and token.startswith(lineage):
+                return (position, int(token[16:], 16), 0.0) if step <= last else None
+        for position, (lineage, last) in enumerate(bounds):
+            if lineage and lineage == marked:
+                return (position, -1, created_unix_secs) if step <= last else None
+        return None
+
+    def newer(self, step: int, token: str, than: str) -> bool:
+        """Whether, of two saves of a number, the one with ``token`` is known to be newer."""
+        one, other = (self.order(step, each, "", 0.0) for each in (token, than))
+        return one is not None and (other is None or one > other)
+
+    def dump(self) -> bytes:
+        """The run as the content of its file."""
+        return f"{self.name}\n{self.current}\n{json.dumps(self.earlier)}\n".encode()
+
+
+def parse_lineage(data: bytes | None) -> Lineage:
+    """The run in the content of its file; without a name if there is none, or it is no such file."""
+    text = (data or b"").decode(errors="replace")
+    found = _HEAD.match(text)
+    if found is None:
+        return Lineage()
+    rest = text[found.end() :]  # empty in versions up to 0.1
+    try:
+        earlier = tuple((str(one), int(last)) for one, last in json.loads(rest or "[]"))
+    except (ValueError, TypeError, RecursionError):
+        return Lineage()
+    if not all(_LINEAGE.fullmatch(one) for one, _ in earlier):
+        return Lineage()
+    return Lineage(found[1], found[2], earlier)
+
+
+class Left(NamedTuple):
+    """A step that is being removed.
+
+    Attributes:
+        name: of its directory; empty if no persistent copy is meant.
+        step, token: the save that leaves.
+        into: name of the directory it is moved to; None to delete it.
+    """
+
+    name: str
+    step: int
+    token: str
+    into: str | None
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What ``.ckpt-leaving`` says.
+
+    Attributes:
+        steps: that leave, in the order in which they are removed.
+        run: content of ``.ckpt-run`` from then on; empty if it stays.
+    """
+
+    steps: tuple[Left, ...] = ()
+    run: str = ""
+
+    def names(self, name: str, token: str) -> bool:
+        """Whether the save with this token in a directory of this name leaves."""
+        return any((left.name, left.token) == (name, token) for left in self.steps)
+
+    def tokens(self) -> set[tuple[int, str]]:
+        """Number and token of each step that leaves."""
+        return {(left.step, left.token) for left in self.steps}
+
+    def dump(self) -> bytes:
+        """As the content of the file."""
+        return json.dumps({"steps": self.steps, "run": self.run}).encode()
+
+
+def parse_leaving(data: bytes | None) -> Leaving:
+    """What the content of the file says; nothing, if there is none.
+
+    Raises:
+        CheckpointCorrupt: it is no such file.
+    """
+    if data is None:
+        return Leaving()
+    try:
+        value = json.loads(data)
+        steps = [_left(*one) for one in value["steps"]]
+        return Leaving(tuple(steps), str(value["run"]))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointCorrupt(
+            f"{LEAVING_FILE} is damaged ({error}), so it is not known which steps were being removed. Look at the "
+            "steps, and delete the file",
+            file=LEAVING_FILE,
+        ) from error
+
+
+def _left(name: str, step: int, token: str, into: str | None) -> Left:
+    return Left(str(name), int(step), str(token), None if into is None else str(into))
+
+
+def newest_first(steps: Sequence[Left]) -> tuple[Left, ...]:
+    """In the order of removal: an interruption leaves no gap among those that stay."""
+    return tuple(sorted(steps, key=lambda left: -left.step))
