@@ -114,19 +114,16 @@ class PosixBackend(Writing):
         return os.path.lexists(path)
 
     def look(self, path: str) -> Look:
-        def is_checkpoint(name: str) -> bool:
-            return self.is_checkpoint(f"{path}/{name}")
-
         try:
             with os.scandir(path) as entries:
                 inside = list(entries)
         except (FileNotFoundError, NotADirectoryError):
-            return Look([], is_checkpoint, frozenset())
+            return Look([], lambda _: False, frozenset())
         found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
         hidden = frozenset(one.name for one in inside if one.name[0] == ".")
         if any(name.startswith(hidden_names.REPLACED) for name in hidden):
             found += leftovers.vacant_names(path) - set(found)
-        return Look(found, is_checkpoint, hidden)
+        return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
         if os.path.exists(os.path.join(path, _SIGNS[0])):

@@ -334,19 +334,14 @@ def load_record(data: bytes) -> Record:
             durations=dict(value.get("durations", {})),  # since 0.1
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
-            parent=_load_parent(value.get("parent")),  # since 0.2
+            parent=(int(found[0]), str(found[1]))
+            if (found := value.get("parent"))
+            else None,  # since 0.2
         )
     except CheckpointCorrupt:
         raise
     except _PARSE_ERRORS as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
-
-
-def _load_parent(value: Any) -> tuple[int, str] | None:
-    if value is None:
-        return None
-    step, token = value
-    return int(step), str(token)
 
 
 def _parse(body: bytes) -> Any:

@@ -311,7 +311,7 @@ class Checkpointer:
         For evaluators. Lists the directory about once a second. All processes get that of process 0.
         """
         seen = self._run.directory.steps.wait_for_newer(after, timeout_secs)
-        return self._run.directory.on_first("wait for a new step", lambda: seen)
+        return self._run.on_first("wait for a new step", lambda: seen)
 
     @property
     def should_stop(self) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, resolve
 from ckpt_core._directory.step_names import StepNames
-from ckpt_core._errors import CheckpointError, CheckpointExists
 from ckpt_core._load.absent import refuse_file_for_steps
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
@@ -39,23 +36,6 @@ class RunDirectory:
     processes: Processes
     options: Options
     read_only: bool
-
-    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
-
-        With several processes, all must call it.
-
-        Args:
-            call: what is done, such as "delete step 3"; if processes make other calls, they raise.
-            work: called on process 0.
-        """
-        return self.processes.run_on_first(work, self.options.timeout_secs, call, _failed_on_first)
-
-
-def _failed_on_first(kind: str, text: str) -> Exception:
-    if kind == "CheckpointExists":
-        return CheckpointExists(f"process 0: {text}")
-    return CheckpointError(f"process 0: {kind}: {text}")
 
 
 def open_run_directory(

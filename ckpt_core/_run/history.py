@@ -7,7 +7,7 @@ taken from a listing; nothing here remembers it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -65,18 +65,14 @@ class Trail:
         """Number of the last step on it."""
         return self.stood[-1].step if self.stood else None
 
-    @property
-    def went_back(self) -> bool:
-        """Whether it stands on an earlier step than the last one."""
-        return self.place != self.end
-
     def before(self, step: int) -> Identity | None:
         """The last identity on it with a smaller number."""
         return next((one for one in reversed(self.stood) if one.step < step), None)
 
     def continued_from(self, step: int) -> Identity | None:
         """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        if self.went_back and step <= (self.end or 0):
+        end = self.end
+        if self.place != end and step <= (end or 0):
             return None if self.place is None else self.before(self.place + 1)
         return self.before(step)
 
@@ -84,7 +80,7 @@ class Trail:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
         if step in self.doubtful or step in self.damaged:
             return False
-        ahead = self.went_back and step > _at(self.place)
+        ahead = self.place != self.end and step > _at(self.place)
         return not ahead and any(one.step == step for one in (*self.stood, *self.beside))
 
 
@@ -93,13 +89,7 @@ class Trail:
 
 def restored(trail: Trail, identity: Identity) -> Trail:
     """It stands on a step that it has restored."""
-    return replace(
-        _with(trail, identity),
-        place=identity.step,
-        leads=True,
-        since=None,
-        damaged=_but(trail, identity.step),
-    )
+    return replace(_standing(trail, identity), place=identity.step, leads=True, since=None)
 
 
 def found_nothing(trail: Trail) -> Trail:
@@ -116,22 +106,23 @@ def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Tr
         plan: how.
         sure: whether it is durable.
     """
-    found = replace(trail, damaged=_but(trail, identity.step))
+    step, found = identity.step, trail
     if identity in (*found.stood, *found.beside):
         pass  # another tier has committed it before
     elif plan.beside:
-        kept = tuple(one for one in found.beside if one.step != identity.step)
-        found = replace(found, beside=(*kept, identity))
+        kept = tuple(one for one in found.beside if one.step != step)
+        damaged = {other: token for other, token in found.damaged.items() if other != step}
+        found = replace(found, beside=(*kept, identity), damaged=damaged)
     else:
-        if plan.cuts:
-            found = cut(found, -1 if plan.base is None else plan.base.step, but=identity)
-        found = _with(found, identity)
-        if found.since is None:
-            found = replace(found, since=last_before(plan, identity.step))
-        at = identity.step if found.place is None else max(found.place, identity.step)
-        found = replace(found, place=at, leads=True)
-    doubtful = found.doubtful - {identity.step}
-    return replace(found, doubtful=doubtful if sure else doubtful | {identity.step})
+        last = last_before(plan, step)
+        if plan.cuts and found.end is not None and found.end > last:
+            found = cut(found, last)
+        found = _standing(found, identity)
+        place = step if found.place is None else max(found.place, step)
+        since = last if found.since is None else found.since
+        found = replace(found, place=place, since=since, leads=True)
+    doubtful = found.doubtful - {step}
+    return replace(found, doubtful=doubtful if sure else doubtful | {step})
 
 
 def doubted(trail: Trail, identity: Identity) -> Trail:
@@ -145,7 +136,7 @@ def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
     """All steps newer than ``step`` are left; ``target`` is the newest one that stays, or None."""
     found = cut(trail, step)
     if target is not None:
-        found = _with(found, target)
+        found = _standing(found, target)
     return replace(found, place=found.end, leads=True, since=None)
 
 
@@ -159,7 +150,7 @@ def deleted(trail: Trail, step: int) -> Trail:
         place=(before and before.step) if trail.place == step else trail.place,
         since=None,
         doubtful=trail.doubtful - {step},
-        damaged=_but(trail, step),
+        damaged={other: token for other, token in trail.damaged.items() if other != step},
     )
 
 
@@ -168,48 +159,45 @@ def found_damaged(trail: Trail, identity: Identity) -> Trail:
     return replace(trail, damaged={**trail.damaged, identity.step: identity.token})
 
 
-def cut(trail: Trail, last: int, but: Identity | None = None) -> Trail:
-    """The trail without the steps beyond ``last``, of which ``but`` stays."""
-    kept = tuple(one for one in trail.stood if one.step <= last or one == but)
+def cut(trail: Trail, last: int) -> Trail:
+    """The trail without the steps beyond ``last``. Damaged ones are known as before: a store cannot move them."""
+    kept = tuple(one for one in trail.stood if one.step <= last)
     return replace(
         trail,
         stood=kept,
         place=kept[-1].step if kept else None,
         beside=tuple(one for one in trail.beside if one.step <= last),
         doubtful=frozenset(step for step in trail.doubtful if step <= last),
-        damaged={step: token for step, token in trail.damaged.items() if step <= last},
     )
 
 
-def _with(trail: Trail, identity: Identity) -> Trail:
-    others = (one for one in trail.stood if one.step != identity.step)
-    return replace(trail, stood=tuple(sorted((*others, identity))))
-
-
-def _but(trail: Trail, step: int) -> dict[int, str]:
-    return {other: token for other, token in trail.damaged.items() if other != step}
+def _standing(trail: Trail, identity: Identity) -> Trail:
+    """The trail with an identity on it, which is sound."""
+    step = identity.step
+    others = (one for one in trail.stood if one.step != step)
+    damaged = {other: token for other, token in trail.damaged.items() if other != step}
+    return replace(trail, stood=tuple(sorted((*others, identity))), damaged=damaged)
 
 
 # What a save does.
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a save does to the steps on disk.
 
     Attributes:
         base: the step that it continues from; None if it begins a history.
         retire: numbers of the steps that it leaves behind; they go before it begins.
         aside: numbers of damaged steps that make room for it.
-        replace: it takes the place of a step of its number.
+        replaces: it takes the place of a step of its number.
         beside: it stands beneath newer steps, from which a restart goes on.
         cuts: what is newer than the base is left, on the trail too.
     """
 
     base: Identity | None = None
-    retire: tuple[int, ...] = ()
-    aside: tuple[int, ...] = ()
-    replace: bool = False
+    retire: Sequence[int] = ()
+    aside: Sequence[int] = ()
+    replaces: bool = False
     beside: bool = False
     cuts: bool = True
 
@@ -255,12 +243,12 @@ def plan_save(
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
     own = step in trail.own
     end = trail.end
-    if end is None or step > end or (trail.went_back and step > _at(trail.place)):
+    if end is None or step > end or (trail.place != end and step > _at(trail.place)):
         return _going_on(trail, step, there, directory, replaces, force, moves)
     damaged = (step,) if moves and step in trail.damaged and not replaces else ()
     if own and (replaces or damaged):
         beside = any(one.step == step for one in trail.beside)
-        return Plan(trail.before(step), aside=damaged, replace=replaces, beside=beside, cuts=False)
+        return Plan(trail.before(step), aside=damaged, replaces=replaces, beside=beside, cuts=False)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     taken = step in there and step not in trail.damaged
     if taken and not replaces:
@@ -268,8 +256,8 @@ def plan_save(
     if newer and not taken and not force:
         raise _older(directory, step, newer, trail)
     if newer:
-        return Plan(aside=damaged, replace=replaces, beside=True, cuts=False)
-    return Plan(trail.before(step), aside=damaged, replace=replaces)
+        return Plan(aside=damaged, replaces=replaces, beside=True, cuts=False)
+    return Plan(trail.before(step), aside=damaged, replaces=replaces)
 
 
 def _going_on(

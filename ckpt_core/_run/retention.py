@@ -55,6 +55,8 @@ class Retention:
             but: steps that were removed since the listing.
             damaged: steps that could not be restored.
         """
+        if self._policy is None:
+            return []
         self._known.pop(saved, None)
         deleted: list[int] = []
         steps = [step for step in listing.committed() if step not in but]
@@ -207,7 +209,7 @@ class Retention:
 
     def _due(self, steps: list[int], listing: Listing, damaged: Set[int]) -> list[int]:
         """Those of the steps that no policy has kept for at least ``Options.delete_grace_secs``."""
-        if self._policy is None or len(steps) < 2:
+        if len(steps) < 2:
             return []
         kept = self._kept(steps, listing, damaged)
         unneeded = [step for step in steps if step not in kept]

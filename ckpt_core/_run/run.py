@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from ckpt_core import _adapters, _load
 from ckpt_core._devices.staging import Copy, Staging
-from ckpt_core._directory.step_names import MAX_STEP, check_step
+from ckpt_core._directory.step_names import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointExists,
     GraceExceeded,
     is_visible,
     raised_by_a_handler,
@@ -29,30 +29,17 @@ from ckpt_core._results import Restored
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.disk import Call, Disk
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
-from ckpt_core._run.lease import Guard, Lease
-from ckpt_core._run.lineage import Left, Lineage, parse_lineage, token_of
+from ckpt_core._run.lineage import Leaving, Lineage, parse_leaving, parse_lineage
 from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
-from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
-from ckpt_core._run.steps import Listing
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, find_run, read_run
+from ckpt_core._run.retention import Retention
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_texts
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
-
-_READER_SECS = 30.0
-"""Maximum time that a save waits for readers of a step that it has to move away."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A save as ``history.plan_save`` is asked about it."""
-
-    step: int
-    overwrite: bool
-    force: bool
 
 
 class Run:
@@ -88,11 +75,11 @@ class Run:
         self._options = options
         self._processes = processes
         self._asynchronous = asynchronous
-        self._lease = Lease(directory.path, directory.backend)
         self._retention = Retention(directory, keep_policy)
+        self._disk = Disk(directory, self._retention)
         self._local: LocalTier | None = None
         if local_root is not None:
-            run, leaving = find_run(directory, make=not directory.read_only)
+            run, leaving = self._find_run(make=not directory.read_only)
             self._local = LocalTier(local_root, run, leaving, directory)
         self.tiers = Tiers(directory.steps, self._local)
         self._persistent = InFlight(directory.path)
@@ -109,6 +96,9 @@ class Run:
         self._persists = None if persist is None else deciding(persist, directory.steps.latest)
         self._unread = UnreadValues()
         self._links = Links()
+        # A listing takes the time of a round trip, and where local directories take every save, the caller
+        # never waits for one: the thread that writes makes it.
+        self._looks_later = self._local is not None or not directory.local
         self._stagings = [Staging(options.max_host_bytes) for _ in self.saves]
         self.closed = False
         # Where this writer stands. What the threads of its saves find out is added at the next call.
@@ -153,14 +143,16 @@ class Run:
             self._say_repeated(step)
             return False
         self._unread.check(items)
-        if not force and not self.wants(step):
+        if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
         self._wait_for_tiers(persists)
-        call = _Call(step, overwrite, force)
+        call = Call(step, overwrite, force)
         plan = self._plan(call, persists)
         base = plan.base
-        what = StepToSave(step, items, fields, self._next_token(), base and (base.step, base.token))
+        self._count += 1
+        token = f"{self._lineage}{self._count:016x}"
+        what = StepToSave(step, items, fields, token, base and (base.step, base.token))
         if plan.beside and not self._trail.leads:
             self._lineage = ""  # it has begun nothing: the next save looks at the steps again
         self._start(what, call, plan, persists)
@@ -203,116 +195,50 @@ class Run:
             self._outcomes.popleft()
         return self._trail
 
-    def _next_token(self) -> str:
-        self._count += 1
-        return token_of(self._lineage, self._count)
-
-    # ---- what becomes of the steps on disk
-
-    @property
-    def _looks_later(self) -> bool:
-        """A listing takes the time of a round trip, and where local directories take every save, the caller
-        never waits for one: the thread that writes makes it (``_guard``)."""
-        return self._local is not None or not self.directory.local
-
-    def _plan(self, call: _Call, persists: bool) -> Plan:
+    def _plan(self, call: Call, persists: bool) -> Plan:
         """What this save does to other steps, which has been done; all processes must call it."""
         trail = self._caught_up()
         begins = not self._lineage
         if not begins and not persists:
-            return self._planned(trail, call, trail.own)
-        if begins and self._local is not None:
-            self._local.claim()
-        said = self.directory.on_first(
-            "make way for a step", lambda: self._make_way(trail, call, begins)
+            return self._disk.plan(trail, call, trail.own)
+        local = self._local
+        if begins and local is not None:
+            local.claim()
+
+        def make_way() -> tuple[Plan, str, str]:
+            if begins:
+                self._disk.lease.take()
+            elif self._looks_later:
+                return self._disk.plan(trail, call, trail.own), "", ""
+            lineage = secrets.token_hex(8) if begins else ""
+            held = local.complete if begins and local is not None else ()
+            return *self._disk.make_way(trail, call, lineage, held), lineage
+
+        call_name, limit_secs = "make way for a step", self._options.timeout_secs
+        plan, run, lineage = self._processes.run_on_first(
+            make_way, limit_secs, call_name, failed_on_first
         )
-        plan = _plan_from(said["plan"])
         if begins:
-            if self._local is not None:
-                self._local.leave(parse_lineage(said["run"].encode()))
-            self._count, self._lineage = 0, said["lineage"]
-        return plan
+            if local is not None:
+                local.leave(parse_lineage(run.encode()))
+            self._count, self._lineage = 0, lineage
+        return Plan(*plan) if plan[0] is None else Plan(Identity(*plan[0]), *plan[1:])
 
-    def _make_way(self, trail: Trail, call: _Call, begins: bool) -> dict[str, Any]:
-        """On process 0, on the caller's thread."""
-        self._lease.take()
-        if not begins and self._looks_later:
-            return {"plan": asdict(self._planned(trail, call, trail.own))}
-        lineage = secrets.token_hex(8) if begins else None
-        plan, run = self._clear(trail, call, lineage)
-        return {"plan": asdict(plan), "lineage": lineage, "run": run.dump().decode()}
+    def on_first(self, call: str, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
 
-    def _clear(self, trail: Trail, call: _Call, lineage: str | None) -> tuple[Plan, Lineage]:
-        """On process 0: looks at the steps, and removes those that the save leaves behind.
+        With several processes, all must call it.
 
         Args:
-            trail: of this writer at the call.
-            call: the save.
-            lineage: that begins with it, or None.
+            call: what is done, such as "delete step 3"; if processes make other calls, they raise.
+            work: called on process 0.
         """
-        listing = self._listing(_READER_SECS)
-        there = {*listing.committed(history.of_interest(trail, call.step, listing.names))}
-        if self._local is not None and lineage is not None:
-            there |= history.of_interest(trail, call.step, self._local.complete)
-        plan = self._planned(trail, call, there)
-        run = Lineage()
-        if lineage is not None:
-            run, _ = read_run(self.directory)
-            run = run.branch(lineage, last_of(plan, call.step, trail)) if run.name else run
-        left = self._left(plan.retire, listing, RETIRED) + self._left(plan.aside, listing, DAMAGED)
-        if left or lineage is not None:
-            self._lease.check()
-        if left or run.name:
-            self._retention.leave(left, run if run.name else None, _READER_SECS)
-        self._say_left(plan, listing)
-        return plan, run
-
-    def _listing(self, wait_secs: float = 0.0) -> Listing:
-        """On process 0 that writes: the steps, after what a dead writer was removing is gone."""
-        listing = self._steps.look()
-        return self._steps.look() if self._retention.finish(listing.leaving, wait_secs) else listing
-
-    def _left(self, steps: Iterable[int], listing: Listing, into: str) -> list[Left]:
-        return self._retention.left(steps, listing, into if self.directory.local else None)
-
-    def _planned(self, trail: Trail, call: _Call, there: Iterable[int]) -> Plan:
-        """The plan of a save; logs a step that is saved beside newer ones."""
-        path, moves = self.directory.path, self.directory.local
-        there = {*there}
-        plan = history.plan_save(
-            trail,
-            call.step,
-            there,
-            directory=path,
-            overwrite=call.overwrite,
-            force=call.force,
-            moves=moves,
-        )
-        if plan.beside and (newer := sorted(other for other in there if other > call.step)):
-            logger.warning(
-                "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
-                "the newest step, not from this one",
-                path,
-                call.step,
-                ", ".join(map(str, newer[:5])),
-            )
-        return plan
-
-    def _say_left(self, plan: Plan, listing: Listing) -> None:
-        moved = [step for step in plan.retire if step in listing.names]
-        if moved:
-            logger.warning(
-                "%s: training goes on from %s, of which %s no continuation: %s %s",
-                self.directory.path,
-                "the beginning" if plan.base is None else f"step {plan.base.step}",
-                f"step {moved[0]} is" if len(moved) == 1 else f"steps {str(moved)[1:-1]} are",
-                "moved to" if self.directory.local else "deleted from",
-                f"{self.directory.path}/{RETIRED}" if self.directory.local else "the object store",
-            )
+        limit_secs = self._options.timeout_secs
+        return self._processes.run_on_first(work, limit_secs, call, failed_on_first)
 
     # ---- snapshot, write, commit
 
-    def _start(self, what: StepToSave, call: _Call, plan: Plan, persists: bool) -> None:
+    def _start(self, what: StepToSave, call: Call, plan: Plan, persists: bool) -> None:
         """Takes the snapshots and starts to write them; if synchronous, blocks until committed."""
         local = None if self._local is None else self._prepare_local(self._local, what, plan)
         persistent: PreparedSave | None = None
@@ -320,7 +246,9 @@ class Run:
         try:
             if persists:
                 persistent = self._prepare_persistent(what, call, plan)
-            self._began(what.step, persists)
+            self._decision.save_began(what.step)
+            if persists and self._persists is not None:
+                self._persists.save_began(what.step)
             first = None
             if self._local is not None and local is not None:
                 first = self._local.in_flight
@@ -336,11 +264,6 @@ class Run:
         if not self._asynchronous:
             settle_all(self.saves)
 
-    def _began(self, step: int, persists: bool) -> None:
-        self._decision.save_began(step)
-        if persists and self._persists is not None:
-            self._persists.save_began(step)
-
     def _prepare_local(self, local: LocalTier, what: StepToSave, plan: Plan) -> Callable[[], None]:
         staging, identity = self._stagings[0], Identity(what.step, what.token)
         work = local.prepare(what, self._copying(staging))
@@ -354,42 +277,22 @@ class Run:
 
         return save_and_note
 
-    def _prepare_persistent(self, what: StepToSave, call: _Call, plan: Plan) -> PreparedSave:
+    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
         trail = self._trail
         job = save_job(
-            self._steps.path(what.step) if plan.replace else self._steps.new_path(what.step),
+            self._steps.path(what.step) if plan.replaces else self._steps.new_path(what.step),
             what.fields,
             self._options,
-            overwrite=plan.replace,
+            overwrite=plan.replaces,
             step=what.step,
             copy=self._copying(self._stagings[-1]),
-            guard=self._guard(trail, call, plan),
+            guard=self._disk.guard(trail, call, plan, looks_later=self._looks_later),
             links=self._links,
             waits_for_disk=self._local is None,
             token=what.token,
             parent=what.parent,
         )
         return prepare_save(job, what.items, lambda write: self._write(what, trail, plan, write))
-
-    def _guard(self, trail: Trail, call: _Call, plan: Plan) -> Guard:
-        """Asked on process 0 before the persistent save begins, and right before its commit.
-
-        On a disk, a save that replaces nothing also moves away a step of its number that the previous writer
-        committed meanwhile.
-        """
-
-        def move_same_step() -> None:
-            listing = self._steps.look()
-            if listing.has(call.step):
-                self._lease.check()  # it may be that of a newer writer
-                self._retention.leave(self._left([call.step], listing, RETIRED), None, _READER_SECS)
-
-        moves = self.directory.local and not plan.replace
-        return Guard(
-            self._lease,
-            at_begin=(lambda: self._clear(trail, call, None)) if self._looks_later else None,
-            at_commit=move_same_step if moves else None,
-        )
 
     def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
@@ -406,26 +309,7 @@ class Run:
             self._stagings[-1].release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
-            self._committed(history.saved(trail, identity, plan), identity.step)
-
-    def _committed(self, trail: Trail, step: int) -> None:
-        """After a commit, on process 0: moves newer strangers away, then applies retention.
-
-        If another writer has claimed the directory, deletes nothing: the steps there may be that
-        writer's.
-        """
-        try:
-            self._lease.check()
-            listing = self._listing()
-            unknown = listing.committed({*listing.names} - trail.own)
-            strangers = history.beyond(trail, step, unknown)
-            if strangers:
-                self._retention.leave(self._left(strangers, listing, RETIRED), None)
-                self._say_left(Plan(Identity(step, ""), strangers), listing)
-        except (OSError, CheckpointError) as error:
-            logger.warning("%s: nothing is deleted: %s", self.directory.path, error)
-            return
-        self._retention.apply(step, listing, {*strangers}, {*trail.damaged})
+            self._disk.committed(history.saved(trail, identity, plan), identity.step)
 
     def _copying(self, staging: Staging) -> Copy | None:
         """The copy function of the next snapshot; None if synchronous, which needs no copy.
@@ -445,7 +329,7 @@ class Run:
         self._begin_restore()
 
         def candidates() -> list[tuple[int, bool]]:
-            found = self.directory.on_first("go through the steps", self.tiers.candidates)
+            found = self.on_first("go through the steps", self.tiers.candidates)
             return [(step, local_first) for step, local_first in found]
 
         def damaged(step: int) -> None:
@@ -469,9 +353,7 @@ class Run:
         self._begin_restore()
         local_first = False
         if self._local is not None and step in self._local.complete:
-            local_first = self.directory.on_first(
-                f"find step {step}", lambda: self.tiers.prefers_local(step)
-            )
+            local_first = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
         return self._restore(step, local_first, targets, request)
 
     def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
@@ -496,8 +378,7 @@ class Run:
         self._caught_up()
         if not self.directory.read_only and self._processes.index == 0:
             try:
-                self._lease.take()
-                self._listing()
+                self._disk.lease.take()
             except (OSError, CheckpointError) as error:
                 if raised_by_a_handler(error) is not None:
                     raise
@@ -508,10 +389,21 @@ class Run:
                 )
         if self._local is None:
             return
-        self._local.follow(*find_run(self.directory, make=False))
+        self._local.follow(*self._find_run(make=False))
         if not self.directory.read_only:
             self._local.claim()
         self._local.look()
+
+    def _find_run(self, *, make: bool) -> tuple[Lineage, Leaving]:
+        """The run of the directory, and what is leaving it, as process 0 sees it; all processes must call it.
+
+        Args:
+            make: give it a name if it has none, by which local steps are found.
+        """
+        run, leaving = self.on_first(
+            "find the run of local steps", lambda: run_texts(self.directory, make)
+        )
+        return parse_lineage(run.encode()), parse_leaving(leaving.encode())
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:
@@ -532,35 +424,14 @@ class Run:
         before = self._caught_up()
         self._agree_on_call(f"delete step {step}")
         local = self._local
-        token = None if local is None else local.complete.get(step)
-
-        def leave() -> str:
-            if self._lease.taken:
-                self._lease.check()
-            listing = self._listing()
-            if token is None:
-                self._steps.refuse_absent(step)
-            left = self._retention.left([step], listing, self._options.trash_directory)
-            self._retention.refuse_read(left)
-            run, _ = read_run(self.directory)
-            newest = max({*listing.names, *(() if local is None else local.complete)})
-            # the newest one must not come back from a host that is away
-            branch = (
-                run.branch(secrets.token_hex(8), step - 1) if run.name and newest == step else None
-            )
-            hidden = left if token is None else [*left, Left("", step, token, None)]
-            self._retention.leave(hidden, branch, ends=token is None)
-            return "" if branch is None else branch.dump().decode()
+        held = {} if local is None else local.complete
 
         with self._leaving(history.deleted(before, step), before):
-            run = self.directory.on_first("delete a step", leave)
+            run = self.on_first("delete a step", lambda: self._disk.leave_step(step, held))
             if local is not None:
                 local.leave(parse_lineage(run.encode()) if run else None, lambda n: n == step)
-                if token is not None:
-                    self.directory.on_first("end the deletion", self._end_leaving)
-
-    def _end_leaving(self) -> None:
-        self._retention.finish(self._steps.look().leaving)
+                if step in held:
+                    self.on_first("end the deletion", self._disk.end_leaving)
 
     def rollback_to(self, step: int) -> list[int]:
         """Deletes every step newer than ``step``; returns them."""
@@ -570,29 +441,10 @@ class Run:
         before = self._caught_up()
         self._agree_on_call(f"roll back to step {step}")
         local = self._local
-        held: Mapping[int, str] = {} if local is None else local.complete
-
-        def leave() -> dict[str, Any]:
-            self._lease.take()  # a run that still trains from the newest step must not commit any more
-            self._lease.check()
-            listing = self._listing()
-            there = listing.committed()
-            newer = [other for other in there if other > step]
-            left = self._retention.left(newer, listing, self._options.trash_directory)
-            self._retention.refuse_read(left)
-            run, _ = read_run(self.directory)
-            run = run.branch(secrets.token_hex(8), step) if run.name else run
-            target = max((other for other in {*there, *held} if other <= step), default=None)
-            token = None if target is None else held.get(target)
-            if target is not None and token is None:
-                token = self._steps.token(listing.directories(target)[0])
-            if left or run.name:
-                self._retention.leave(left, run if run.name else None)
-            gone = sorted({*newer, *(other for other in held if other > step)})
-            return {"gone": gone, "target": target, "token": token, "run": run.dump().decode()}
+        held = {} if local is None else local.complete
 
         with self._leaving(history.rolled_back(before, step, None), before):
-            said = self.directory.on_first("leave newer steps", leave)
+            said = self.on_first("leave newer steps", lambda: self._disk.leave_newer(step, held))
             if said["target"] is not None:
                 target = Identity(said["target"], said["token"])
                 self._trail = history.rolled_back(before, step, target)
@@ -645,7 +497,7 @@ class Run:
             # The others may wait for this process in the next agreement: they are told that it left.
             self._processes.refuse(next_tag(), "leave the with block", error)
         if not any(running.running for running in self.saves):
-            self._lease.release()
+            self._disk.lease.release()
             if self._local is not None:
                 self._local.close(left_secs)
         return late
@@ -660,21 +512,8 @@ class Run:
         return "read only" if self.directory.read_only else "open"
 
 
-def last_of(plan: Plan, step: int, trail: Trail) -> int:
-    """The last step of earlier lineages that counts after a save."""
-    if plan.beside or not plan.cuts:
-        return MAX_STEP
-    return history.last_before(plan, step)
-
-
-def _plan_from(value: dict[str, Any]) -> Plan:
-    """A plan that came as JSON from process 0."""
-    base = value["base"]
-    return replace(
-        Plan(**value),
-        base=None
-        if base is None
-        else Identity(*(base.values() if isinstance(base, dict) else base)),
-        retire=tuple(value["retire"]),
-        aside=tuple(value["aside"]),
-    )
+def failed_on_first(kind: str, text: str) -> Exception:
+    """The error of the other processes, from type name and text of that of process 0."""
+    if kind == "CheckpointExists":
+        return CheckpointExists(f"process 0: {text}")
+    return CheckpointError(f"process 0: {kind}: {text}")

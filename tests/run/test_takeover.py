@@ -58,7 +58,7 @@ class Stall:
 
     def hold(self, checkpointer: ckpt.Checkpointer, questions_before: int = 0) -> None:
         self._questions_before = questions_before
-        self._lease = checkpointer._run._lease  # pyright: ignore[reportPrivateUsage]
+        self._lease = checkpointer._run._disk.lease  # pyright: ignore[reportPrivateUsage]
 
     def _hold(self) -> None:
         self._lease = None  # once
@@ -251,7 +251,7 @@ def test_equal_numbers_while_both_save(tmp_path: Path, monkeypatch: pytest.Monke
 
         def check(
             lease: Lease,
-            mine: Lease = new._run._lease,  # pyright: ignore[reportPrivateUsage]
+            mine: Lease = new._run._disk.lease,  # pyright: ignore[reportPrivateUsage]
             stall: Stall = stall,
             old: ckpt.Checkpointer = old,
             real: Any = real,

@@ -23,8 +23,8 @@ def read_run(directory: RunDirectory) -> tuple[Lineage, Leaving]:
     return parse_lineage(data), leaving
 
 
-def find_run(directory: RunDirectory, *, make: bool) -> tuple[Lineage, Leaving]:
-    """``read_run`` on process 0, for all processes, which all must call it.
+def run_texts(directory: RunDirectory, make: bool) -> list[str]:
+    """On process 0: ``read_run`` as two texts for the other processes.
 
     Local steps are found by the run's name alone, so steps that another run left in the same local
     directory are never restored: neither those of a run whose persistent directory was deleted, nor
@@ -34,16 +34,11 @@ def find_run(directory: RunDirectory, *, make: bool) -> tuple[Lineage, Leaving]:
         directory: the persistent directory.
         make: give the run a name if it has none; otherwise the result has an empty name.
     """
-
-    def read() -> list[str]:
-        run, leaving = read_run(directory)
-        if make and not run.name:
-            run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
-            directory.backend.put(directory.path, RUN_FILE, run.dump())
-        return [run.dump().decode(), leaving.dump().decode()]
-
-    run, leaving = directory.on_first("find the run of local steps", read)
-    return parse_lineage(run.encode()), parse_leaving(leaving.encode())
+    run, leaving = read_run(directory)
+    if make and not run.name:
+        run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
+        directory.backend.put(directory.path, RUN_FILE, run.dump())
+    return [run.dump().decode(), leaving.dump().decode()]
 
 
 def folder_of(run: Lineage, directory: str) -> str:

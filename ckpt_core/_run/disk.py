@@ -1,0 +1,230 @@
+"""What process 0 does to the steps in the persistent directory: looks, decides by ``history``, and removes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpt_core._directory.step_names import MAX_STEP
+from ckpt_core._errors import CheckpointError
+from ckpt_core._events import logger
+from ckpt_core._run import history
+from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.history import Identity, Plan, Trail
+from ckpt_core._run.lease import Guard, Lease
+from ckpt_core._run.lineage import Left
+from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
+from ckpt_core._run.steps import Listing
+from ckpt_core._run.tiers.run_file import read_run
+
+_READER_SECS = 30.0
+"""Maximum time that a save waits for readers of a step that it has to move away."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A save, as ``history.plan_save`` is asked about it."""
+
+    step: int
+    overwrite: bool
+    force: bool
+
+
+class Disk:
+    """The persistent directory of a run, as the process sees it that may change it.
+
+    Args:
+        directory: of the run.
+        retention: removes steps.
+
+    Attributes:
+        lease: who may write there.
+    """
+
+    def __init__(self, directory: RunDirectory, retention: Retention) -> None:
+        self.lease = Lease(directory.path, directory.backend)
+        self._directory = directory
+        self._steps = directory.steps
+        self._retention = retention
+
+    # ------------------------------------------------------------------------------------ save
+
+    def make_way(
+        self, trail: Trail, call: Call, lineage: str, local: Collection[int]
+    ) -> tuple[Plan, str]:
+        """Removes the steps that a save leaves behind; gives its plan, and the run file if there is one.
+
+        Args:
+            trail: of this writer at the call.
+            call: the save.
+            lineage: that begins with it; empty if one has begun before.
+            local: steps in local directories, if one begins.
+        """
+        listing = self.look(_READER_SECS)
+        there = {*filter(listing.has, history.of_interest(trail, call.step, listing.names))}
+        if local:
+            there |= history.of_interest(trail, call.step, local)
+        plan = self.plan(trail, call, there)
+        run = read_run(self._directory)[0] if lineage else None
+        if run is not None and run.name:
+            last = history.last_before(plan, call.step) if plan.cuts else MAX_STEP
+            run = run.branch(lineage, last)
+        else:
+            run = None
+        moves = self._directory.local
+        left: list[Left] = []
+        if plan.retire:
+            left += self._retention.left(plan.retire, listing, RETIRED if moves else None)
+        if plan.aside:
+            left += self._retention.left(plan.aside, listing, DAMAGED if moves else None)
+        if left or lineage:
+            self.lease.check()
+        if left or run is not None:
+            self._retention.leave(left, run, _READER_SECS)
+        if plan.retire:
+            self._say_left(plan, listing)
+        return plan, "" if run is None else run.dump().decode()
+
+    def plan(self, trail: Trail, call: Call, there: Collection[int]) -> Plan:
+        """The plan of a save, given what is there; logs a step that is saved beside newer ones."""
+        path = self._directory.path
+        plan = history.plan_save(
+            trail,
+            call.step,
+            there,
+            directory=path,
+            overwrite=call.overwrite,
+            force=call.force,
+            moves=self._directory.local,
+        )
+        if plan.beside and (newer := sorted(other for other in there if other > call.step)):
+            logger.warning(
+                "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
+                "the newest step, not from this one",
+                path,
+                call.step,
+                ", ".join(map(str, newer[:5])),
+            )
+        return plan
+
+    def look(self, wait_secs: float = 0.0) -> Listing:
+        """The steps, after what a dead writer was removing is gone."""
+        listing = self._steps.look()
+        if not listing.leaving.steps and not listing.leaving.run:
+            return listing
+        self._retention.finish(listing.leaving, wait_secs)
+        return self._steps.look()
+
+    def guard(self, trail: Trail, call: Call, plan: Plan, *, looks_later: bool) -> Guard:
+        """Asked before the persistent save begins, and right before its commit.
+
+        Args:
+            trail, call, plan: of the save.
+            looks_later: the steps are looked at on the thread that writes, as the caller did not wait for it.
+        """
+
+        def move_same_step() -> None:
+            """Moves away a step of this number that the previous writer committed meanwhile."""
+            listing = self._steps.look()
+            if listing.has(call.step):
+                self.lease.check()  # it may be that of a newer writer
+                left = self._retention.left([call.step], listing, RETIRED)
+                self._retention.leave(left, None, _READER_SECS)
+
+        return Guard(
+            self.lease,
+            at_begin=(lambda: self.make_way(trail, call, "", ())) if looks_later else None,
+            at_commit=move_same_step if self._directory.local and not plan.replaces else None,
+        )
+
+    def committed(self, trail: Trail, step: int) -> None:
+        """After a commit: moves strangers away, then applies retention.
+
+        If another writer has claimed the directory, deletes nothing: the steps there may be that
+        writer's.
+        """
+        try:
+            self.lease.check()
+            listing = self.look()
+            unknown = [*filter(listing.has, {*listing.names} - trail.own)]
+            strangers = history.beyond(trail, step, unknown) if unknown else ()
+            if strangers:
+                into = RETIRED if self._directory.local else None
+                self._retention.leave(self._retention.left(strangers, listing, into), None)
+                self._say_left(Plan(Identity(step, ""), strangers), listing)
+        except (OSError, CheckpointError) as error:
+            logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
+            return
+        self._retention.apply(step, listing, {*strangers}, {*trail.damaged})
+
+    def _say_left(self, plan: Plan, listing: Listing) -> None:
+        moved = [step for step in plan.retire if step in listing.names]
+        if not moved:
+            return
+        path, moves = self._directory.path, self._directory.local
+        logger.warning(
+            "%s: training goes on from %s, of which %s no continuation: %s %s",
+            path,
+            "the beginning" if plan.base is None else f"step {plan.base.step}",
+            f"step {moved[0]} is" if len(moved) == 1 else f"steps {str(moved)[1:-1]} are",
+            "moved to" if moves else "deleted from",
+            f"{path}/{RETIRED}" if moves else "the object store",
+        )
+
+    # ----------------------------------------------------------------------- delete, roll back
+
+    def leave_step(self, step: int, local: Mapping[int, str]) -> str:
+        """Deletes the persistent copies of a step; gives the run file if a lineage begins.
+
+        Its local copies count no more, until ``end_leaving`` after they are gone.
+
+        Args:
+            step: its number.
+            local: the steps in local directories, with the tokens of their saves.
+        """
+        if self.lease.taken:
+            self.lease.check()
+        listing, token = self.look(), local.get(step)
+        if token is None:
+            self._steps.refuse_absent(step)
+        left = self._retention.left([step], listing, self._directory.options.trash_directory)
+        self._retention.refuse_read(left)
+        run, _ = read_run(self._directory)
+        # the newest one must not come back from a host that is away
+        newest = max({*listing.names, *local}) == step
+        branch = run.branch(secrets.token_hex(8), step - 1) if run.name and newest else None
+        hidden = left if token is None else [*left, Left("", step, token, None)]
+        self._retention.leave(hidden, branch, ends=token is None)
+        return "" if branch is None else branch.dump().decode()
+
+    def end_leaving(self) -> None:
+        """After all processes have deleted their copies of a step."""
+        self._retention.finish(self._steps.look().leaving)
+
+    def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
+        """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file.
+
+        Args:
+            step: the last one that stays.
+            local: the steps in local directories, with the tokens of their saves.
+        """
+        self.lease.take()  # a run that still trains from the newest step must not commit any more
+        self.lease.check()
+        listing = self.look()
+        there = listing.committed()
+        newer = [other for other in there if other > step]
+        left = self._retention.left(newer, listing, self._directory.options.trash_directory)
+        self._retention.refuse_read(left)
+        run, _ = read_run(self._directory)
+        branch = run.branch(secrets.token_hex(8), step) if run.name else None
+        target = max((other for other in {*there, *local} if other <= step), default=None)
+        token = None if target is None else local.get(target)
+        if target is not None and token is None:
+            token = self._steps.token(listing.directories(target)[0])
+        if left or branch is not None:
+            self._retention.leave(left, branch)
+        gone = {*newer, *(other for other in local if other > step)}
+        text = "" if branch is None else branch.dump().decode()
+        return {"gone": sorted(gone), "target": target, "token": token, "run": text}
