@@ -14,10 +14,9 @@ from ckpt_core._run import history
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease
-from ckpt_core._run.lineage import Left
+from ckpt_core._run.lineage import RUN_FILE, Left, Lineage, parse_lineage
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.steps import Listing
-from ckpt_core._run.tiers.run_file import read_run
 
 _READER_SECS = 30.0
 """Maximum time that a save waits for readers of a step that it has to move away."""
@@ -67,12 +66,10 @@ class Disk:
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
-        run = read_run(self._directory)[0] if lineage else None
-        if run is not None and run.name:
+        run = None
+        if lineage:
             last = history.last_before(plan, call.step) if plan.cuts else MAX_STEP
-            run = run.branch(lineage, last)
-        else:
-            run = None
+            run = self._branch(listing, lineage, last)
         moves = self._directory.local
         left: list[Left] = []
         if plan.retire:
@@ -116,6 +113,14 @@ class Disk:
             return listing
         self._retention.finish(listing.leaving, wait_secs)
         return self._steps.look()
+
+    def _branch(self, listing: Listing, lineage: str, last: int) -> Lineage | None:
+        """The run with a lineage that goes on from step ``last``; None if no writer has local directories."""
+        if not listing.has_run_file:
+            return None
+        data = self._directory.backend.read(self._directory.path, RUN_FILE)
+        run = parse_lineage(data)
+        return run.branch(lineage, last) if run.name else None
 
     def guard(self, trail: Trail, call: Call, plan: Plan, *, looks_later: bool) -> Guard:
         """Asked before the persistent save begins, and right before its commit.
@@ -191,10 +196,9 @@ class Disk:
             self._steps.refuse_absent(step)
         left = self._retention.left([step], listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        run, _ = read_run(self._directory)
         # the newest one must not come back from a host that is away
         newest = max({*listing.names, *local}) == step
-        branch = run.branch(secrets.token_hex(8), step - 1) if run.name and newest else None
+        branch = self._branch(listing, secrets.token_hex(8), step - 1) if newest else None
         hidden = left if token is None else [*left, Left("", step, token, None)]
         self._retention.leave(hidden, branch, ends=token is None)
         return "" if branch is None else branch.dump().decode()
@@ -217,8 +221,7 @@ class Disk:
         newer = [other for other in there if other > step]
         left = self._retention.left(newer, listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        run, _ = read_run(self._directory)
-        branch = run.branch(secrets.token_hex(8), step) if run.name else None
+        branch = self._branch(listing, secrets.token_hex(8), step)
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
         if target is not None and token is None:

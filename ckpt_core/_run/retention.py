@@ -231,7 +231,8 @@ class Retention:
         facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
         kept = (self._policy or keep.all())(known)
-        self._say_what_has_no_metric(known)
+        if self._policy is not None and self._policy.ranks_by:
+            self._keep_unranked(self._policy, known, kept)
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")
@@ -242,17 +243,21 @@ class Retention:
             kept.setdefault(known[-1].step, "the newest step")
         return kept
 
-    def _say_what_has_no_metric(self, known: Sequence[keep.StepFacts]) -> None:
-        """Warns once if no step has a metric by which the policy ranks: of such steps none is deleted."""
-        ranks_by = self._policy.ranks_by if self._policy is not None else frozenset[str]()
-        absent = sorted(ranks_by - {name for facts in known for name in facts.metrics})
-        if absent and len(known) > 1 and not self._said_no_metric:
+    def _keep_unranked(
+        self, policy: keep.KeepPolicy, known: Sequence[keep.StepFacts], kept: dict[int, str]
+    ) -> None:
+        """Keeps steps that only their rank could delete, and that have none; warns once of a metric that no step has."""
+        ranks_by, found = policy.ranks_by, {name for facts in known for name in facts.metrics}
+        for facts in known:
+            if policy.ranks_only and not ranks_by & facts.metrics.keys():
+                missing = ", ".join(map(repr, sorted(ranks_by)))
+                kept.setdefault(facts.step, f"it has no metric {missing}, so it has no rank")
+        if (absent := sorted(ranks_by - found)) and len(known) > 1 and not self._said_no_metric:
             self._said_no_metric = True
-            there = sorted({name for facts in known for name in facts.metrics})
             logger.warning(
-                "%s: no step has the metric %s by which steps are kept, so none is deleted for it: pass it to "
-                "save(metrics=). The steps have %s. This is said once",
+                "%s: no step has the metric %s by which steps are kept, so none is kept or deleted for it: pass it "
+                "to save(metrics=). The steps have %s. This is said once",
                 self._steps.directory,
                 ", ".join(map(repr, absent)),
-                f"the metrics {', '.join(map(repr, there))}" if there else "no metrics",
+                f"the metrics {', '.join(map(repr, sorted(found)))}" if found else "no metrics",
             )

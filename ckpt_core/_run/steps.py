@@ -19,7 +19,7 @@ from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._options import Options
-from ckpt_core._run.lineage import LEAVING_FILE, Leaving, parse_leaving
+from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, parse_leaving
 from ckpt_core._run.policies import keep
 
 
@@ -60,12 +60,14 @@ class Listing:
         is_checkpoint: tells of such a directory whether it is a committed checkpoint.
         created: Unix seconds at which the checkpoint in such a directory was made; 0 if unknown.
         leaving: the steps that are being removed; they are not among the names.
+        has_run_file: whether the lineages of the run are noted there.
     """
 
     names: Mapping[int, list[str]]
     is_checkpoint: Callable[[str], bool]
     created: Callable[[str], float]
     leaving: Leaving
+    has_run_file: bool
 
     def directories(self, step: int) -> list[str]:
         """Names of the directories with a committed step of this number; the newest one first, which counts."""
@@ -116,7 +118,8 @@ class Steps:
                 continue
             names = found.setdefault(step, [])
             names.insert(0 if name == self.names.name(step) else len(names), name)
-        return Listing(found, inside.is_checkpoint, self._created, leaving)
+        has_run_file = RUN_FILE in inside.hidden
+        return Listing(found, inside.is_checkpoint, self._created, leaving, has_run_file)
 
     def token(self, name: str) -> str:
         """Token of the save in a directory; empty if Orbax wrote it, ``?`` if its record cannot be read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,7 +74,9 @@ def choose_keep_policy(
         chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
     else:
         chosen = keep.latest(max_to_keep)
-    return chosen if keep_period is None else chosen | keep.every_steps(keep_period)
+    if keep_period is not None:
+        chosen |= keep.every_steps(keep_period)
+    return replace(chosen, ranks_only=best_metric is not None)
 
 
 def metrics_of(

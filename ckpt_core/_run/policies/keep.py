@@ -66,6 +66,8 @@ class KeepPolicy:
     name: str
     ranks_by: frozenset[str] = frozenset()
     """The metrics by which it ranks steps."""
+    ranks_only: bool = False
+    """Only their rank decides: steps that have none of the metrics, and so no rank, stay."""
 
     def __call__(self, steps: Sequence[StepFacts]) -> dict[int, str]:
         return dict(self.select(steps))
@@ -79,7 +81,8 @@ class KeepPolicy:
             return {**mine, **others, **both}
 
         ranks_by = self.ranks_by | second.ranks_by
-        return KeepPolicy(select, f"{self.name} | {second.name}", ranks_by)
+        ranks_only = self.ranks_only and second.ranks_only
+        return KeepPolicy(select, f"{self.name} | {second.name}", ranks_by, ranks_only)
 
     def __ror__(self, other: Chooser) -> KeepPolicy:
         return policy_of(other) | self
@@ -141,9 +144,9 @@ def latest(n: int) -> KeepPolicy:
 
 
 def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
-    """The ``n`` steps with the best value of a metric, and those that have no value of it.
+    """The ``n`` steps with the best value of a metric, ignoring steps without it and NaN.
 
-    A step without the metric cannot be ranked, so it is not deleted for its rank. NaN is worse than any number.
+    If a Checkpointer has no other policy, steps without the metric stay, since they cannot be ranked.
 
     Args:
         metric: its name in ``metrics=``.
@@ -155,14 +158,12 @@ def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
         raise ValueError(f"best(n={n}, mode={mode!r}): mode must be 'min' or 'max', n at least 1")
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
-        chosen = ranking(steps, metric, mode)[:n]
-        unranked = (facts.step for facts in steps if metric not in facts.metrics)
         return {
-            **dict.fromkeys(chosen, f"among the best {n} by {metric}"),
-            **dict.fromkeys(unranked, f"it has no metric {metric!r}, so it is not ranked"),
+            step: f"among the best {n} by {metric}" for step in ranking(steps, metric, mode)[:n]
         }
 
-    return KeepPolicy(select, f"best({metric!r}, n={n}, mode={mode!r})", frozenset((metric,)))
+    name = f"best({metric!r}, n={n}, mode={mode!r})"
+    return KeepPolicy(select, name, frozenset((metric,)), ranks_only=True)
 
 
 def ranking(steps: Sequence[StepFacts], metric: str, mode: str) -> list[int]:
