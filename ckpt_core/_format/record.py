@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import json
 import operator
 import zlib
 from dataclasses import dataclass, field
@@ -17,8 +16,11 @@ from typing import Any
 
 import crc32c
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, NewerFormat, raised_by_a_handler
 from ckpt_core._format.apart import apart
+from ckpt_core._format.json_text import dump_json as dump_json
+from ckpt_core._format.json_text import parse_json as parse_json
+from ckpt_core._format.json_text import refuse_heavy
 from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
 from ckpt_core._format.leaf_record import load_leaf
 from ckpt_core._format.limits import (
@@ -34,7 +36,7 @@ from ckpt_core._format.limits import (
 from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.scan import scan_record
-from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
+from ckpt_core._format.treedef import TreeBounds, dump_nodes, dump_statics, load_nodes, refuse_unreadable
 from ckpt_core._options import codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import LeafSpec
@@ -50,9 +52,9 @@ RESERVED_FOLDERS = frozenset(FOLDERS.values())
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_PROCESSES = 2**24
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-_PARSE_ERRORS = (*_MALFORMED, OverflowError, RecursionError, MemoryError)
-"""Exceptions that the parsing code raises for a record which ckpt did not write."""
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+"""Exceptions that the parsing code raises for a record which ckpt did not write. No memory and no stack are no
+such: what they interrupted may be sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Record:
             if unknown := found.keys() - self.files.keys():  # names that nobody has checked
                 raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
             return found
-        except _PARSE_ERRORS as error:
+        except _MALFORMED as error:
             raise _bad(f"the small files in it do not fit: {error}") from error
 
     def where(self, name: str) -> str:
@@ -246,29 +248,6 @@ def dump_record(record: Record) -> bytes:
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
-def dump_json(value: Any) -> bytes:
-    """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
-        errors="surrogatepass"
-    )
-
-
-def parse_json(data: bytes, file: str) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        CheckpointCorrupt: invalid JSON, nested too deep, or too large for the memory.
-    """
-    try:
-        return json.loads(data.decode(errors="surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{file}: not valid JSON: {error}", file=file) from error
-    except MemoryError as error:
-        raise CheckpointCorrupt(
-            f"{file}: no memory for the values in its {len(data)} bytes", file=file
-        ) from error
-
-
 def _dump_item(item: ItemRecord) -> dict[str, Any]:
     return {
         "form": item.form,
@@ -298,6 +277,7 @@ def load_record(data: bytes) -> Record:
 
     Raises:
         CheckpointCorrupt: ``dump_record`` did not write these bytes.
+        NewerFormat: a later version of ckpt did.
     """
     head = len(_PREFIX % 0)
     body = data[head:-2]
@@ -306,15 +286,22 @@ def load_record(data: bytes) -> Record:
     value = _parse(body)
     try:
         version = value["format_version"]
+        if type(version) is int and version > FORMAT_VERSION:
+            raise NewerFormat(
+                f"{RECORD_FILE}: format version {version} is not known to this version of ckpt "
+                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
+            )
         if version != FORMAT_VERSION:
             raise _bad(
-                f"format version {version!r} is not known to this version of ckpt "
-                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
+                f"format version {version!r} is not known to this version of ckpt (which reads {FORMAT_VERSION})"
             )
         if not value["items"]:
             raise ValueError("it names no item")
+        bounds = TreeBounds()
         return Record(
-            items={item_name(name): _load_item(item) for name, item in value["items"].items()},
+            items={
+                item_name(name): _load_item(item, bounds) for name, item in value["items"].items()
+            },
             files={
                 file_name(name): FileRecord(file_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
@@ -330,17 +317,18 @@ def load_record(data: bytes) -> Record:
             packed=base64.b64decode(value.get("small_files", ""), validate=True),  # since 0.2
             part=Part.load(value["part"]) if "part" in value else None,  # since 0.2
         )
-    except CheckpointCorrupt:
+    except (CheckpointCorrupt, NewerFormat):
         raise
-    except _PARSE_ERRORS as error:
+    except _MALFORMED as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
 
 
 def _parse(body: bytes) -> Any:
     """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
+    refuse_heavy(body, RECORD_FILE)
     try:
         return scan_record(body.decode(), load_leaf)
-    except _PARSE_ERRORS as error:  # not in the exact form that ckpt writes: use the general parser
+    except (*_MALFORMED, RecursionError) as error:  # not in the exact form that ckpt writes: use the general parser
         if raised_by_a_handler(error) is not None:
             raise
     return parse_json(body, RECORD_FILE)
@@ -350,10 +338,10 @@ def _bad(what: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{RECORD_FILE}: {what}", file=RECORD_FILE)
 
 
-def _load_item(value: dict[str, Any]) -> ItemRecord:
+def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     paths: list[Path] = []
-    root = load_nodes(value["nodes"], paths, value.get("statics", ()))
     leaves = value["leaves"]
+    root = load_nodes(value["nodes"], paths, value.get("statics", ()), len(leaves), bounds)
     if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):

@@ -100,8 +100,8 @@ def _newest_manifest(item: Location, base: Any) -> bytes:
     return _value(base.read(newest).result(), newest)
 
 
-_UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
-"""What TensorStore and our decoding raise; NotImplementedError is a RuntimeError."""
+_UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
+"""What TensorStore and our decoding raise for damaged bytes; RecursionError is a RuntimeError and says nothing of them."""
 
 
 def _unreadable(item: Location, error: Exception) -> Exception:
