@@ -6,6 +6,7 @@ import contextlib
 import os
 import zlib
 from dataclasses import replace
+from typing import Any
 
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
@@ -76,7 +77,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         format_version=None,
         created_unix_secs=None,
         durations={},
-        run_metadata=read_run_metadata(opened.backend, opened.path.rpartition("/")[0]),
+        run_metadata=_run_metadata(opened),
         files={},
         layout=layout_of(opened),
     )
@@ -92,6 +93,13 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},
     )
+
+
+def _run_metadata(opened: Checkpoint) -> Any:
+    """The metadata of the run that a step is in; None where nobody may look above the checkpoint."""
+    with contextlib.suppress(PermissionError):
+        return read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
+    return None
 
 
 def layout_of(opened: Checkpoint) -> str:

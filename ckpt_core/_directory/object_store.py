@@ -116,7 +116,11 @@ class ObjectStoreBackend:
         names = rest.split("/")
         for length in range(len(names) - 1, 1, -1):
             around = root + mark + "/".join(names[:length])
-            if self._open(around).get(RECORD) is not None:
+            try:
+                record = self._open(around).get(RECORD)
+            except PermissionError:
+                continue  # its credentials are for what lies below: a checkpoint around them is not theirs
+            if record is not None:
                 raise CheckpointExists(
                     f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
                     "choose another path"
