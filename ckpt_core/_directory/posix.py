@@ -117,6 +117,10 @@ class PosixBackend(Writing):
         return self.children(path), lambda name: self.is_checkpoint(f"{path}/{name}")
 
     def is_checkpoint(self, path: str) -> bool:
+        # A look may go into a directory that is replaced, and being deleted: the second one does not.
+        return self._is_checkpoint(path) or self._is_checkpoint(path)
+
+    def _is_checkpoint(self, path: str) -> bool:
         if os.path.exists(os.path.join(path, _SIGNS[0])):
             return True
         try:

@@ -71,7 +71,9 @@ def refuse_heavy(data: bytes, file: str) -> None:
 
 def values_bytes(data: bytes) -> int:
     """Upper limit of the memory for the values of a text, by counting; they are not made."""
-    wide = not data.isascii() or b"\\u" in data  # one such character makes each of a text take 4 bytes
+    wide = (
+        not data.isascii() or b"\\u" in data
+    )  # one such character makes each of a text take 4 bytes
     return len(data) * (4 if wide else 1) + sum(
         cost * data.count(mark) for mark, cost in _COSTS_BYTES
     )

@@ -65,7 +65,9 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
         leaves: list[OrbaxLeaf] = []
         root = _to_node(nested, (), leaves)
         if isinstance(value.get("value_metadata_tree"), str):
-            root = _with_types(root, parse_json(value["value_metadata_tree"].encode(errors="surrogatepass"), file))
+            root = _with_types(
+                root, parse_json(value["value_metadata_tree"].encode(errors="surrogatepass"), file)
+            )
         custom = value.get("custom_metadata") or {}
         return OrbaxTree(
             root,

@@ -36,7 +36,13 @@ from ckpt_core._format.limits import (
 from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.scan import scan_record
-from ckpt_core._format.treedef import TreeBounds, dump_nodes, dump_statics, load_nodes, refuse_unreadable
+from ckpt_core._format.treedef import (
+    TreeBounds,
+    dump_nodes,
+    dump_statics,
+    load_nodes,
+    refuse_unreadable,
+)
 from ckpt_core._options import codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import LeafSpec
@@ -328,7 +334,10 @@ def _parse(body: bytes) -> Any:
     refuse_heavy(body, RECORD_FILE)
     try:
         return scan_record(body.decode(), load_leaf)
-    except (*_MALFORMED, RecursionError) as error:  # not in the exact form that ckpt writes: use the general parser
+    except (
+        *_MALFORMED,
+        RecursionError,
+    ) as error:  # not in the exact form that ckpt writes: use the general parser
         if raised_by_a_handler(error) is not None:
             raise
     return parse_json(body, RECORD_FILE)

@@ -153,7 +153,9 @@ def load_nodes(
     for at, _ in statics:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
-    loading = _Loading(tokens, paths, {at: checked_static(static) for at, static in statics}, bounds)
+    loading = _Loading(
+        tokens, paths, {at: checked_static(static) for at, static in statics}, bounds
+    )
     try:
         root, stop = loading.node(0, (), 0)
     except IndexError:

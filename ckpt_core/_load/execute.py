@@ -131,7 +131,9 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
     try:
         return from_text(told, spec)
     except RecursionError as error:
-        refuse_deep(told.encode(errors="surrogatepass"), orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH)
+        refuse_deep(
+            told.encode(errors="surrogatepass"), orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH
+        )
         raise
     except _NO_SUCH_TEXT as error:
         if isinstance(error, CheckpointError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._load.agreement import LoadAgreement, identity_of
-from ckpt_core._load.checkpoint import Checkpoint, SavedItem
+from ckpt_core._load.checkpoint import MOST_TRIES, Checkpoint, Replaced, SavedItem
 from ckpt_core._load.differences import check_patterns, raise_mismatches
 from ckpt_core._load.execute import execute, wanted_chunks
 from ckpt_core._load.in_place import InPlace
@@ -20,6 +20,7 @@ from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.session import progress, watched
+from ckpt_core._processes import this_run
 from ckpt_core._storage import new_context
 
 Opening = Callable[[], Checkpoint]
@@ -67,7 +68,18 @@ def run(job: LoadJob) -> Loaded:
     Called on every process that takes part. Processes agree once after reading, and a restore that
     sets objects while it reads also agrees after planning, so that no process changes an object
     while another cannot match the checkpoint.
+
+    If this process loads alone, and the checkpoint is replaced meanwhile, the new one is loaded.
     """
+    alone = job.request.as_numpy or this_run().count == 1
+    for _ in range(MOST_TRIES if alone else 0):
+        with contextlib.suppress(Replaced):
+            return _run(job)
+    return _run(job)
+
+
+def _run(job: LoadJob) -> Loaded:
+    """One attempt of ``run``."""
     options = job.request.options
     loading = _Loading(job)
     agreement = LoadAgreement(

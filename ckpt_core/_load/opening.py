@@ -8,8 +8,8 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core._directory import Backend, resolve
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._directory import Backend, resolve, standing
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_read, orbax_write
@@ -19,6 +19,7 @@ from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_recor
 from ckpt_core._load import foreign
 from ckpt_core._load.absent import not_found
 from ckpt_core._load.checkpoint import (
+    MOST_TRIES,
     Checkpoint,
     NativeCheckpoint,
     NativeItem,
@@ -51,12 +52,33 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     with naming_checkpoint(text):
         backend = backend_of(local, options)
         stored = None if options is None else options.storage_options
-        opened = _open(Location(text, local, storage_options=stored), backend)
+        location = Location(text, local, storage_options=stored)
+        try:
+            opened = _open(location, backend)
+        except (CheckpointNotFound, CheckpointCorrupt):
+            if not local:
+                raise
+            opened = _open_again(location, backend)
     if options is None or options.storage_options is None:
         return opened
     return replace(
         opened, location=replace(opened.location, storage_options=options.storage_options)
     )
+
+
+def _open_again(location: Location, backend: Backend) -> Checkpoint:
+    """As ``_open``, as often as the checkpoint is replaced meanwhile.
+
+    A file that is looked for in a directory just when another takes its place may be deleted already.
+    """
+    tries = 0
+    while True:
+        before, tries = standing(location.path), tries + 1
+        try:
+            return _open(location, backend)
+        except (CheckpointNotFound, CheckpointCorrupt):
+            if standing(location.path) == before or tries == MOST_TRIES:
+                raise
 
 
 @contextlib.contextmanager

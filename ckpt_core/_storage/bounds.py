@@ -144,7 +144,9 @@ def refuse_chunks(store: Any, name: str, limit_bytes: int | None, values: Values
     inner = math.prod(layout.read_chunk.shape or ())
     outer = math.prod(layout.write_chunk.shape or ())
     shape = tuple(store.shape)
-    if (limit_bytes is not None and outer * itemsize > limit_bytes) or outer // max(1, inner) > _MOST_INNER_CHUNKS:
+    if (limit_bytes is not None and outer * itemsize > limit_bytes) or outer // max(
+        1, inner
+    ) > _MOST_INNER_CHUNKS:
         raise CheckpointCorrupt(
             f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
             leaf=name,

@@ -168,7 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(self.state.lost(request) or 204)
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
-        if self._stopped(Request("list", bucket, query.get("prefix", query.get("startOffset", "")))):
+        if self._stopped(
+            Request("list", bucket, query.get("prefix", query.get("startOffset", "")))
+        ):
             return
         start, end = query.get("startOffset", ""), query.get("endOffset")
         names = [

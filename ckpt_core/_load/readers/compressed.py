@@ -59,7 +59,9 @@ def open_compressed(
     refuse_without_memory(name, chunk_bytes)
     if (item.codecs[leaf] or "").startswith("blosc"):
         refuse_blosc(head(BLOSC_HEADER_BYTES), chunk_bytes, name)
-    array = open_array(location, name, context, limit_bytes=chunk_bytes, cached=False, manifest=manifest)
+    array = open_array(
+        location, name, context, limit_bytes=chunk_bytes, cached=False, manifest=manifest
+    )
     layout = tuple(array.store.chunk_layout.write_chunk.shape or ())
     if array.shape != spec.stored_shape or layout != chunk:
         raise CheckpointCorrupt(
