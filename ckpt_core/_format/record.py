@@ -16,7 +16,7 @@ from typing import Any
 
 import crc32c
 
-from ckpt_core._errors import CheckpointCorrupt, NewerFormat, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat, raised_by_a_handler
 from ckpt_core._format.apart import apart
 from ckpt_core._format.json_text import dump_json as dump_json
 from ckpt_core._format.json_text import parse_json as parse_json
@@ -33,7 +33,7 @@ from ckpt_core._format.limits import (
     refuse_too_long,
     token_name,
 )
-from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
+from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, unpack
 from ckpt_core._format.part import Part
 from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import (
@@ -43,7 +43,7 @@ from ckpt_core._format.treedef import (
     load_nodes,
     refuse_unreadable,
 )
-from ckpt_core._options import codec_parts
+from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -58,6 +58,9 @@ RESERVED_FOLDERS = frozenset(FOLDERS.values())
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_PROCESSES = 2**24
+_MOST_NAMES_BYTES = 16 * MIB
+_LONG_PATHS_BYTES = 32 * MIB
+"""Paths that take less than so much in Orbax's metadata of an item are not looked at before they are saved."""
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 """Exceptions that the parsing code raises for a record which ckpt did not write. No memory and no stack are no
 such: what they interrupted may be sound."""
@@ -186,7 +189,7 @@ class Record:
         sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
         most = sum(sizes) + sum(12 * len(name) + 64 for name in small)  # JSON: "\\ud83d\\ude00"
         try:
-            found = unpack(self.packed, most)
+            found = unpack(self.packed, min(most, MOST_PACKED_BYTES + _MOST_NAMES_BYTES))
             if unknown := found.keys() - self.files.keys():  # names that nobody has checked
                 raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
             return found
@@ -251,7 +254,21 @@ def dump_record(record: Record) -> bytes:
     sizes[RECORD_FILE] = len(data)
     if max(sizes.values()) > SHORT_BYTES:
         refuse_too_long({name: size for name, size in sizes.items() if not record.is_users(name)})
+        _refuse_unreadable(record, data, sizes)
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
+
+
+def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int]) -> None:
+    """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
+    try:
+        refuse_heavy(data, RECORD_FILE)
+        for name, item in record.items.items():
+            if sizes_bytes.get(f"{folder_of(name)}/_METADATA", 0) > _LONG_PATHS_BYTES:
+                refuse_unreadable(item.paths)
+    except ValueError as error:  # CheckpointCorrupt is one
+        raise CheckpointError(
+            f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
+        ) from error
 
 
 def _dump_item(item: ItemRecord) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def refuse_unreadable(paths: Sequence[Path]) -> None:
     """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
     bounds = TreeBounds()
     for path in paths:
-        bounds.take_paths(1, len(path), sum(map(_letters, path)))
+        bounds.take_paths(1, len(path), sum(map(letters_of, path)))
     if any(type(key) is not str for path in paths for key in path):
         _refuse_alike(paths)
 
@@ -237,7 +237,7 @@ class _Loading:
             return node, at + count
         children_: list[Node] = []
         for key in entries:
-            inside = letters + _letters(key)
+            inside = letters + letters_of(key)
             if tokens[at] == 0:
                 self._bounds.take_paths(1, len(path) + 1, inside)
                 paths.append((*path, key))
@@ -249,7 +249,7 @@ class _Loading:
         return Node(kind, tuple(entries), tuple(children_), type_name, None, static), at
 
 
-def _letters(key: Key) -> int:
+def letters_of(key: Any) -> int:
     """How much text a key is, in bytes: Python holds a letter beyond ASCII in up to four."""
     if type(key) is str:
         return 1 + len(key) * (1 if key.isascii() else 4)
@@ -257,7 +257,7 @@ def _letters(key: Key) -> int:
 
 
 def _letters_in(entries: Sequence[Key]) -> int:
-    return 8 * len(entries) if isinstance(entries, range) else sum(map(_letters, entries))
+    return 8 * len(entries) if isinstance(entries, range) else sum(map(letters_of, entries))
 
 
 def _refuse_alike(keys: Sequence[Any]) -> None:
