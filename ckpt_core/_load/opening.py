@@ -53,11 +53,13 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
         backend = backend_of(local, options)
         stored = None if options is None else options.storage_options
         location = Location(text, local, storage_options=stored)
+        opened = None
         try:
             opened = _open(location, backend)
         except (CheckpointNotFound, CheckpointCorrupt):
             if not local:
                 raise
+        if opened is None:  # after the handler, whose error holds all that was read
             opened = _open_again(location, backend)
     if options is None or options.storage_options is None:
         return opened

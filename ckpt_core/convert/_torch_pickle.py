@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple, cast
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 
 _MOST_VALUES = 2_000_000
-_MOST_STEPS = 6_000_000
-"""Maximum number of instructions of a pickle: a tensor in a state takes about 50, and a second a few million."""
+_MOST_STEPS = 3_000_000
+"""Maximum number of instructions of a pickle: a tensor in a state takes about 40, and a million of them a second or two."""
 _MOST_ODD_KEYS = 10_000
 """Maximum number of keys that are neither text nor small numbers: those can be made to have one hash."""
 _MOST_LETTERS = 2**27
