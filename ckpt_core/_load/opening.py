@@ -53,14 +53,7 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
         backend = backend_of(local, options)
         stored = None if options is None else options.storage_options
         location = Location(text, local, storage_options=stored)
-        opened = None
-        try:
-            opened = _open(location, backend)
-        except (CheckpointNotFound, CheckpointCorrupt):
-            if not local:
-                raise
-        if opened is None:  # after the handler, whose error holds all that was read
-            opened = _open_again(location, backend)
+        opened = _open(location, backend) if not local else _open_steadily(location, backend)
     if options is None or options.storage_options is None:
         return opened
     return replace(
@@ -68,19 +61,19 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     )
 
 
-def _open_again(location: Location, backend: Backend) -> Checkpoint:
+def _open_steadily(location: Location, backend: Backend) -> Checkpoint:
     """As ``_open``, as often as the checkpoint is replaced meanwhile.
 
     A file that is looked for in a directory just when another takes its place may be deleted already.
     """
-    tries = 0
-    while True:
-        before, tries = standing(location.path), tries + 1
+    for _ in range(MOST_TRIES):
+        before = standing(location.path)
         try:
             return _open(location, backend)
         except (CheckpointNotFound, CheckpointCorrupt):
-            if standing(location.path) == before or tries == MOST_TRIES:
+            if standing(location.path) == before:
                 raise
+    return _open(location, backend)
 
 
 @contextlib.contextmanager
