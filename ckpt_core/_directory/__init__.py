@@ -20,7 +20,6 @@ from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.leftovers import SIGNS as SIGNS
-from ckpt_core._directory.leftovers import standing as standing
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import is_locked as is_locked
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend

@@ -24,16 +24,6 @@ SIGNS = (
 """File names that mark a directory as a checkpoint; one of them is enough."""
 
 
-def standing(path: str) -> tuple[int, ...]:
-    """Tells whether another checkpoint was put at a path: then a later call returns something else."""
-    found: list[int] = []
-    for name in (path, os.path.join(path, SIGNS[0])):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            status = os.stat(name)
-            found += [status.st_dev, status.st_ino, status.st_ctime_ns]
-    return tuple(found)
-
-
 def is_vacant(path: str) -> bool:
     """Whether a checkpoint can be renamed to ``path``: nothing or an empty directory is there."""
     if os.path.islink(path):

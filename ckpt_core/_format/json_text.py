@@ -1,7 +1,12 @@
-"""JSON of files that anybody may have written: how deep and how many its values are is known before they are made."""
+"""JSON of files that anybody may have written: how deep and how many its values are is known before they are made.
+
+``scan_record`` is the fast parser of ckpt.json in the exact form that ckpt writes: each distinct leaf is parsed once.
+For any other form, even one additional blank, it raises, and the caller uses ``parse_json``.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
@@ -15,19 +20,12 @@ from ckpt_core._options import MIB
 
 MOST_VALUES_BYTES = 1024 * MIB
 """Limit of the memory that the values of one text may take; a million leaves of a record need less."""
-_LIGHT_BYTES = 4 * MIB
+LIGHT_BYTES = 4 * MIB
 """A text up to this length is not looked at: its values take 30 times as much at most."""
 _COSTS_BYTES = ((b"{", 232), (b"[", 80), (b'"', 32), (b",", 40), (b":", 48))
 """What each such character may cost in CPython: an object of values, a list, half a text, a number, an entry."""
 _TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-
-def dump_json(value: Any) -> bytes:
-    """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
-        errors="surrogatepass"
-    )
 
 
 def parse_json(
@@ -49,7 +47,8 @@ def parse_json(
             ``MOST_VALUES_BYTES``.
         MemoryError, RecursionError: this process has no memory or stack for what is sound.
     """
-    refuse_heavy(data, file)
+    if len(data) > LIGHT_BYTES:
+        refuse_heavy(data, file)
     try:
         return json.loads(data.decode(errors=errors), object_pairs_hook=pairs)
     except ValueError as error:
@@ -61,7 +60,7 @@ def parse_json(
 
 def refuse_heavy(data: bytes, file: str) -> None:
     """Raises CheckpointCorrupt if the values of a text could take more than ``MOST_VALUES_BYTES``."""
-    if len(data) > _LIGHT_BYTES and (heavy := values_bytes(data)) > MOST_VALUES_BYTES:
+    if (heavy := values_bytes(data)) > MOST_VALUES_BYTES:
         raise CheckpointCorrupt(
             f"{file}: the values in its {len(data)} bytes would take {heavy} bytes of memory, and can take "
             f"{MOST_VALUES_BYTES} at most: it is damaged, and not parsed",
@@ -97,3 +96,55 @@ def refuse_deep(
             f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep",
             file=file,
         ) from error
+
+
+Scan = Callable[[str, int], tuple[Any, int]]
+"""(text, start) -> (the value that begins at start, the position after it)."""
+
+_any: Scan = json.JSONDecoder().raw_decode
+_AFTER_LEAVES = ',"shardings":'
+
+
+def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
+    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``.
+
+    Raises:
+        ValueError: the text is not in the form that ckpt writes.
+        Exception: any error of ``make_leaf``.
+    """
+    leaves = functools.partial(_leaves, make=make_leaf)
+    item = functools.partial(_object, scan_of=lambda name: leaves if name == "leaves" else _any)
+    items = functools.partial(_object, scan_of=lambda _: item)
+    value, end = _object(text, 0, lambda name: items if name == "items" else _any)
+    if end != len(text):
+        raise ValueError(f"more than an object: it ends at {end}")
+    return value
+
+
+def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict[str, Any], int]:
+    """The object that begins at ``start``; ``scan_of`` gives the parser for each member's name."""
+    found: dict[str, Any] = {}
+    position, separator = start, "{"
+    while text.startswith(separator + '"', position):
+        name, position = _any(text, position + 1)
+        if not text.startswith(":", position):
+            raise ValueError(f"no value at {position}")
+        found[name], position = scan_of(name)(text, position + 1)
+        separator = ","
+    if not found or not text.startswith("}", position):
+        raise ValueError(f"no object at {start}")
+    return found, position + 1
+
+
+def _leaves(text: str, start: int, make: Callable[[Any], Any]) -> tuple[tuple[Any, ...], int]:
+    """The results of ``make`` for a list of lists; called once for entries with equal text."""
+    if text.startswith("[]" + _AFTER_LEAVES, start):
+        return (), start + 2
+    stop = text.find("]]" + _AFTER_LEAVES, start)
+    if stop < 0 or not text.startswith('[["', start):
+        raise ValueError(f"no leaves at {start}")
+    texts = text[start + 3 : stop].split('],["')
+    once = dict.fromkeys(texts)
+    values = json.loads('[["' + '],["'.join(once) + "]]")
+    made = dict(zip(once, map(make, values), strict=True))
+    return tuple(map(made.__getitem__, texts)), stop + 2

@@ -11,6 +11,7 @@ from ckpt_core._options import codec_parts
 from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 _MAX_DIMENSIONS = 64
+_NUMBERS = frozenset({int})
 _MOST_SHARDINGS = 2**24
 
 
@@ -40,15 +41,18 @@ def load_leaf(value: list[Any]) -> LeafRecord:
     shape, chunk = tuple(shape), tuple(chunk)
     for name, sizes in (("shape", shape), ("chunk shape", chunk)):
         # Before anything hashes them: tuples of any numbers can be made that all have one hash.
-        if len(sizes) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in sizes):
-            raise ValueError(f"impossible {name} {sizes!r}")
-        if math.prod(n for n in sizes if n) >= MOST_BYTES:
+        if (
+            len(sizes) > _MAX_DIMENSIONS
+            or not _NUMBERS.issuperset(map(type, sizes))
+            or min(sizes, default=0) < 0
+            or math.prod(filter(None, sizes)) >= MOST_BYTES
+        ):
             raise ValueError(f"impossible {name} {sizes!r}")
     if sharding is not None and (type(sharding) is not int or not 0 <= sharding < _MOST_SHARDINGS):
         raise ValueError("a leaf refers to a sharding that is not there")
     if type(dtype) is not str:
         raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
-    if not all(type(text) is str for text in (kind, detail)):
+    if type(kind) is not str or type(detail) is not str:
         raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
     return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, *rest)
 

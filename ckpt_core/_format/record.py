@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 import operator
 import zlib
 from dataclasses import dataclass, field
@@ -18,9 +19,8 @@ import crc32c
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat, raised_by_a_handler
 from ckpt_core._format.apart import apart
-from ckpt_core._format.json_text import dump_json as dump_json
+from ckpt_core._format.json_text import LIGHT_BYTES, refuse_heavy, scan_record
 from ckpt_core._format.json_text import parse_json as parse_json
-from ckpt_core._format.json_text import refuse_heavy
 from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
 from ckpt_core._format.leaf_record import load_leaf
 from ckpt_core._format.limits import (
@@ -35,7 +35,6 @@ from ckpt_core._format.limits import (
 )
 from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, unpack
 from ckpt_core._format.part import Part
-from ckpt_core._format.scan import scan_record
 from ckpt_core._format.treedef import (
     TreeBounds,
     dump_nodes,
@@ -258,6 +257,12 @@ def dump_record(record: Record) -> bytes:
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
+def dump_json(value: Any) -> bytes:
+    """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="surrogatepass")
+
+
 def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int]) -> None:
     """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
     try:
@@ -306,8 +311,16 @@ def load_record(data: bytes) -> Record:
     body = data[head:-2]
     if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
         raise _bad("its own checksum does not match: it is damaged or incomplete")
-    value = _parse(body)
+    if len(body) > LIGHT_BYTES:
+        refuse_heavy(body, RECORD_FILE)
+    value: Any = None  # of the fast scan: leaves are a tuple of LeafRecords
     try:
+        value = scan_record(body.decode(), load_leaf)
+    except (*_MALFORMED, RecursionError) as error:  # not in the exact form that ckpt writes
+        if raised_by_a_handler(error) is not None:
+            raise
+    try:
+        value = value or parse_json(body, RECORD_FILE)
         version = value["format_version"]
         if type(version) is int and version > FORMAT_VERSION:
             raise NewerFormat(
@@ -344,20 +357,6 @@ def load_record(data: bytes) -> Record:
         raise
     except _MALFORMED as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
-
-
-def _parse(body: bytes) -> Any:
-    """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
-    refuse_heavy(body, RECORD_FILE)
-    try:
-        return scan_record(body.decode(), load_leaf)
-    except (
-        *_MALFORMED,
-        RecursionError,
-    ) as error:  # not in the exact form that ckpt writes: use the general parser
-        if raised_by_a_handler(error) is not None:
-            raise
-    return parse_json(body, RECORD_FILE)
 
 
 def _bad(what: str) -> CheckpointCorrupt:

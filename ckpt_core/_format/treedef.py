@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 from ckpt_core._tree import (
     LEAF,
@@ -94,24 +95,28 @@ class TreeBounds:
 
     A node of a record takes few bytes there, and each leaf below it has the keys above it in its path. So a
     small record can describe paths that no memory holds.
+
+    Attributes:
+        containers, keys, letters: how many are left: of containers, of keys in the paths of leaves, of letters in
+            these.
     """
 
-    def __init__(self) -> None:
-        self._containers = _MOST_CONTAINERS
-        self._keys = _MOST_PATH_KEYS
-        self._letters = _MOST_PATH_LETTERS
+    containers = _MOST_CONTAINERS
+    keys = _MOST_PATH_KEYS
+    letters = _MOST_PATH_LETTERS
 
-    def take_containers(self, count: int) -> None:
-        """Raises ValueError if the record has more containers than it can have."""
-        self._containers -= count
-        if self._containers < 0:
+    def take(self, containers: int, keys: int = 0, letters: int = 0) -> None:
+        """Raises ValueError if less than so many are left."""
+        self.containers -= containers
+        self.keys -= keys
+        self.letters -= letters
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError if more was taken than there can be."""
+        if self.containers < 0:
             raise ValueError(f"more than {_MOST_CONTAINERS} containers")
-
-    def take_paths(self, count: int, depth: int, letters: int) -> None:
-        """Raises ValueError if ``count`` further paths of ``depth`` keys, with so many letters, are too many."""
-        self._keys -= count * depth
-        self._letters -= letters
-        if self._keys < 0 or self._letters < 0:
+        if self.keys < 0 or self.letters < 0:
             raise ValueError(
                 f"the paths of its leaves have more than {_MOST_PATH_KEYS} keys or {_MOST_PATH_LETTERS} letters"
             )
@@ -121,7 +126,7 @@ def refuse_unreadable(paths: Sequence[Path]) -> None:
     """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
     bounds = TreeBounds()
     for path in paths:
-        bounds.take_paths(1, len(path), sum(map(letters_of, path)))
+        bounds.take(0, len(path), sum(map(letters_of, path)))
     if any(type(key) is not str for path in paths for key in path):
         _refuse_alike(paths)
 
@@ -149,7 +154,9 @@ def load_nodes(
     if leaf_count is not None and leaves > leaf_count:
         raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")
     bounds = bounds or TreeBounds()
-    bounds.take_containers(len(tokens) - leaves - tokens.count(None))
+    bounds.containers -= len(tokens) - leaves - tokens.count(None)
+    if bounds.containers < 0:
+        bounds.check()
     for at, _ in statics:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
@@ -171,36 +178,32 @@ def _is_custom(token: Any) -> bool:
     return isinstance(token, list) and token[:1] == ["custom"]
 
 
+@dataclass
 class _Loading:
     """One call of ``load_nodes``.
 
     Attributes:
+        tokens, paths, statics, bounds: its arguments.
+        known: the nodes that hold only leaves: those of a model's layers are equal, and become one.
         odd_keys: whether any container has other keys than text and positions.
     """
 
-    def __init__(
-        self,
-        tokens: list[Any],
-        paths: list[Path],
-        statics: Mapping[int, str],
-        bounds: TreeBounds,
-    ) -> None:
-        self._tokens = tokens
-        self._paths = paths
-        self._statics = statics
-        self._bounds = bounds
-        # the nodes that hold only leaves: those of a model's layers are equal, and become one
-        self._known: dict[Any, Node] = {}
-        self.odd_keys = False
+    tokens: list[Any]
+    paths: list[Path]
+    statics: Mapping[int, str]
+    bounds: TreeBounds
+    known: dict[Any, Node] = field(default_factory=dict[Any, Node])
+    odd_keys: bool = False
 
     def node(self, at: int, path: Path, letters: int) -> tuple[Node, int]:
         """The node that begins at index ``at``, and the index after its last child.
 
         ``letters`` is how many the keys of ``path`` have.
         """
-        token = self._tokens[at]
+        tokens, paths, bounds = self.tokens, self.paths, self.bounds
+        token = tokens[at]
         if token == 0 or type(token) is str:
-            self._paths.append(path)
+            paths.append(path)
             return (leaf_below(token) if token else LEAF), at + 1
         if token is None:
             return NONE, at + 1
@@ -211,42 +214,48 @@ class _Loading:
             child, at = self.node(at + 1, path, letters)
             return Node("expanded", (), (child,), str(type_name)), at
         entries = _entries(kind, keys)
-        self.odd_keys |= type(entries) is tuple and not _TEXT_ONLY.issuperset(map(type, entries))
-        static = self._statics.get(at, "") if self._statics else ""
-        return self._container(at + 1, path, letters, (kind, str(type_name), entries, static))
-
-    def _container(
-        self, at: int, path: Path, letters: int, read: tuple[str, str, Sequence[Key], str]
-    ) -> tuple[Node, int]:
-        """A container whose first child is at ``at``; ``read`` is kind, type, keys and static fields."""
-        tokens, paths = self._tokens, self._paths
-        kind, type_name, entries, static = read
         count = len(entries)
+        if type(entries) is range:
+            text = 8 * count
+        elif _TEXT_ONLY.issuperset(map(type, entries)):
+            joined = "".join(cast("Sequence[str]", entries))
+            text = count + len(joined) * (1 if joined.isascii() else 4)
+        else:
+            text, self.odd_keys = sum(map(letters_of, entries)), True
+        static = self.statics.get(at, "") if self.statics else ""
+        at += 1
         # Most containers have only leaves, sometimes thousands: handle those without a Python loop.
         first = tokens[at] if count and at + count <= len(tokens) else None
         is_leaf = first == 0 or type(first) is str
         if is_leaf and tokens[at : at + count].count(first) == count:
-            below = count * letters + _letters_in(entries)
-            self._bounds.take_paths(count, len(path) + 1, below)
+            bounds.keys -= count * (len(path) + 1)
+            bounds.letters -= count * letters + text
+            if bounds.keys < 0 or bounds.letters < 0:
+                bounds.check()
             paths += zip(*map(repeat, path), entries, strict=False)
-            same = kind, type_name, tuple(entries), static, first
-            node = self._known.get(same)
+            same = kind, str(type_name), tuple(entries), static, first
+            node = self.known.get(same)
             if node is None:
                 children = (leaf_below(first) if first else LEAF,) * count
-                node = self._known[same] = Node(kind, same[2], children, type_name, None, static)
+                node = self.known[same] = Node(kind, same[2], children, same[1], None, static)
             return node, at + count
-        children_: list[Node] = []
+        below: list[Node] = []
         for key in entries:
-            inside = letters + letters_of(key)
+            inside = letters + (
+                1 + len(key) if type(key) is str and key.isascii() else letters_of(key)
+            )
             if tokens[at] == 0:
-                self._bounds.take_paths(1, len(path) + 1, inside)
+                bounds.keys -= len(path) + 1
+                bounds.letters -= inside
+                if bounds.keys < 0 or bounds.letters < 0:
+                    bounds.check()
                 paths.append((*path, key))
-                children_.append(LEAF)
+                below.append(LEAF)
                 at += 1
             else:
                 child, at = self.node(at, (*path, key), inside)
-                children_.append(child)
-        return Node(kind, tuple(entries), tuple(children_), type_name, None, static), at
+                below.append(child)
+        return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
 
 
 def letters_of(key: Any) -> int:
@@ -254,10 +263,6 @@ def letters_of(key: Any) -> int:
     if type(key) is str:
         return 1 + len(key) * (1 if key.isascii() else 4)
     return 8 if type(key) is int and -(2**31) < key < 2**31 else len(str(key))
-
-
-def _letters_in(entries: Sequence[Key]) -> int:
-    return 8 * len(entries) if isinstance(entries, range) else sum(map(letters_of, entries))
 
 
 def _refuse_alike(keys: Sequence[Any]) -> None:

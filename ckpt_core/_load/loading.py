@@ -20,7 +20,6 @@ from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._load.request import Request, Tally
 from ckpt_core._load.session import progress, watched
-from ckpt_core._processes import this_run
 from ckpt_core._storage import new_context
 
 Opening = Callable[[], Checkpoint]
@@ -71,29 +70,22 @@ def run(job: LoadJob) -> Loaded:
 
     If this process loads alone, and the checkpoint is replaced meanwhile, the new one is loaded.
     """
-    alone = job.request.as_numpy or this_run().count == 1
-    for _ in range(MOST_TRIES if alone else 0):
-        with contextlib.suppress(Replaced):
-            return _run(job)
-    return _run(job)
-
-
-def _run(job: LoadJob) -> Loaded:
-    """One attempt of ``run``."""
-    options = job.request.options
-    loading = _Loading(job)
-    agreement = LoadAgreement(
-        options, loading.identity, job.request.round, alone=job.request.as_numpy
-    )
-    try:
-        if job.restores and not options.atomic_restore:
-            agreement.plan(loading.plan, "restore")
-        call = "restore with atomic_restore" if job.restores else "load"
-        agreement.read(loading.read, call)
-        return loading.apply()
-    except BaseException as error:
-        loading.give_up(error)
-        raise
+    options, tries = job.request.options, 0
+    while True:
+        loading, tries = _Loading(job), tries + 1
+        agreement = LoadAgreement(
+            options, loading.identity, job.request.round, alone=job.request.as_numpy
+        )
+        try:
+            if job.restores and not options.atomic_restore:
+                agreement.plan(loading.plan, "restore")
+            call = "restore with atomic_restore" if job.restores else "load"
+            agreement.read(loading.read, call)
+            return loading.apply()
+        except BaseException as error:
+            loading.give_up(error)
+            if not isinstance(error, Replaced) or not agreement.alone or tries == MOST_TRIES:
+                raise
 
 
 class _Loading:

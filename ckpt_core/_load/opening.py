@@ -8,7 +8,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core._directory import Backend, resolve, standing
+from ckpt_core._directory import Backend, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
@@ -53,7 +53,16 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
         backend = backend_of(local, options)
         stored = None if options is None else options.storage_options
         location = Location(text, local, storage_options=stored)
-        opened = _open(location, backend) if not local else _open_steadily(location, backend)
+        # A file that is looked for in a directory just when another takes its place may be deleted already.
+        tries = 0
+        while True:
+            before, tries = _standing(text) if local else (), tries + 1
+            try:
+                opened = _open(location, backend)
+                break
+            except (CheckpointNotFound, CheckpointCorrupt):
+                if not local or _standing(text) == before or tries == MOST_TRIES:
+                    raise
     if options is None or options.storage_options is None:
         return opened
     return replace(
@@ -61,19 +70,16 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     )
 
 
-def _open_steadily(location: Location, backend: Backend) -> Checkpoint:
-    """As ``_open``, as often as the checkpoint is replaced meanwhile.
-
-    A file that is looked for in a directory just when another takes its place may be deleted already.
-    """
-    for _ in range(MOST_TRIES):
-        before = standing(location.path)
+def _standing(path: str) -> tuple[int, ...]:
+    """Tells whether another checkpoint was put at a path: then it changes."""
+    found: list[int] = []
+    for one in (path, f"{path}/{RECORD_FILE}"):
         try:
-            return _open(location, backend)
-        except (CheckpointNotFound, CheckpointCorrupt):
-            if standing(location.path) == before:
-                raise
-    return _open(location, backend)
+            status = os.stat(one)
+        except OSError:
+            continue
+        found += [status.st_dev, status.st_ino, status.st_ctime_ns]
+    return tuple(found)
 
 
 @contextlib.contextmanager

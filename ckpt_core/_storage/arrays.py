@@ -171,12 +171,12 @@ class Files(Protocol):
         """All bytes of a file, memory-mapped; None if that is not possible."""
         ...
 
-    def check(self, files: Iterable[str]) -> None:
-        """Raises CheckpointCorrupt if one of the files is missing or larger than recorded."""
-        ...
+    def check(self, files: Iterable[str]) -> list[int]:
+        """Sizes of files; ``sys.maxsize`` where only a read can tell.
 
-    def size_of(self, file: str) -> int:
-        """Size of a file in bytes; the largest possible where only a read can tell."""
+        Raises:
+            CheckpointCorrupt: one of the files is missing or larger than recorded.
+        """
         ...
 
     def close(self) -> None:
@@ -210,11 +210,8 @@ class StoreFiles:
     def mapped(self, file: str) -> None:
         return None
 
-    def check(self, files: Iterable[str]) -> None:
-        pass
-
-    def size_of(self, file: str) -> int:
-        return sys.maxsize
+    def check(self, files: Iterable[str]) -> list[int]:
+        return [sys.maxsize for _ in files]
 
     def close(self) -> None:
         pass
@@ -288,13 +285,12 @@ class DataFiles:
                 self._open[file] = self._opened(file)
             return self._open[file]
 
-    def check(self, files: Iterable[str]) -> None:
+    def check(self, files: Iterable[str]) -> list[int]:
+        found: list[int] = []
         for file in files:
-            if file in self._sizes:
-                self._descriptor(file)
-
-    def size_of(self, file: str) -> int:
-        return os.fstat(self._descriptor(file)).st_size
+            known = file in self._sizes
+            found.append(os.fstat(self._descriptor(file)).st_size if known else sys.maxsize)
+        return found
 
     def _opened(self, file: str) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK

@@ -54,7 +54,7 @@ def read_index(
     item: Location,
     context: Any,
     names: Iterable[str] | None = None,
-    check: Callable[[Iterable[str]], None] = lambda _: None,
+    check: Callable[[Iterable[str]], object] = lambda _: None,
     most_keys: Callable[[], int] = lambda: _MOST_KEYS,
     manifest: bytes | None = None,
 ) -> Index:
@@ -171,7 +171,7 @@ def _collect(
     root: NodeRef,
     found: Index,
     ranges: list[KeyRange],
-    check: Callable[[Iterable[str]], None],
+    check: Callable[[Iterable[str]], object],
     most_keys: Callable[[], int],
 ) -> None:
     """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""

@@ -149,7 +149,7 @@ class KeyValues:
 
 def _refused() -> dict[str, int]:
     """How often stores have refused a request of this process, by HTTP status."""
-    counts = dict.fromkeys(_REFUSALS, 0)
+    counts: dict[str, int] = dict.fromkeys(_REFUSALS, 0)
     for metric in ts.experimental_collect_matching_metrics(_COUNTS):
         for entry in metric["values"]:
             if entry.get("code") in counts:

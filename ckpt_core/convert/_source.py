@@ -77,8 +77,8 @@ def _take(tree: Any, bounds: TreeBounds, depth: int, letters: int) -> None:
     elif isinstance(tree, (list, tuple)):
         parts = [(8, part) for part in tree]
     else:
-        return bounds.take_paths(1, depth, letters)
-    bounds.take_containers(1)
+        return bounds.take(0, depth, letters)
+    bounds.take(1)
     for more, part in parts:
         _take(part, bounds, depth + 1, letters + more)
 

@@ -227,7 +227,7 @@ class _Unpickler(_Python):
         self._where = where
         self._known = {**_known(self._checked), **more}
         self._odd_left = _MOST_ODD_KEYS
-        self.dispatch = _Counted(type(self).dispatch)
+        self.dispatch = _Counted(type(self).dispatch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module: str, name: str, /) -> Any:
         found = self._known.get(f"{module}.{name}")

@@ -118,7 +118,10 @@ class StoredChunks:
                     leaf, f"chunk {key} lies beyond the end of the file", extent.file
                 )
             if extent.file not in self._there:
-                self._check_file(leaf, extent.file)
+                try:  # before there is a buffer for it
+                    (self._there[extent.file],) = self.files.check([extent.file])
+                except CheckpointCorrupt as error:
+                    raise self.corrupt(leaf, str(error), extent.file) from error
             if extent.offset + extent.size_bytes > self._there[extent.file]:
                 raise self.corrupt(leaf, "the file is truncated", extent.file)
         return key, extent
@@ -128,14 +131,6 @@ class StoredChunks:
         name, spec = self._item.name_of(leaf), self._item.specs[leaf]
         key = chunk_key((0,) * len(spec.stored_shape))
         return self.find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
-
-    def _check_file(self, leaf: int, file: str) -> None:
-        """Checks, before there is a buffer for it, that the data file is as long as recorded."""
-        try:
-            self.files.check([file])
-        except CheckpointCorrupt as error:
-            raise self.corrupt(leaf, str(error), file) from error
-        self._there[file] = self.files.size_of(file)
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
         """The checksums of a chunk's blocks; None with ``Options(checksums=False)``.
