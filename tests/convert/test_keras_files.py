@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core.convert import _keras, import_weights
+from ckpt_core.convert import import_weights
 from tests.support.keras_models import keras
 from tests.support.same_bits import bits
 
