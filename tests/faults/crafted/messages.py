@@ -112,7 +112,7 @@ SAYS: dict[str, str] = {
     "index-node-of-40-gigabytes-orbax": "impossible node of",
     "index-node-beyond-the-end": "Requested byte range",
     "index-node-of-many-keys": "a node of 268435456 entries",
-    "index-node-inflates-orbax": "it has more than 268435456 bytes",
+    "index-node-inflates-orbax": "it has more than 134217728 bytes",
     "index-too-many-keys": "more than the 10 keys",
     "pipe-ckpt.json": "no regular file",
     "pipe-state/manifest.ocdbt": "no regular file",
