@@ -13,9 +13,12 @@
     ├── RestoredValueIgnored  (RuntimeError)        restored state was never read: .item
     └── ForkedProcess         (RuntimeError)        called in a forked child
 
+A checkpoint of a later version of ckpt is a ``CheckpointError`` that says so, and is not damaged.
+
 Each class also inherits from the builtin in parentheses, so ``except FileNotFoundError`` works.
 Errors of the system (disk full, permission denied, read-only file system) are raised unchanged, as
-``OSError``.
+``OSError``; so are those of the machine (``MemoryError``, ``RecursionError``, no further thread), which say
+nothing of the bytes that were being read.
 """
 
 from __future__ import annotations
@@ -69,6 +72,13 @@ class CheckpointCorrupt(CheckpointError, ValueError):
         super().__init__(message)
         self.file = file
         self.leaf = leaf
+
+
+class NewerFormat(CheckpointError, ValueError):
+    """A checkpoint that a later version of ckpt wrote: to be read with that one, and not damaged.
+
+    Has no public name: callers catch ``CheckpointError``.
+    """
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,10 @@ class Options:
             with a host, since the parts of other processes serve as well; what one alone holds (its
             shards) is. ``"host"``: with a process on another machine; or a function
             ``(index, count) -> index of another process``. Copied in the background, which delays no step.
+        peer_secret_file: with ``local_directory=`` and several processes, a file with at least 16 random bytes
+            that only the job's user can read (mode 0600), the same on every host. Who does not know them cannot
+            fetch local steps. None: the secret goes through jax's coordination service, from which anybody who
+            reaches the coordinator's port can read it; a warning in the log says so.
         partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and
@@ -117,6 +121,7 @@ class Options:
     local_max_to_keep: int = 1
     partners: Literal["host"] | Callable[[int, int], int] | None = None
     partner_bytes_per_sec: int | None = None
+    peer_secret_file: str | None = None
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -136,6 +141,10 @@ class Options:
             raise ValueError(
                 "Options.partner_bytes_per_sec must be positive or None, got "
                 f"{self.partner_bytes_per_sec}"
+            )
+        if self.peer_secret_file is not None and not isinstance(self.peer_secret_file, str):
+            raise TypeError(
+                f"Options.peer_secret_file is the path of a file, got {self.peer_secret_file!r}"
             )
         if self.persist_policy is not None and not callable(self.persist_policy):
             raise TypeError(

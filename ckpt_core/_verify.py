@@ -6,15 +6,17 @@ import contextlib
 import os
 import zlib
 from dataclasses import replace
+from typing import Any
 
 from ckpt_core._directory.run_metadata import read_run_metadata
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._layout.regions import whole
 from ckpt_core._load.checkpoint import (
+    MOST_TRIES,
     Checkpoint,
     ExtentItem,
     NativeCheckpoint,
@@ -76,7 +78,7 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         format_version=None,
         created_unix_secs=None,
         durations={},
-        run_metadata=read_run_metadata(opened.backend, opened.path.rpartition("/")[0]),
+        run_metadata=_run_metadata(opened),
         files={},
         layout=layout_of(opened),
     )
@@ -92,6 +94,13 @@ def describe_opened(opened: Checkpoint) -> CheckpointInfo:
         durations=record.durations,
         files={name: entry.size_bytes for name, entry in record.files.items()},
     )
+
+
+def _run_metadata(opened: Checkpoint) -> Any:
+    """The metadata of the run that a step is in; None where nobody may look above the checkpoint."""
+    with contextlib.suppress(PermissionError):
+        return read_run_metadata(opened.backend, opened.path.rpartition("/")[0])
+    return None
 
 
 def layout_of(opened: Checkpoint) -> str:
@@ -152,9 +161,13 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
     """
     try:
         opened = open_checkpoint(path, checked_options(options))
-        if isinstance(opened, NativeCheckpoint):
-            with opened.held():
-                return _verified(opened, Options())
+        for _ in range(MOST_TRIES):
+            if not isinstance(opened, NativeCheckpoint):
+                break
+            report = _verified_at_once(opened)
+            if report is not None:
+                return report
+            opened = open_checkpoint(path, options)
     except CheckpointCorrupt as error:
         return VerifyReport(False, (Problem(error.file or RECORD_FILE, str(error), error.leaf),), 0)
     note = "written by Orbax, which records no checksums: nothing can be verified"
@@ -164,6 +177,18 @@ def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> V
             "be verified"
         )
     return VerifyReport(False, (Problem(opened.path, note),), 0)
+
+
+def _verified_at_once(opened: NativeCheckpoint) -> VerifyReport | None:
+    """The report; None if the checkpoint was replaced meanwhile: then it is of parts of two."""
+    try:
+        with opened.held():
+            report = _verified(opened, Options())
+    except (CheckpointNotFound, FileNotFoundError):
+        if not opened.was_replaced():
+            raise
+        return None
+    return report if report.ok or not opened.was_replaced() else None
 
 
 def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:

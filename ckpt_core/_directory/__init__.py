@@ -30,6 +30,9 @@ from ckpt_core._directory.owner import this_network as this_network
 from ckpt_core._directory.owner import this_owner as this_owner
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
 from ckpt_core._directory.posix import refuse_file as refuse_file
+from ckpt_core._directory.private_file import SECRET_FILE as SECRET_FILE
+from ckpt_core._directory.private_file import make_secret as make_secret
+from ckpt_core._directory.private_file import read_secret as read_secret
 from ckpt_core._directory.step_names import is_file_name as is_file_name
 from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace

@@ -49,7 +49,7 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
         _refuse_special(status.st_mode, path, name)
         size, data = status.st_size, b""
         if size <= most_bytes:
-            data = _read(descriptor, path, name, size, most_bytes)
+            data = _read(descriptor, size, most_bytes)
             size = len(data)
     finally:
         os.close(descriptor)
@@ -83,20 +83,16 @@ def _refuse_special(mode: int, path: str, name: str) -> None:
         raise _corrupt(path, name, "is no regular file (a pipe, a device or a socket)")
 
 
-def _read(descriptor: int, path: str, name: str, size_bytes: int, most_bytes: int) -> bytes:
+def _read(descriptor: int, size_bytes: int, most_bytes: int) -> bytes:
     """Reads to the end of file; in /proc and /sys, sizes are not the real ones."""
     parts: list[bytes] = []
     done = 0
-    try:
-        while part := os.read(descriptor, max(size_bytes - done, _LEAST_BYTES) + 1):
-            parts.append(part)
-            done += len(part)
-            if done > most_bytes:
-                break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-    except MemoryError as error:
-        what = f"has {size_bytes} bytes, for which there is no memory"
-        raise _corrupt(path, name, what) from error
+    while part := os.read(descriptor, max(size_bytes - done, _LEAST_BYTES) + 1):
+        parts.append(part)
+        done += len(part)
+        if done > most_bytes:
+            break
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def size_of(path: str) -> int | None:

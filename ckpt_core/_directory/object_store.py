@@ -117,7 +117,11 @@ class ObjectStoreBackend:
         names = rest.split("/")
         for length in range(len(names) - 1, 1, -1):
             around = root + mark + "/".join(names[:length])
-            if self._open(around).get(RECORD) is not None:
+            try:
+                record = self._open(around).get(RECORD)
+            except PermissionError:
+                continue  # its credentials are for what lies below: a checkpoint around them is not theirs
+            if record is not None:
                 raise CheckpointExists(
                     f"{path} lies inside the checkpoint {around}, which would no longer be what was saved: "
                     "choose another path"
@@ -200,19 +204,29 @@ class ObjectStoreBackend:
         return keys.get(RECORD) is not None or _is_of_orbax(keys, keys.list())
 
     def delete(self, path: str, trash: str | None = None) -> None:
-        if trash is not None:
-            raise CheckpointError(
-                f"{path}: an object store cannot rename, so nothing can be moved to {trash!r}: delete it, and "
-                "leave Options(trash_directory=) out there"
-            )
         keys = self._open(path)
         present = keys.list()
+        if trash is not None:
+            parent, _, name = path.rpartition("/")
+            self._copy(keys, present, f"{parent}/{trash}/{name}")
         record = keys.get(RECORD)
         own = own_folders(present, record)
         keys.put(DELETED, mark(own))
         keys.delete([COMMIT])  # without it the checkpoint does not exist for Orbax
         keys.delete([RECORD])  # and without that one not for us
         delete_rest(keys, [*present, DELETED], token_of(record), own)
+
+    def _copy(self, keys: Keys, present: list[str], target: str) -> None:
+        """Copies all objects of a checkpoint, one by one; those by which it is one come last.
+
+        A store does not rename. If this is interrupted, what was copied is no checkpoint, and the checkpoint stays.
+        """
+        if self._open(target).get(RECORD) is not None:  # of an earlier step with that number
+            target = f"{target}.{secrets.token_hex(4)}"
+        copy = self._open(target)
+        for key in sorted(present, key=lambda key: (key == COMMIT, key == RECORD)):
+            if (data := keys.get(key)) is not None:
+                copy.put(key, data)
 
     def garbage(self, path: str) -> list[str]:
         keys = self._open(path)

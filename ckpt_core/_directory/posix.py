@@ -126,17 +126,19 @@ class PosixBackend(Writing):
         return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
-        if os.path.exists(os.path.join(path, _SIGNS[0])):
+        record = os.path.join(path, _SIGNS[0])
+        if os.path.exists(record):
             return True
         try:
             inside = os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
-            return leftovers.replaced(path) is not None
-        if any(sign in inside for sign in _SIGNS):
+            inside = []
+        if not inside and leftovers.replaced(path) is not None:
             return True
-        if not inside:
-            return leftovers.replaced(path) is not None
-        return any(os.path.exists(os.path.join(path, name, "_METADATA")) for name in inside)
+        if any(name in _SIGNS or os.path.exists(f"{path}/{name}/_METADATA") for name in inside):
+            return True
+        # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
+        return os.path.exists(record)
 
     def delete(self, path: str, trash: str | None = None) -> None:
         parent, name = os.path.split(path)

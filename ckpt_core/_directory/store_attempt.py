@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.apart import STAGING as STAGING
 from ckpt_core._format.apart import apart, name_apart
-from ckpt_core._format.packed import MOST_HELD_BYTES
+from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES
 from ckpt_core._format.record import load_record
 
 logger = logging.getLogger("ckpt_core")
@@ -188,7 +188,11 @@ class StoreAttempt:
         if passing:
             self._passes = True
             self._keys.put(apart(self._token, PASSING + name), data)
-        elif self._version is None or len(data) > MOST_HELD_BYTES:
+        elif (
+            self._version is None
+            or len(data) > MOST_HELD_BYTES
+            or len(data) + sum(map(len, self._held.values())) > MOST_PACKED_BYTES
+        ):
             self._keys.put(apart(self._token, name), data)
             self._apart[name] = data
         else:

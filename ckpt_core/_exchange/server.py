@@ -29,6 +29,8 @@ from ckpt_core._exchange.client import IDLE_SECS, authorization
 _MOST_CONNECTIONS = 32
 """Further ones are refused, and their processes try another source, or later; strangers make way for them."""
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
+_MOST_HEAD_BYTES = 4096
+"""Maximum length of a request, which has about 250."""
 _POLL_SECS = 0.5
 _REMEMBERED = 16
 
@@ -187,6 +189,37 @@ def _wake(connection: socket.socket) -> None:
         pass  # it is closed already
 
 
+class _Head:
+    """The lines of requests, each of a length that is bounded: a request has no body.
+
+    The standard library takes 6 MiB of them before anybody has shown a secret.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _MOST_HEAD_BYTES
+
+    def begin(self) -> None:
+        """Another request may come."""
+        self._left = _MOST_HEAD_BYTES
+
+    def readline(self, most: int) -> bytes:
+        """The next line.
+
+        Raises:
+            ConnectionError: the request is longer than one of this job.
+        """
+        line = self._file.readline(min(most, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise ConnectionError(f"a request of more than {_MOST_HEAD_BYTES} bytes")
+        return line
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ckpt", ""
@@ -194,8 +227,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.rfile: Any = _Head(self.rfile)
         self._key: Key | None = None
         self._offered: Offered | None = None
+
+    def handle_one_request(self) -> None:
+        self.rfile.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answers one request."""

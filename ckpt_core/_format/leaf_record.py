@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 from ckpt_core._format.limits import MOST_BYTES
@@ -10,6 +11,8 @@ from ckpt_core._options import codec_parts
 from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 _MAX_DIMENSIONS = 64
+_NUMBERS = frozenset({int})
+_MOST_SHARDINGS = 2**24
 
 
 class LeafRecord(NamedTuple):
@@ -35,7 +38,23 @@ def load_leaf(value: list[Any]) -> LeafRecord:
         ValueError: ckpt did not write the entry.
     """
     kind, dtype, shape, chunk, detail, sharding, *rest = value
-    return _checked_leaf(kind, dtype, tuple(shape), tuple(chunk), detail, sharding, *rest)
+    shape, chunk = tuple(shape), tuple(chunk)
+    for name, sizes in (("shape", shape), ("chunk shape", chunk)):
+        # Before anything hashes them: tuples of any numbers can be made that all have one hash.
+        if (
+            len(sizes) > _MAX_DIMENSIONS
+            or not _NUMBERS.issuperset(map(type, sizes))
+            or min(sizes, default=0) < 0
+            or math.prod(filter(None, sizes)) >= MOST_BYTES
+        ):
+            raise ValueError(f"impossible {name} {sizes!r}")
+    if sharding is not None and (type(sharding) is not int or not 0 <= sharding < _MOST_SHARDINGS):
+        raise ValueError("a leaf refers to a sharding that is not there")
+    if type(dtype) is not str:
+        raise ValueError(f"dtype {dtype!r} is not one that a checkpoint holds")
+    if type(kind) is not str or type(detail) is not str:
+        raise ValueError(f"impossible kind of a leaf {str([kind, detail])[:80]}")
+    return _checked_leaf(kind, dtype, shape, chunk, detail, sharding, *rest)
 
 
 @functools.lru_cache(4096)
@@ -51,9 +70,6 @@ def _checked_leaf(
     """A validated leaf; cached, so equal leaves share one object."""
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
-    # Check before the cached leaf_spec, in which 1.0 and 1 would be the same key.
-    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"impossible shape {shape!r}")
     spec = leaf_spec(kind, dtype, shape, detail)
     if dtype and kind != "key":
         dtype_from_name(dtype)

@@ -26,6 +26,7 @@ _LIMITS_BYTES = {
 SHORT_BYTES = 64 * KIB
 """The smallest limit of any file."""
 _MARKS = frozenset({"commit_success.txt", "ckpt.token", "ckpt.attempt"})
+_NO_FILES = frozenset({"", ".", ".."})
 _JSON_BYTES = 1024 * MIB
 """Limit of other files: tree metadata, shardings, texts, checksums, user JSON, pipeline states."""
 MOST_BYTES = 2**60
@@ -81,6 +82,6 @@ def token_name(token: object) -> str:
 
 def file_name(name: str) -> str:
     """A relative file path in a record, validated to stay inside the checkpoint."""
-    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+    if "\0" in name or not _NO_FILES.isdisjoint(name.split("/")):
         raise ValueError(f"impossible name of a file {name[:80]!r}")
     return name

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.record import MARKER, parse_json
-from ckpt_core._tree import LEAF, NONE, Node, Path
+from ckpt_core._tree import LEAF, MAX_DEPTH, NONE, Node, Path
 
 _SEQUENCE = 1
 
@@ -66,7 +65,9 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
         leaves: list[OrbaxLeaf] = []
         root = _to_node(nested, (), leaves)
         if isinstance(value.get("value_metadata_tree"), str):
-            root = _with_types(root, parse_json(value["value_metadata_tree"].encode(), file))
+            root = _with_types(
+                root, parse_json(value["value_metadata_tree"].encode(errors="surrogatepass"), file)
+            )
         custom = value.get("custom_metadata") or {}
         return OrbaxTree(
             root,
@@ -75,7 +76,7 @@ def load_item_metadata(data: bytes, file: str) -> OrbaxTree:
             value.get("use_ocdbt"),
             MARKER in custom,
         )
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointCorrupt(
             f"{file}: not a description of a tree: {error!r}", file=file
         ) from error
@@ -91,6 +92,8 @@ def _insert(root: _Branch, entry: dict[str, Any]) -> None:
     keys = entry["key_metadata"]
     value_type = str(entry["value_metadata"]["value_type"])
     node = root
+    if len(keys) > MAX_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
     if not keys:
         root[""] = (value_type, "")
         root.sequence = True  # with the only key "": the tree is a single bare value
@@ -168,11 +171,13 @@ def load_shardings(data: bytes, file: str) -> dict[str, dict[str, Any]]:
     value: Any = parse_json(data, file)
     try:
         return {
-            base64.urlsafe_b64decode(key).decode(errors="surrogatepass"): json.loads(text)
+            base64.urlsafe_b64decode(key).decode(errors="surrogatepass"): parse_json(
+                text.encode(errors="surrogatepass"), file
+            )
             for key, text in value.items()
             if text
         }
-    except (AttributeError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise CheckpointCorrupt(f"{file}: not a sharding file: {error!r}", file=file) from error
 
 

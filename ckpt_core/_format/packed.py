@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import zstandard
 
+from ckpt_core._format.json_text import parse_json
 from ckpt_core._options import MIB
 
 MOST_HELD_BYTES = 8 * MIB
 """Maximum size of a file that a save packs; a larger one is written by itself."""
+MOST_PACKED_BYTES = 128 * MIB
+"""Maximum size of all files that are packed into one record, whatever sizes it says they have."""
 _AT_ONCE_BYTES = 1 * MIB
 
 
@@ -34,7 +37,7 @@ def unpack(data: bytes, most_bytes: int) -> dict[str, bytes]:
         ValueError: ``pack`` did not make it, or it is larger.
     """
     line, mark, content = decompress(data, most_bytes).partition(b"\n")
-    sizes = json.loads(line)
+    sizes = parse_json(line, "small_files")
     if not mark or not isinstance(sizes, dict):
         raise ValueError("it does not begin with names and sizes")
     found: dict[str, bytes] = {}

@@ -17,8 +17,10 @@ from typing import Any
 
 import crc32c
 
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, NewerFormat, raised_by_a_handler
 from ckpt_core._format.apart import apart
+from ckpt_core._format.json_text import LIGHT_BYTES, refuse_heavy, scan_record
+from ckpt_core._format.json_text import parse_json as parse_json
 from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
 from ckpt_core._format.leaf_record import load_leaf
 from ckpt_core._format.limits import (
@@ -31,11 +33,16 @@ from ckpt_core._format.limits import (
     refuse_too_long,
     token_name,
 )
-from ckpt_core._format.packed import MOST_HELD_BYTES, unpack
+from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, unpack
 from ckpt_core._format.part import Part
-from ckpt_core._format.scan import scan_record
-from ckpt_core._format.treedef import dump_nodes, dump_statics, load_nodes
-from ckpt_core._options import codec_parts
+from ckpt_core._format.treedef import (
+    TreeBounds,
+    dump_nodes,
+    dump_statics,
+    load_nodes,
+    refuse_unreadable,
+)
+from ckpt_core._options import MIB, codec_parts
 from ckpt_core._tree import LEAF, Node, Path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -50,9 +57,12 @@ RESERVED_FOLDERS = frozenset(FOLDERS.values())
 
 _PREFIX = b'{"crc32c":"%08x","record":'
 _MAX_PROCESSES = 2**24
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-_PARSE_ERRORS = (*_MALFORMED, OverflowError, RecursionError, MemoryError)
-"""Exceptions that the parsing code raises for a record which ckpt did not write."""
+_MOST_NAMES_BYTES = 16 * MIB
+_LONG_PATHS_BYTES = 32 * MIB
+"""Paths that take less than so much in Orbax's metadata of an item are not looked at before they are saved."""
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+"""Exceptions that the parsing code raises for a record which ckpt did not write. No memory and no stack are no
+such: what they interrupted may be sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +191,11 @@ class Record:
         sizes = (min(file.size_bytes, MOST_HELD_BYTES) for file in small.values())
         most = sum(sizes) + sum(12 * len(name) + 64 for name in small)  # JSON: "\\ud83d\\ude00"
         try:
-            found = unpack(self.packed, most)
+            found = unpack(self.packed, min(most, MOST_PACKED_BYTES + _MOST_NAMES_BYTES))
             if unknown := found.keys() - self.files.keys():  # names that nobody has checked
                 raise ValueError(f"{sorted(unknown)[:3]} are not among its files")
             return found
-        except _PARSE_ERRORS as error:
+        except _MALFORMED as error:
             raise _bad(f"the small files in it do not fit: {error}") from error
 
     def where(self, name: str) -> str:
@@ -248,29 +258,26 @@ def dump_record(record: Record) -> bytes:
     sizes[RECORD_FILE] = len(data)
     if max(sizes.values()) > SHORT_BYTES:
         refuse_too_long({name: size for name, size in sizes.items() if not record.is_users(name)})
+        _refuse_unreadable(record, data, sizes)
     return _PREFIX % crc32c.crc32c(data) + data + b"}\n"
 
 
 def dump_json(value: Any) -> bytes:
     """Compact JSON in UTF-8; NaN and infinities as in Python's json, which reads them back."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(
-        errors="surrogatepass"
-    )
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="surrogatepass")
 
 
-def parse_json(data: bytes, file: str) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        CheckpointCorrupt: invalid JSON, nested too deep, or too large for the memory.
-    """
+def _refuse_unreadable(record: Record, data: bytes, sizes_bytes: dict[str, int]) -> None:
+    """Raises CheckpointError if the record, of which ``data`` is the text, would not be read back."""
     try:
-        return json.loads(data.decode(errors="surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{file}: not valid JSON: {error}", file=file) from error
-    except MemoryError as error:
-        raise CheckpointCorrupt(
-            f"{file}: no memory for the values in its {len(data)} bytes", file=file
+        refuse_heavy(data, RECORD_FILE)
+        for name, item in record.items.items():
+            if sizes_bytes.get(f"{folder_of(name)}/_METADATA", 0) > _LONG_PATHS_BYTES:
+                refuse_unreadable(item.paths)
+    except ValueError as error:  # CheckpointCorrupt is one
+        raise CheckpointError(
+            f"ckpt would not read this back: {error}. Save the leaves in several checkpoints"
         ) from error
 
 
@@ -303,23 +310,39 @@ def load_record(data: bytes) -> Record:
 
     Raises:
         CheckpointCorrupt: ``dump_record`` did not write these bytes.
+        NewerFormat: a later version of ckpt did.
     """
     head = len(_PREFIX % 0)
     body = data[head:-2]
     if len(data) < head + 4 or data[-2:] != b"}\n" or data[:head] != _PREFIX % crc32c.crc32c(body):
         raise _bad("its own checksum does not match: it is damaged or incomplete")
-    value = _parse(body)
+    if len(body) > LIGHT_BYTES:
+        refuse_heavy(body, RECORD_FILE)
+    value: Any = None  # of the fast scan: leaves are a tuple of LeafRecords
     try:
+        value = scan_record(body.decode(), load_leaf)
+    except (*_MALFORMED, RecursionError) as error:  # not in the exact form that ckpt writes
+        if raised_by_a_handler(error) is not None:
+            raise
+    try:
+        value = value or parse_json(body, RECORD_FILE)
         version = value["format_version"]
+        if type(version) is int and version > FORMAT_VERSION:
+            raise NewerFormat(
+                f"{RECORD_FILE}: format version {version} is not known to this version of ckpt "
+                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
+            )
         if version != FORMAT_VERSION:
             raise _bad(
-                f"format version {version!r} is not known to this version of ckpt "
-                f"(which reads {FORMAT_VERSION}): upgrade ckpt to load it"
+                f"format version {version!r} is not known to this version of ckpt (which reads {FORMAT_VERSION})"
             )
         if not value["items"]:
             raise ValueError("it names no item")
+        bounds = TreeBounds()
         return Record(
-            items={item_name(name): _load_item(item) for name, item in value["items"].items()},
+            items={
+                item_name(name): _load_item(item, bounds) for name, item in value["items"].items()
+            },
             files={
                 file_name(name): FileRecord(file_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
@@ -338,30 +361,20 @@ def load_record(data: bytes) -> Record:
             if (found := value.get("parent"))
             else None,  # since 0.2
         )
-    except CheckpointCorrupt:
+    except (CheckpointCorrupt, NewerFormat):
         raise
-    except _PARSE_ERRORS as error:
+    except _MALFORMED as error:
         raise _bad(f"its fields do not fit: {type(error).__name__}: {error}") from error
-
-
-def _parse(body: bytes) -> Any:
-    """The record as JSON values; from the fast scan, leaves are a tuple of LeafRecords."""
-    try:
-        return scan_record(body.decode(), load_leaf)
-    except _PARSE_ERRORS as error:  # not in the exact form that ckpt writes: use the general parser
-        if raised_by_a_handler(error) is not None:
-            raise
-    return parse_json(body, RECORD_FILE)
 
 
 def _bad(what: str) -> CheckpointCorrupt:
     return CheckpointCorrupt(f"{RECORD_FILE}: {what}", file=RECORD_FILE)
 
 
-def _load_item(value: dict[str, Any]) -> ItemRecord:
+def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
     paths: list[Path] = []
-    root = load_nodes(value["nodes"], paths, value.get("statics", ()))
     leaves = value["leaves"]
+    root = load_nodes(value["nodes"], paths, value.get("statics", ()), len(leaves), bounds)
     if not isinstance(leaves, tuple):  # a tuple: the fast scan has already made LeafRecords
         leaves = tuple(map(load_leaf, leaves))
     if len(leaves) != len(paths):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
+from ckpt_core._format.json_text import parse_json
 from ckpt_core._format.limits import MOST_BYTES, file_name
 from ckpt_core._tree.leaves import dtype_from_name
 
@@ -161,10 +162,7 @@ def parse_index(data: bytes, file: str) -> tuple[dict[str, str], dict[str, Any]]
 
 def _parsed(data: bytes, file: str) -> dict[str, Any]:
     """The JSON object in ``data``, in which no name stands twice."""
-    try:
-        found = json.loads(data.decode(), object_pairs_hook=_once)
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise _corrupt(file, f"is no valid JSON: {error or type(error)}") from error
+    found = parse_json(data, file, _once, "strict")
     if not isinstance(found, dict):
         raise _corrupt(file, "is no JSON object")
     return found

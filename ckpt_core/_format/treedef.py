@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 from ckpt_core._tree import (
     LEAF,
@@ -24,6 +26,13 @@ _KINDS = frozenset(
 )
 _MOST_CHILDREN = 2**40
 _KEY_TYPES = frozenset({str, int})
+_TEXT_ONLY = frozenset({str})
+_MOST_CONTAINERS = 2**20
+_MOST_PATH_KEYS = 2**25
+"""Limit of the keys in the paths of all leaves together: a million leaves 32 levels deep."""
+_MOST_PATH_LETTERS = 2**27
+"""Limit of the text of these paths, in bytes of memory."""
+_MOST_ALIKE = 256
 
 
 def dump_nodes(root: Node) -> list[Any]:
@@ -81,22 +90,87 @@ def _dump_node(node: Node, out: list[Any]) -> None:
             _dump_node(child, out)
 
 
-def load_nodes(tokens: list[Any], paths: list[Path], statics: Sequence[Any] = ()) -> Node:
+class TreeBounds:
+    """What the trees of one record may still take: their nodes and paths are counted before they are made.
+
+    A node of a record takes few bytes there, and each leaf below it has the keys above it in its path. So a
+    small record can describe paths that no memory holds.
+
+    Attributes:
+        containers, keys, letters: how many are left: of containers, of keys in the paths of leaves, of letters in
+            these.
+    """
+
+    containers = _MOST_CONTAINERS
+    keys = _MOST_PATH_KEYS
+    letters = _MOST_PATH_LETTERS
+
+    def take(self, containers: int, keys: int = 0, letters: int = 0) -> None:
+        """Raises ValueError if less than so many are left."""
+        self.containers -= containers
+        self.keys -= keys
+        self.letters -= letters
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError if more was taken than there can be."""
+        if self.containers < 0:
+            raise ValueError(f"more than {_MOST_CONTAINERS} containers")
+        if self.keys < 0 or self.letters < 0:
+            raise ValueError(
+                f"the paths of its leaves have more than {_MOST_PATH_KEYS} keys or {_MOST_PATH_LETTERS} letters"
+            )
+
+
+def refuse_unreadable(paths: Sequence[Path]) -> None:
+    """Raises ValueError if ``load_nodes`` would refuse the paths of a tree: a save must not write them."""
+    bounds = TreeBounds()
+    for path in paths:
+        bounds.take(0, len(path), sum(map(letters_of, path)))
+    if any(type(key) is not str for path in paths for key in path):
+        _refuse_alike(paths)
+
+
+def load_nodes(
+    tokens: list[Any],
+    paths: list[Path],
+    statics: Sequence[Any] = (),
+    leaf_count: int | None = None,
+    bounds: TreeBounds | None = None,
+) -> Node:
     """The structure that ``dump_nodes`` wrote; appends the paths of its leaves to ``paths``.
+
+    Args:
+        tokens: the flat list.
+        paths: gets the paths.
+        statics: as ``dump_statics`` gives them.
+        leaf_count: how many leaves there can be; checked before anything is made.
+        bounds: what the trees of the record may take together.
 
     Raises:
         ValueError, TypeError: ``dump_nodes`` never writes these tokens.
     """
-    known = {at: checked_static(static) for at, static in statics}
-    for at in known:
+    leaves = tokens.count(0) + list(map(type, tokens)).count(str)
+    if leaf_count is not None and leaves > leaf_count:
+        raise ValueError(f"{leaves} leaves in the structure, {leaf_count} described")
+    bounds = bounds or TreeBounds()
+    bounds.containers -= len(tokens) - leaves - tokens.count(None)
+    if bounds.containers < 0:
+        bounds.check()
+    for at, _ in statics:
         if type(at) is not int or not 0 <= at < len(tokens) or not _is_custom(tokens[at]):
             raise ValueError(f"static fields of {at!r}, which is no registered class")
+    loading = _Loading(
+        tokens, paths, {at: checked_static(static) for at, static in statics}, bounds
+    )
     try:
-        root, stop = _load_node(tokens, 0, (), paths, known, {})
+        root, stop = loading.node(0, (), 0)
     except IndexError:
         raise ValueError("the structure has fewer nodes than its root holds") from None
     if stop != len(tokens):
         raise ValueError("the structure has more nodes than its root holds")
+    if loading.odd_keys:
+        _refuse_alike(paths)
     return root
 
 
@@ -104,55 +178,101 @@ def _is_custom(token: Any) -> bool:
     return isinstance(token, list) and token[:1] == ["custom"]
 
 
-def _load_node(
-    tokens: list[Any],
-    at: int,
-    path: Path,
-    paths: list[Path],
-    statics: Mapping[int, str],
-    known: dict[Any, Node],
-) -> tuple[Node, int]:
-    """The node that begins at index ``at``, and the index after its last child.
+@dataclass
+class _Loading:
+    """One call of ``load_nodes``.
 
-    ``known`` gets the nodes that hold only leaves: those of a model's layers are equal, and become one.
+    Attributes:
+        tokens, paths, statics, bounds: its arguments.
+        known: the nodes that hold only leaves: those of a model's layers are equal, and become one.
+        odd_keys: whether any container has other keys than text and positions.
     """
-    token = tokens[at]
-    if token == 0 or type(token) is str:
-        paths.append(path)
-        return (leaf_below(token) if token else LEAF), at + 1
-    if token is None:
-        return NONE, at + 1
-    if len(path) > MAX_DEPTH:
-        raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
-    kind, type_name, keys = token
-    if kind == "below":
-        child, at = _load_node(tokens, at + 1, path, paths, statics, known)
-        return Node("expanded", (), (child,), str(type_name)), at
-    entries = _entries(kind, keys)
-    static = statics.get(at, "") if statics else ""
-    at += 1
-    count = len(entries)
-    # Most containers have only leaves, sometimes thousands: handle those without a Python loop.
-    first = tokens[at] if count and at + count <= len(tokens) else None
-    is_leaf = first == 0 or type(first) is str
-    if is_leaf and tokens[at : at + count].count(first) == count:
-        paths += zip(*map(repeat, path), entries, strict=False)
-        same = kind, str(type_name), tuple(entries), static, first
-        node = known.get(same)
-        if node is None:
-            children = (leaf_below(first) if first else LEAF,) * count
-            node = known[same] = Node(kind, same[2], children, same[1], None, static)
-        return node, at + count
-    below: list[Node] = []
-    for key in entries:
-        if tokens[at] == 0:
-            paths.append((*path, key))
-            below.append(LEAF)
-            at += 1
+
+    tokens: list[Any]
+    paths: list[Path]
+    statics: Mapping[int, str]
+    bounds: TreeBounds
+    known: dict[Any, Node] = field(default_factory=dict[Any, Node])
+    odd_keys: bool = False
+
+    def node(self, at: int, path: Path, letters: int) -> tuple[Node, int]:
+        """The node that begins at index ``at``, and the index after its last child.
+
+        ``letters`` is how many the keys of ``path`` have.
+        """
+        tokens, paths, bounds = self.tokens, self.paths, self.bounds
+        token = tokens[at]
+        if token == 0 or type(token) is str:
+            paths.append(path)
+            return (leaf_below(token) if token else LEAF), at + 1
+        if token is None:
+            return NONE, at + 1
+        if len(path) > MAX_DEPTH:
+            raise ValueError(f"the structure is nested more than {MAX_DEPTH} levels deep")
+        kind, type_name, keys = token
+        if kind == "below":
+            child, at = self.node(at + 1, path, letters)
+            return Node("expanded", (), (child,), str(type_name)), at
+        entries = _entries(kind, keys)
+        count = len(entries)
+        if type(entries) is range:
+            text = 8 * count
+        elif _TEXT_ONLY.issuperset(map(type, entries)):
+            joined = "".join(cast("Sequence[str]", entries))
+            text = count + len(joined) * (1 if joined.isascii() else 4)
         else:
-            child, at = _load_node(tokens, at, (*path, key), paths, statics, known)
-            below.append(child)
-    return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
+            text, self.odd_keys = sum(map(letters_of, entries)), True
+        static = self.statics.get(at, "") if self.statics else ""
+        at += 1
+        # Most containers have only leaves, sometimes thousands: handle those without a Python loop.
+        first = tokens[at] if count and at + count <= len(tokens) else None
+        is_leaf = first == 0 or type(first) is str
+        if is_leaf and tokens[at : at + count].count(first) == count:
+            bounds.keys -= count * (len(path) + 1)
+            bounds.letters -= count * letters + text
+            if bounds.keys < 0 or bounds.letters < 0:
+                bounds.check()
+            paths += zip(*map(repeat, path), entries, strict=False)
+            same = kind, str(type_name), tuple(entries), static, first
+            node = self.known.get(same)
+            if node is None:
+                children = (leaf_below(first) if first else LEAF,) * count
+                node = self.known[same] = Node(kind, same[2], children, same[1], None, static)
+            return node, at + count
+        below: list[Node] = []
+        for key in entries:
+            inside = letters + (
+                1 + len(key) if type(key) is str and key.isascii() else letters_of(key)
+            )
+            if tokens[at] == 0:
+                bounds.keys -= len(path) + 1
+                bounds.letters -= inside
+                if bounds.keys < 0 or bounds.letters < 0:
+                    bounds.check()
+                paths.append((*path, key))
+                below.append(LEAF)
+                at += 1
+            else:
+                child, at = self.node(at, (*path, key), inside)
+                below.append(child)
+        return Node(kind, tuple(entries), tuple(below), str(type_name), None, static), at
+
+
+def letters_of(key: Any) -> int:
+    """How much text a key is, in bytes: Python holds a letter beyond ASCII in up to four."""
+    if type(key) is str:
+        return 1 + len(key) * (1 if key.isascii() else 4)
+    return 8 if type(key) is int and -(2**31) < key < 2**31 else len(str(key))
+
+
+def _refuse_alike(keys: Sequence[Any]) -> None:
+    """Raises ValueError if many keys have one hash, for which a dict of them takes time quadratic in their number.
+
+    Text cannot be made so: Python hashes it differently in each process.
+    """
+    alike = max(Counter(map(hash, keys)).values(), default=0)
+    if alike > _MOST_ALIKE and len(set(map(str, keys))) > _MOST_ALIKE:
+        raise ValueError(f"{alike} keys with the same hash")
 
 
 def _entries(kind: str, keys: Any) -> Sequence[Key]:
@@ -167,13 +287,19 @@ def _entries(kind: str, keys: Any) -> Sequence[Key]:
         return range(keys)
     entries: tuple[Key, ...] = tuple(keys)
     if list in map(type, entries):  # JSON has no tuples
-        entries = tuple(map(_key, entries))
+        entries = tuple(_key(entry, MAX_DEPTH) for entry in entries)
     if not _KEY_TYPES.issuperset(map(type, entries)):
         wrong = [key for key in entries if type(key) not in _KEY_TYPES and not is_plain_tuple(key)]
         if wrong:
             raise ValueError(f"impossible key {wrong[0]!r}")
+    if not _TEXT_ONLY.issuperset(map(type, entries)):
+        _refuse_alike(entries)
     return entries
 
 
-def _key(value: Any) -> Any:
-    return tuple(map(_key, value)) if isinstance(value, list) else value
+def _key(value: Any, depth: int) -> Any:
+    if not isinstance(value, list):
+        return value
+    if depth < 0:
+        raise ValueError(f"a key nested more than {MAX_DEPTH} levels deep")
+    return tuple(_key(part, depth - 1) for part in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 
@@ -14,7 +15,9 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     """The error for a path without a checkpoint; suggests similar names or the steps inside."""
     if not backend.exists(path):
         parent, _, name = path.rpartition("/")
-        beside = _suggestions(parent, backend) if parent else []
+        beside = list[str]()
+        with contextlib.suppress(PermissionError):  # who may read here may not look around
+            beside = _suggestions(parent, backend) if parent else []
         others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
         hint = f"; beside it are {', '.join(others)}" if others else ""
         return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")

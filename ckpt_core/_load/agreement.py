@@ -25,6 +25,9 @@ class LoadAgreement:
         identity: gives the digest of what all processes must load alike; empty if they may differ.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
+
+    Attributes:
+        alone: whether this process agrees with no other.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class LoadAgreement:
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._tag = "" if alone else tag or _processes.next_tag()
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
+        self.alone = self._processes.count == 1
         self._opened = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:

@@ -294,11 +294,17 @@ class NativeCheckpoint(Checkpoint):
         return record is None or not record.startswith(self.head)
 
 
-def replaced(path: str) -> CheckpointNotFound:
+MOST_TRIES = 1000
+"""How often a checkpoint is opened anew, if another one has taken its place each time: the old or the new is read."""
+
+
+class Replaced(CheckpointNotFound):
+    """The checkpoint was deleted or replaced while it was being read: the path may hold another one."""
+
+
+def replaced(path: str) -> Replaced:
     """The error for a checkpoint that was deleted or replaced while it was being read."""
-    return CheckpointNotFound(
-        f"{path} was deleted or replaced just now, by retention or another writer"
-    )
+    return Replaced(f"{path} was deleted or replaced just now, by retention or another writer")
 
 
 @contextlib.contextmanager

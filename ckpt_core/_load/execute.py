@@ -11,6 +11,7 @@ from ckpt_core._errors import (
     CheckpointError,
 )
 from ckpt_core._format import orbax_write
+from ckpt_core._format.json_text import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load.assemble import value_of
@@ -120,12 +121,20 @@ def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
     return text
 
 
-_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError)
+_MOST_STATE_DEPTH = 100
+"""The states of random generators, which are stored as JSON in a text, are nested less deep."""
+_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError)
 
 
 def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
+    told = text(position)
     try:
-        return from_text(text(position), spec)
+        return from_text(told, spec)
+    except RecursionError as error:
+        refuse_deep(
+            told.encode(errors="surrogatepass"), orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH
+        )
+        raise
     except _NO_SUCH_TEXT as error:
         if isinstance(error, CheckpointError):
             raise

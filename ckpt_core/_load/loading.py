@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._load.agreement import LoadAgreement, identity_of
-from ckpt_core._load.checkpoint import Checkpoint, SavedItem
+from ckpt_core._load.checkpoint import MOST_TRIES, Checkpoint, Replaced, SavedItem
 from ckpt_core._load.differences import check_patterns, raise_mismatches
 from ckpt_core._load.execute import execute, wanted_chunks
 from ckpt_core._load.in_place import InPlace
@@ -67,21 +67,25 @@ def run(job: LoadJob) -> Loaded:
     Called on every process that takes part. Processes agree once after reading, and a restore that
     sets objects while it reads also agrees after planning, so that no process changes an object
     while another cannot match the checkpoint.
+
+    If this process loads alone, and the checkpoint is replaced meanwhile, the new one is loaded.
     """
-    options = job.request.options
-    loading = _Loading(job)
-    agreement = LoadAgreement(
-        options, loading.identity, job.request.round, alone=job.request.as_numpy
-    )
-    try:
-        if job.restores and not options.atomic_restore:
-            agreement.plan(loading.plan, "restore")
-        call = "restore with atomic_restore" if job.restores else "load"
-        agreement.read(loading.read, call)
-        return loading.apply()
-    except BaseException as error:
-        loading.give_up(error)
-        raise
+    options, tries = job.request.options, 0
+    while True:
+        loading, tries = _Loading(job), tries + 1
+        agreement = LoadAgreement(
+            options, loading.identity, job.request.round, alone=job.request.as_numpy
+        )
+        try:
+            if job.restores and not options.atomic_restore:
+                agreement.plan(loading.plan, "restore")
+            call = "restore with atomic_restore" if job.restores else "load"
+            agreement.read(loading.read, call)
+            return loading.apply()
+        except BaseException as error:
+            loading.give_up(error)
+            if not isinstance(error, Replaced) or not agreement.alone or tries == MOST_TRIES:
+                raise
 
 
 class _Loading:

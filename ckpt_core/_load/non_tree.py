@@ -15,7 +15,7 @@ from ckpt_core._errors import (
     StructureMismatch,
 )
 from ckpt_core._format import process_state
-from ckpt_core._format.record import parse_json
+from ckpt_core._format.json_text import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import names_a_form
 from ckpt_core._lazy import jax
 from ckpt_core._load.assemble import as_jax
@@ -76,9 +76,11 @@ def _process_state(checkpoint: Checkpoint, saved: SavedItem, adapter: Any, like:
         return process_state.load_exact(checkpoint.read_file(exact), exact)
     file = f"{saved.directory}/{name}"
     try:
-        text = checkpoint.read_file(file).decode(errors="surrogatepass")
-        return _json_or(text) if adapter is None else adapter.from_text(like, text)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        data = checkpoint.read_file(file)
+        refuse_heavy(data, file)
+        text = data.decode(errors="surrogatepass")
+        return _json_or(text, file) if adapter is None else adapter.from_text(like, text)
+    except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointCorrupt(
@@ -115,12 +117,15 @@ def _state_file(checkpoint: Checkpoint, saved: SavedItem, adapter: Any) -> str:
     return name
 
 
-def _json_or(text: str) -> Any:
+def _json_or(text: str, file: str) -> Any:
     """The parsed JSON, which Grain and some Orbax handlers write; the text if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError as error:
+        refuse_deep(text.encode(errors="surrogatepass"), file, error)
+        raise
 
 
 def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> Any:

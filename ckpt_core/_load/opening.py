@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_core._directory import Backend, resolve
-from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_read, orbax_write
@@ -19,6 +19,7 @@ from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_recor
 from ckpt_core._load import foreign
 from ckpt_core._load.absent import not_found
 from ckpt_core._load.checkpoint import (
+    MOST_TRIES,
     Checkpoint,
     NativeCheckpoint,
     NativeItem,
@@ -51,12 +52,34 @@ def open_checkpoint(path: str | os.PathLike[str], options: Options | None = None
     with naming_checkpoint(text):
         backend = backend_of(local, options)
         stored = None if options is None else options.storage_options
-        opened = _open(Location(text, local, storage_options=stored), backend)
+        location = Location(text, local, storage_options=stored)
+        # A file that is looked for in a directory just when another takes its place may be deleted already.
+        tries = 0
+        while True:
+            before, tries = _standing(text) if local else (), tries + 1
+            try:
+                opened = _open(location, backend)
+                break
+            except (CheckpointNotFound, CheckpointCorrupt):
+                if not local or _standing(text) == before or tries == MOST_TRIES:
+                    raise
     if options is None or options.storage_options is None:
         return opened
     return replace(
         opened, location=replace(opened.location, storage_options=options.storage_options)
     )
+
+
+def _standing(path: str) -> tuple[int, ...]:
+    """Tells whether another checkpoint was put at a path: then it changes."""
+    found: list[int] = []
+    for one in (path, f"{path}/{RECORD_FILE}"):
+        try:
+            status = os.stat(one)
+        except OSError:
+            continue
+        found += [status.st_dev, status.st_ino, status.st_ctime_ns]
+    return tuple(found)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from ckpt_core._storage.bounds import Values as Values
 from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
 from ckpt_core._storage.bounds import most_stored_bytes as most_stored_bytes
 from ckpt_core._storage.bounds import refuse_blosc as refuse_blosc
+from ckpt_core._storage.bounds import refuse_without_memory as refuse_without_memory
 from ckpt_core._storage.digests import crc32_of as crc32_of
 from ckpt_core._storage.digests import outside_of_blocks as outside_of_blocks
 from ckpt_core._storage.digests import ranges_in_blocks as ranges_in_blocks

@@ -20,10 +20,11 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import parse_json
+from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.bounds import Values, memory_bytes, refuse_chunks, refuse_file
+from ckpt_core._storage.bounds import Values, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import refusal, unreadable
 from ckpt_core._storage.keys import range_of
 from ckpt_core._storage.location import Location, database_spec
@@ -39,11 +40,13 @@ class ForeignArray:
         store: TensorStore's handle.
         dtype: name of the dtype.
         shape: shape of the array.
+        stored: number of values that it has at most, its metadata among them; None if unknown.
     """
 
     store: Any
     dtype: str
     shape: tuple[int, ...]
+    stored: int | None = None
 
 
 def open_array(
@@ -66,13 +69,14 @@ def open_array(
         context: TensorStore context of the load.
         zarr3: True for zarr v3, False for v2.
         ocdbt: True if arrays are in an OCDBT database, False if in directories of their own.
-        limit_bytes: maximum decoded size of a chunk; None for half of this process's memory.
+        limit_bytes: maximum decoded size of a chunk, beyond which it is damaged; None for any.
         values: sizes of the stored values, if the index was not checked against a record.
         cached: keep decoded chunks, for callers that read a chunk more than once.
         manifest: where the database's manifest is, if not in the item.
 
     Raises:
         CheckpointCorrupt: the array is missing, or its metadata is damaged or impossible.
+        MemoryError: a chunk would take more than half of this process's memory.
     """
     prefix = f"{name}/" if name else ""
     metadata = "zarr.json" if zarr3 else ".zarray"
@@ -101,8 +105,9 @@ def open_array(
     # A malicious shape or chunk shape would abort the process when TensorStore allocates memory.
     if math.prod(shape) * store.dtype.numpy_dtype.itemsize > _MAX_FOREIGN_BYTES:
         raise CheckpointCorrupt(f"array {name!r}: impossible shape {shape}", leaf=name)
-    refuse_chunks(store, name, memory_bytes() // 2 if limit_bytes is None else limit_bytes, values)
-    return ForeignArray(store, store.dtype.name, shape)
+    refuse_chunks(store, name, limit_bytes, values)
+    stored = None if values is None else len(values.keys(name))
+    return ForeignArray(store, store.dtype.name, shape, stored)
 
 
 def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) -> None:
@@ -124,6 +129,9 @@ def read_region(
     Raises:
         CheckpointCorrupt: a chunk is missing or cannot be decoded.
     """
+    chunk = tuple(array.store.chunk_layout.write_chunk.shape or ())
+    if array.stored is not None and chunk_count(region, chunk) > array.stored:
+        raise CheckpointCorrupt(f"array {name!r}: chunks are missing", leaf=name)
     part = array.store[region_slices(region)]
     # A slice of a TensorStore keeps its origin; shift it to zero, to match ``out``.
     part = part.translate_to[(0,) * part.rank] if part.rank else part
@@ -132,6 +140,8 @@ def read_region(
             out = np.empty(part.shape, array.store.dtype.numpy_dtype)
         if out.size:
             ts.array(out).write(part).result()
+    except (MemoryError, RecursionError):
+        raise  # of this machine, not of the data
     except Exception as error:
         raise unreadable(error, f"array {name!r}", leaf=name) from error
     return out
@@ -161,8 +171,12 @@ class Files(Protocol):
         """All bytes of a file, memory-mapped; None if that is not possible."""
         ...
 
-    def check(self, files: Iterable[str]) -> None:
-        """Raises CheckpointCorrupt if one of the files is missing or larger than recorded."""
+    def check(self, files: Iterable[str]) -> list[int]:
+        """Sizes of files; ``sys.maxsize`` where only a read can tell.
+
+        Raises:
+            CheckpointCorrupt: one of the files is missing or larger than recorded.
+        """
         ...
 
     def close(self) -> None:
@@ -196,8 +210,8 @@ class StoreFiles:
     def mapped(self, file: str) -> None:
         return None
 
-    def check(self, files: Iterable[str]) -> None:
-        pass
+    def check(self, files: Iterable[str]) -> list[int]:
+        return [sys.maxsize for _ in files]
 
     def close(self) -> None:
         pass
@@ -271,10 +285,12 @@ class DataFiles:
                 self._open[file] = self._opened(file)
             return self._open[file]
 
-    def check(self, files: Iterable[str]) -> None:
+    def check(self, files: Iterable[str]) -> list[int]:
+        found: list[int] = []
         for file in files:
-            if file in self._sizes:
-                self._descriptor(file)
+            known = file in self._sizes
+            found.append(os.fstat(self._descriptor(file)).st_size if known else sys.maxsize)
+        return found
 
     def _opened(self, file: str) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK

@@ -59,7 +59,16 @@ def memory_bytes() -> int:
 
 def most_chunk_bytes(stored_bytes: int) -> int:
     """Maximum decoded size of a chunk, given the stored bytes."""
-    return min(max(_SMALL_BYTES, _MOST_COMPRESSED * stored_bytes), memory_bytes() // 2)
+    return max(_SMALL_BYTES, _MOST_COMPRESSED * stored_bytes)
+
+
+def refuse_without_memory(name: str, size_bytes: int) -> None:
+    """Raises MemoryError for what TensorStore would end the process: more than half of all memory at once."""
+    if size_bytes > (most := memory_bytes() // 2):
+        raise MemoryError(
+            f"array {name!r}: a chunk of {size_bytes} bytes must be decoded at once, and this process has memory for "
+            f"one of {most}: load it on a machine with more"
+        )
 
 
 def most_stored_bytes(chunk_bytes: int) -> int:
@@ -122,24 +131,27 @@ def _arrays_of(key: str) -> set[str]:
     return found
 
 
-def refuse_chunks(store: Any, name: str, limit_bytes: int, values: Values | None) -> None:
-    """Raises CheckpointCorrupt if reading an array's chunks could take too much memory.
+def refuse_chunks(store: Any, name: str, limit_bytes: int | None, values: Values | None) -> None:
+    """Raises CheckpointCorrupt if an array's chunks are impossible, MemoryError if there is no memory for one.
 
     Args:
         store: TensorStore's handle of the opened array.
         name: name of the array.
-        limit_bytes: maximum decoded size of a chunk.
+        limit_bytes: maximum decoded size of a chunk; None for any.
         values: sizes of the stored values; None if they were checked against a record before.
     """
     layout, itemsize = store.chunk_layout, store.dtype.numpy_dtype.itemsize
     inner = math.prod(layout.read_chunk.shape or ())
     outer = math.prod(layout.write_chunk.shape or ())
     shape = tuple(store.shape)
-    if outer * itemsize > limit_bytes or outer // max(1, inner) > _MOST_INNER_CHUNKS:
+    if (limit_bytes is not None and outer * itemsize > limit_bytes) or outer // max(
+        1, inner
+    ) > _MOST_INNER_CHUNKS:
         raise CheckpointCorrupt(
             f"array {name!r}: impossible shape {shape} in chunks of {tuple(layout.write_chunk.shape)}",
             leaf=name,
         )
+    refuse_without_memory(name, outer * itemsize)
     if values is None:
         return
     most = most_stored_bytes(outer * itemsize) + 16 * (outer // max(1, inner))

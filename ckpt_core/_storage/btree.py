@@ -18,7 +18,7 @@ import numpy as np
 from ckpt_core._format.packed import decompress
 from ckpt_core._options import MIB
 
-_MOST_DECODED_BYTES = 256 * MIB
+_MOST_DECODED_BYTES = 128 * MIB
 """Maximum size of a node after decompression. Ours have 64 KiB; Orbax configures up to 100 MB."""
 _MOST_ENTRIES = 2**20
 """Maximum number of entries of a node, as in TensorStore."""

@@ -90,7 +90,8 @@ def unreadable(
 ) -> Exception:
     """The error for data that could not be read: CheckpointCorrupt, unless the system or the store refused.
 
-    A restore goes back to the step before a damaged one, which it must not do because a token expired.
+    A restore goes back to the step before a damaged one, which it must not do because a token expired or
+    memory ran out.
     """
     refused = refusal(error, doing)
     if refused is not None and refused.errno not in _ABSENT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -31,6 +30,10 @@ _NODES_AT_ONCE = 64
 _MOST_NODE_BYTES = 128 * MIB
 """Maximum stored size of a node. Ours have about 64 KiB decoded; Orbax configures up to 100 MB."""
 _MOST_BYTES_AT_ONCE = 4 * MIB
+_MOST_KEYS = 2**21
+"""Maximum number of keys where no record says how many there can be."""
+_MOST_KEYS_BYTES = 256 * MIB
+"""Maximum size of all keys together: a node has what they begin with only once."""
 _FEW_KEYS = 2**16
 """Number of keys up to which ``most_keys`` is not called, since it may be slow."""
 
@@ -51,8 +54,8 @@ def read_index(
     item: Location,
     context: Any,
     names: Iterable[str] | None = None,
-    check: Callable[[Iterable[str]], None] = lambda _: None,
-    most_keys: Callable[[], int] = lambda: sys.maxsize,
+    check: Callable[[Iterable[str]], object] = lambda _: None,
+    most_keys: Callable[[], int] = lambda: _MOST_KEYS,
     manifest: bytes | None = None,
 ) -> Index:
     """Reads the index of the database at ``item``; blocks.
@@ -100,8 +103,8 @@ def _newest_manifest(item: Location, base: Any) -> bytes:
     return _value(base.read(newest).result(), newest)
 
 
-_UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, MemoryError)
-"""What TensorStore and our decoding raise; NotImplementedError is a RuntimeError."""
+_UNREADABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
+"""What TensorStore and our decoding raise for damaged bytes; RecursionError is a RuntimeError and says nothing of them."""
 
 
 def _unreadable(item: Location, error: Exception) -> Exception:
@@ -168,12 +171,13 @@ def _collect(
     root: NodeRef,
     found: Index,
     ranges: list[KeyRange],
-    check: Callable[[Iterable[str]], None],
+    check: Callable[[Iterable[str]], object],
     most_keys: Callable[[], int],
 ) -> None:
     """Walks the B+tree level by level, only into nodes that may have keys in ``ranges``."""
     level = [_Below(root, b"", None)]
     visited = {root}
+    keys_bytes = 0
     while level:
         below_level: list[_Below] = []
         for batch in _batches(level):
@@ -184,6 +188,11 @@ def _collect(
             for below, data in zip(batch, _read_nodes(base, nodes), strict=True):
                 content = decode_node(data, below.node.base)
                 if isinstance(content, Leaf):
+                    keys_bytes += len(content.keys) * len(below.prefix) + sum(
+                        map(len, content.keys)
+                    )
+                    if keys_bytes > _MOST_KEYS_BYTES:
+                        raise ValueError(f"its keys take more than {_MOST_KEYS_BYTES} bytes")
                     found.update(_under(below.prefix, content))
                     if len(found) > _FEW_KEYS and len(found) > most_keys():
                         raise ValueError(f"more than the {most_keys()} keys that there can be")

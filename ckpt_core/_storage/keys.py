@@ -15,6 +15,10 @@ from ckpt_core._storage.location import Location, new_context, open_store
 
 _OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
+_COUNTS = "/tensorstore/http/response_codes"
+_REFUSALS = ("400", "401", "403")
+_LISTINGS = 4
+"""How often Google's store is asked for a listing, if other requests of the process are refused meanwhile."""
 
 
 class KeyValues:
@@ -75,17 +79,36 @@ class KeyValues:
         return [key.decode(errors="surrogateescape") for key in keys]
 
     def _range(self, first: str | bytes, end: str) -> list[bytes]:
-        return list(
-            self._done(f"list {first!r}", self._store.list(ts.KvStore.KeyRange(first, end)))
-        )
+        """The keys in a range; of Google's store, unless any request was refused meanwhile.
+
+        TensorStore does not look at the status of Google's answer to a listing: a refusal whose body is JSON is
+        a listing of nothing, and any other body cannot be parsed. But it counts the answers by status, those of
+        the whole process. So if another request was refused meanwhile, the listing is tried again.
+        """
+        statuses: list[str] = []
+        failed: Exception | None = None
+        for _ in range(_LISTINGS if self._path.startswith("gs://") else 1):
+            before = _refused()
+            try:
+                listing = self._store.list(ts.KvStore.KeyRange(first, end))
+                found = list(self._done(f"list {first!r}", listing))
+            except CheckpointError as error:
+                failed, found = error, []
+            statuses = [status for status, count in _refused().items() if count > before[status]]
+            if not statuses:
+                if failed is not None:
+                    raise failed
+                return found
+        answer = ValueError(f"it was answered with [http_response_code='{statuses[0]}']")
+        raise failure(answer, f"{self._path}: cannot list {first!r}") from failed
 
     def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
         """The keys that a listing of Google's store left out.
 
-        TensorStore 0.1.86 stops a listing without an error at the first page that the store refuses (status
-        401, 403 or 404): a directory looks empty, or shorter than it is. So the listing continues after its
-        last key until no key comes. If there was none at all, a read, whose refusal TensorStore does report,
-        comes before the last try.
+        TensorStore 0.1.86 stops a listing without an error at the first page that the store does not have: a
+        directory looks empty, or shorter than it is. So the listing continues after its last key until no key
+        comes. If there was none at all, a read, whose refusal TensorStore reports by itself, comes before the
+        last try.
         """
         found: list[bytes] = []
         while True:
@@ -122,6 +145,16 @@ class KeyValues:
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
         return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
+
+
+def _refused() -> dict[str, int]:
+    """How often stores have refused a request of this process, by HTTP status."""
+    counts: dict[str, int] = dict.fromkeys(_REFUSALS, 0)
+    for metric in ts.experimental_collect_matching_metrics(_COUNTS):
+        for entry in metric["values"]:
+            if entry.get("code") in counts:
+                counts[entry["code"]] += int(entry["value"])
+    return counts
 
 
 def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes | None:

@@ -93,7 +93,7 @@ def checked_static(value: Any) -> str:
     if not isinstance(fields, dict):
         raise ValueError(f"impossible static fields {str(fields)[:80]}")
     for field in fields.values():
-        _check(field)
+        _check(field, _DEEPEST)
     if not isinstance(value.get("function", ""), str):
         raise ValueError(f"impossible name of a function {str(value)[:80]}")
     return json.dumps(value, separators=(",", ":"))
@@ -147,15 +147,15 @@ def _dump(value: Any, depth: int) -> Any:
     return token
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, depth: int) -> None:
     """Raises ValueError for a value that ``_dump`` never writes."""
     if value is None or type(value) in (bool, int, str):
         return
-    if not isinstance(value, list) or not value or value[0] not in _KINDS:
+    if not isinstance(value, list) or not value or value[0] not in _KINDS or depth < 0:
         raise ValueError(f"impossible static value {str(value)[:80]}")
     for part in value[1:]:
         if value[0] == "tuple":
-            _check(part)
+            _check(part, depth - 1)
         elif type(part) is not str:
             raise ValueError(f"impossible static value {str(value)[:80]}")
 

@@ -342,9 +342,9 @@ def run() -> int:
     except KeyboardInterrupt:
         return 130
     except (CheckpointError, OSError) as error:
-        from ckpt_core.cli._text import visible
+        from ckpt_core.cli._text import told
 
-        print(f"ckpt: {visible(str(error))}", file=sys.stderr)
+        print(f"ckpt: {told(error)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

@@ -14,7 +14,7 @@ from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
-from ckpt_core.cli._text import console, counted, print_json, size, when
+from ckpt_core.cli._text import console, counted, one_line, print_json, size, when
 
 _OF_ONE = ("ckpt.json", "_CHECKPOINT_METADATA")
 """Of ``SIGNS``, those that the items of a checkpoint do not have."""
@@ -78,7 +78,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
         found = list(dict.fromkeys(map(_one_checkpoint, paths)))
     out = console()
     for path in found:
-        out.print(_told(path), markup=False, soft_wrap=True)
+        out.print(one_line(_told(path)), markup=False, soft_wrap=True)
     if not yes and not _agreed(len(found)):
         out.print("nothing was deleted", markup=False)
         return 1
@@ -152,7 +152,7 @@ def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:
         return 0
     out = console()
     for name in names:
-        out.print(name, markup=False)
+        out.print(one_line(name), markup=False)
     done = "would be removed" if dry_run else "removed"
     out.print(f"{len(names)} {done}" if names else "nothing to remove", markup=False)
     return 0

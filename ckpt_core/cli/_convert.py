@@ -106,7 +106,8 @@ def _progress(source: str) -> Generator[Callable[[Any], None] | None]:
         yield None
         return
     from rich.console import Console
-    from rich.markup import escape
+
+    from ckpt_core.cli._text import escape
 
     with Console(stderr=True).status(escape(source)) as status:
 

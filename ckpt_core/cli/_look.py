@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._errors import CheckpointNotFound
@@ -18,7 +17,7 @@ from ckpt_core._verify import inspect
 from ckpt_core._verify import verify as check
 from ckpt_core.cli._anatomy import anatomy
 from ckpt_core.cli._steps import DAMAGED, is_run, list_steps, steps_in, summary
-from ckpt_core.cli._text import console, counted, metric, print_json, size, when
+from ckpt_core.cli._text import console, counted, escape, metric, one_line, print_json, size, when
 
 LEAVES_SHOWN = 5
 
@@ -51,10 +50,10 @@ def show(path: str, *, all_leaves: bool, as_json: bool) -> int:
     out.print(_provenance(info))
     if info.metrics:
         told = ", ".join(f"{name} {metric(value)}" for name, value in info.metrics.items())
-        out.print(f"metrics: {told}", markup=False)
+        out.print(f"metrics: {one_line(told)}", markup=False)
     if info.metadata is not None:
         text = json.dumps(info.metadata, ensure_ascii=False)
-        out.print(f"metadata: {text}", markup=False)
+        out.print(f"metadata: {one_line(text)}", markup=False)
     for item in info.items.values():
         _print_item(item, all_leaves, out)
     if parts:
@@ -180,4 +179,4 @@ def _print_report(told: dict[str, Any], report: VerifyReport) -> None:
         return
     print(f"not ok: {told['path']}")
     for problem in report.problems:
-        print(f"  {problem}")
+        print(f"  {one_line(str(problem))}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 
-from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._look.difference import Difference, LeafDifference, compare
 from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
 from ckpt_core.cli._steps import is_run, steps_in
-from ckpt_core.cli._text import console, counted, print_json, size
+from ckpt_core.cli._text import console, counted, escape, one_line, print_json, size
 
 DIFFERENT = 1
 NOT_FINITE = 1
@@ -30,12 +29,12 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
     out.print(f"[bold]A[/bold] {escape(found.a)}\n[bold]B[/bold] {escape(found.b)}")
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         for name in names[:limit]:
-            out.print(f"only in {side}: {name}", markup=False)
+            out.print(f"only in {side}: {one_line(name)}", markup=False)
         if len(names) > limit:
             out.print(f"and {len(names) - limit} more that only {side} has: --limit shows more")
     for name, same in found.others.items():
         how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
-        out.print(f"item {name}: {how[same]}", markup=False)
+        out.print(f"item {one_line(name)}: {how[same]}", markup=False)
     if not found.metadata:
         out.print("metadata differ")
     if found.changed:

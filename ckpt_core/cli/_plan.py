@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._directory import resolve
 from ckpt_core._directory.probe import probe_directory
 from ckpt_core._doctor import Interval, Tier, best_intervals, copy_bytes_per_sec, probe_store
 from ckpt_core._storage import Location
-from ckpt_core.cli._text import console, counted, print_json, size
+from ckpt_core.cli._text import console, counted, escape, print_json, size
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Progress:
         outcome = "skipped" if run.skipped else f"failed: {run.error}" if run.error else "done"
         text = f"{case.group}: {case.label}, {run.kind} {run.repeat}: {outcome}"
         if self._status is not None:
-            from rich.markup import escape
+            from ckpt_core.cli._text import escape
 
             self._status.update(escape(text))
         elif not run.skipped:

@@ -6,7 +6,6 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from ckpt_core._directory import Trace, resolve, traces
@@ -17,6 +16,7 @@ from ckpt_core._errors import (
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
+    NewerFormat,
 )
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
@@ -25,7 +25,7 @@ from ckpt_core._run.retention import RETIRED
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, inspect
-from ckpt_core.cli._text import console, metric, print_json, size, when
+from ckpt_core.cli._text import console, escape, metric, one_line, print_json, size, when
 
 DAMAGED = 1
 _DEEPEST = 2
@@ -95,14 +95,14 @@ def list_steps(
 def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], metadata: Any) -> None:
     out = console()
     if metadata is not None:
-        out.print(f"run: {metadata}", markup=False)
+        out.print(f"run: {one_line(str(metadata))}", markup=False)
     if rows:
         out.print(_table(directory, rows))
     else:
         out.print(f"{directory}: no steps{_hint(directory)}", markup=False, soft_wrap=True)
     for row in rows:
         if row["problem"]:
-            text = f"[red]damaged:[/red] step {row['step']}: {escape(row['problem'])}"
+            text = f"[red]{_state(row)}:[/red] step {row['step']}: {escape(row['problem'])}"
             out.print(text, soft_wrap=True)
     if beside:
         out.print(escape(_of(beside)), soft_wrap=True)
@@ -137,7 +137,7 @@ def _row(steps: Steps, step: int) -> dict[str, Any] | None:
         return found | summary(describe_opened(steps.open(step)))
     except CheckpointNotFound:
         return None
-    except CheckpointCorrupt as error:
+    except (CheckpointCorrupt, NewerFormat) as error:
         on_disk = sum(found["inodes"].values()) or None
         return found | {"path": path, "disk_bytes": on_disk, "problem": str(error)}
 
@@ -174,7 +174,7 @@ def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
         if row["problem"]:
-            table.add_row(str(row["step"]), "", "", on_disk, "[red]damaged: see below[/red]")
+            table.add_row(str(row["step"]), "", "", on_disk, f"[red]{_state(row)}: see below[/red]")
             continue
         table.add_row(
             str(row["step"]),
@@ -183,12 +183,16 @@ def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
             on_disk,
             escape(", ".join(name or "(a bare tree)" for name in row["items"])),
             escape(", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())),
-            row["written_by"],
+            escape(row["written_by"]),
         )
     total = _bytes_of_all(rows)
     if len(rows) > 1 and total is not None:
         table.caption, table.caption_justify = f"{size(total)} on disk together", "left"
     return table
+
+
+def _state(row: dict[str, Any]) -> str:
+    return "newer" if "upgrade ckpt" in row["problem"] else "damaged"
 
 
 def _hint(directory: str) -> str:

@@ -6,12 +6,15 @@ import re
 import sys
 from typing import IO, Any, TextIO, cast
 
+from rich import markup
 from rich.console import Console
 
+from ckpt_core._errors import StructureMismatch
 from ckpt_core._format.strict_json import strict_json
 from ckpt_core._words import size as size
 from ckpt_core._words import time_of
 
+_BREAKS = re.compile(r"[\t\n\u2028\u2029]")
 _CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -34,6 +37,26 @@ def visible(text: str, *, keep_styles: bool = False) -> str:
         return found[0] if keep_styles and found[1] else ascii(found[0])[1:-1]
 
     return _CONTROL.sub(spelled, text)
+
+
+def one_line(text: str) -> str:
+    """Text of which line breaks are spelled out: a name in a file must not begin a line of its own."""
+    return _BREAKS.sub(lambda found: ascii(found[0])[1:-1], visible(text))
+
+
+def told(error: Exception) -> str:
+    """The message of an error, for a terminal: of several lines only where each has a mismatch."""
+    if not isinstance(error, StructureMismatch):
+        return one_line(str(error))
+    text = str(error)
+    for mismatch in error.mismatches:
+        text = text.replace(str(mismatch), one_line(str(mismatch)))
+    return visible(text)
+
+
+def escape(text: str) -> str:
+    """``one_line``, for a text that may hold what looks like markup of the console."""
+    return markup.escape(one_line(text))
 
 
 class _Visible:

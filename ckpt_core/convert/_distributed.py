@@ -21,7 +21,7 @@ from ckpt_core.convert._torch_pickle import Made, Tensor, unpickled
 from ckpt_core.convert._zips import Window, opened_zip
 
 INDEX = ".metadata"
-_MOST_INDEX_BYTES = 2**30
+_MOST_INDEX_BYTES = 2**27
 _PACKAGE = "torch.distributed.checkpoint"
 
 

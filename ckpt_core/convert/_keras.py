@@ -18,7 +18,7 @@ from ckpt_core.convert._zips import Window, data_offset, opened_zip
 WEIGHTS = "model.weights.h5"
 SHARDS_SUFFIX = ".weights.json"
 _MOST_LEVELS = 100
-_MOST_OBJECTS = 1_000_000
+_MOST_OBJECTS = 2**16
 _MOST_DIGITS = 18
 _MOST_JSON_BYTES = 2**26
 _DEFLATED_AT_MOST = 1100
@@ -108,7 +108,7 @@ def _shards(path: str) -> list[str]:
 
 def _add(tree: dict[str, Any], file: Any, where: str, h5py: Any) -> None:
     try:
-        for parts, dataset in _datasets(file, where, h5py, (), set(), iter(range(_MOST_OBJECTS))):
+        for parts, dataset in _datasets(file, where, h5py, (), set()):
             node = tree
             for part in parts[:-1]:
                 node = node.setdefault(part, {})
@@ -128,17 +128,26 @@ def _datasets(
     where: str,
     h5py: Any,
     path: tuple[str, ...],
-    above: set[Any],
-    left: Iterator[int],
+    seen: set[tuple[str, Any]],
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The datasets below a group. A link may name other files, or a group above itself: neither is followed."""
-    here = h5py.h5o.get_info(group.id).addr
-    if here in above or len(path) > _MOST_LEVELS:
-        raise CheckpointCorrupt(f"{where}: {'/'.join(path)} holds itself", file=where)
+    """The datasets below a group. A link may name other files, or a group that stands elsewhere: neither is followed.
+
+    ``seen`` gets the groups, and counts what was looked at: groups that stand in each other have paths without end.
+    """
+    here = ("group", h5py.h5o.get_info(group.id).addr)
+    if here in seen or len(path) > _MOST_LEVELS:
+        raise CheckpointCorrupt(
+            f"{where}: the group {'/'.join(path)[:200]} holds itself, or stands in the file twice",
+            file=where,
+        )
+    seen.add(here)
+    if len(group) + len(seen) > _MOST_OBJECTS:
+        raise CheckpointCorrupt(
+            f"{where}: it holds more than {_MOST_OBJECTS} groups and arrays", file=where
+        )
     for name in sorted(group, key=_by_number):
         below = (*path, name)
-        if next(left, None) is None:  # a group may stand in many others
-            raise CheckpointCorrupt(f"{where}: it holds groups without end", file=where)
+        seen.add(("link", len(seen)))
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise UnsupportedLeaf(
                 f"{where}: {'/'.join(below)} is a link to elsewhere, which is not followed",
@@ -147,7 +156,7 @@ def _datasets(
             )
         found = group[name]
         if isinstance(found, h5py.Group):
-            yield from _datasets(found, where, h5py, below, above | {here}, left)
+            yield from _datasets(found, where, h5py, below, seen)
         else:
             yield below, found
 

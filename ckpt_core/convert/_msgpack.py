@@ -18,7 +18,7 @@ import numpy as np
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, read_at, source_of
 
-_MOST_VALUES = 10_000_000
+_MOST_VALUES = 4_000_000
 _MOST_LEVELS = 100
 _MOST_TEXT_BYTES = 2**26
 _IN_PARTS = "__msgpack_chunked_array__"

@@ -10,6 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._format.treedef import TreeBounds, letters_of
 from ckpt_core._tree import Node, Path, flatten
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name, leaf_spec
 
@@ -54,11 +55,32 @@ class Source:
 def source_of(
     tree: Any, read: Callable[[Slot], Array], items: Mapping[str, Any] | None = None
 ) -> Source:
-    """The source of a tree of slots, each of which is read alone."""
+    """The source of a tree of slots, each of which is read alone.
+
+    Raises:
+        CheckpointCorrupt: the paths of its leaves would take more memory than those of a checkpoint may.
+    """
+    try:
+        _take(tree, TreeBounds(), 0, 0)
+    except ValueError as error:
+        raise CheckpointCorrupt(f"the tree in it is impossibly large: {error}") from error
     flat = flatten(tree)
     return Source(
         flat.root, flat.paths, flat.leaves, lambda slots: map(read, slots), dict(items or {})
     )
+
+
+def _take(tree: Any, bounds: TreeBounds, depth: int, letters: int) -> None:
+    """Raises ValueError if a tree of plain containers holds more than the bounds leave."""
+    if isinstance(tree, dict):
+        parts = [(letters_of(key), part) for key, part in dict.items(tree)]
+    elif isinstance(tree, (list, tuple)):
+        parts = [(8, part) for part in tree]
+    else:
+        return bounds.take(0, depth, letters)
+    bounds.take(1)
+    for more, part in parts:
+        _take(part, bounds, depth + 1, letters + more)
 
 
 def array_spec(dtype: str, shape: Sequence[int], where: str, *, numpy: bool = False) -> LeafSpec:

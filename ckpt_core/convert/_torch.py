@@ -23,7 +23,7 @@ from ckpt_core.convert._source import (
 from ckpt_core.convert._torch_pickle import Tensor, plain, unpickled
 from ckpt_core.convert._zips import data_offset, opened_zip
 
-_MOST_PICKLE_BYTES = 2**28
+_MOST_PICKLE_BYTES = 2**27
 PICKLE = "/data.pkl"
 
 

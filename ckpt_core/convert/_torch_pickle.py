@@ -13,7 +13,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 
-_MOST_VALUES = 10_000_000
+_MOST_VALUES = 2_000_000
+_MOST_STEPS = 3_000_000
+"""Maximum number of instructions of a pickle: a tensor in a state takes about 40, and a million of them a second or two."""
+_MOST_ODD_KEYS = 10_000
+"""Maximum number of keys that are neither text nor small numbers: those can be made to have one hash."""
+_MOST_LETTERS = 2**27
 _MOST_LEVELS = 100
 _MOST_PARTS_OF_KEY = 1000
 
@@ -94,8 +99,11 @@ def _tensor(
     )
 
 
-def _known() -> dict[str, Any]:
-    """What stands for each name; made anew for each pickle, which might set attributes of it."""
+def _known(checked: Callable[[Any], Any]) -> dict[str, Any]:
+    """What stands for each name; made anew for each pickle, which might set attributes of it.
+
+    ``checked`` gives a key of a dict, or raises.
+    """
 
     def tensor(
         storage: Any, offset: Any, shape: Any, strides: Any, _: Any, __: Any, more: Any = None
@@ -121,7 +129,7 @@ def _known() -> dict[str, Any]:
         """Takes the attributes that modules set on their states, too."""
 
         def __init__(self, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
-            super().__init__((_checked_key(key), value) for key, value in pairs)
+            super().__init__((checked(key), value) for key, value in pairs)
 
     return {
         "torch._utils._rebuild_tensor_v2": tensor,
@@ -142,6 +150,27 @@ _NEVER_WRITTEN = (
     *(pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EXT1, pickle.EXT2),
     *(pickle.EXT4, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET),
 )
+
+
+class _Counted(dict[int, Any]):
+    """The instructions of a pickle; raises when more are looked up than a state has."""
+
+    def __init__(self, known: Mapping[int, Any]) -> None:
+        super().__init__(known)
+        self._left = _MOST_STEPS
+
+    def __getitem__(self, code: int, /) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {_MOST_STEPS} instructions")
+        return super().__getitem__(code)
+
+
+def _is_odd(key: Any) -> bool:
+    """Whether it is easy to make many keys like this one that have the same hash."""
+    if type(key) is tuple and key:
+        return type(key[0]) is not str
+    return type(key) is not str and (type(key) is not int or not -(2**31) < key < 2**31)
 
 
 def _checked_key(key: Any) -> Any:
@@ -167,16 +196,25 @@ class _Unpickler(_Python):
     def load_dict(self) -> None:
         items = self.pop_mark()
         pairs = zip(items[::2], items[1::2], strict=True)
-        self.append({_checked_key(key): value for key, value in pairs})
+        self.append({self._checked(key): value for key, value in pairs})
 
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.stack[-1][_checked_key(key)] = value
+        self.stack[-1][self._checked(key)] = value
 
     def load_setitems(self) -> None:
         items = self.pop_mark()
         for key, value in zip(items[::2], items[1::2], strict=True):
-            self.stack[-1][_checked_key(key)] = value
+            self.stack[-1][self._checked(key)] = value
+
+    def _checked(self, key: Any) -> Any:
+        if _is_odd(key):
+            self._odd_left -= 1
+            if self._odd_left < 0:
+                raise ValueError(
+                    f"more than {_MOST_ODD_KEYS} keys that are neither text nor numbers"
+                )
+        return _checked_key(key)
 
     dispatch |= {
         pickle.DICT[0]: load_dict,
@@ -187,7 +225,9 @@ class _Unpickler(_Python):
     def __init__(self, data: bytes, where: str, more: Mapping[str, Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._where = where
-        self._known = {**_known(), **more}
+        self._known = {**_known(self._checked), **more}
+        self._odd_left = _MOST_ODD_KEYS
+        self.dispatch = _Counted(type(self).dispatch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module: str, name: str, /) -> Any:
         found = self._known.get(f"{module}.{name}")
@@ -223,7 +263,7 @@ def unpickled(data: bytes, where: str, more: Mapping[str, Any] | None = None) ->
     """
     try:
         return _Unpickler(data, where, more or {}).load()
-    except UnsupportedLeaf:
+    except (UnsupportedLeaf, MemoryError):
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointCorrupt(
@@ -238,9 +278,12 @@ def plain(value: Any, where: str, change: Callable[[Tensor, str], Any]) -> Any:
         UnsupportedLeaf: it holds anything else but numbers, text and None.
     """
     left = iter(range(_MOST_VALUES))  # shared parts may stand in it without end
+    letters = 0
 
     def walk(one: Any, path: str, depth: int) -> Any:
-        if next(left, None) is None or depth > _MOST_LEVELS:
+        nonlocal letters
+        letters += len(path)
+        if next(left, None) is None or depth > _MOST_LEVELS or letters > _MOST_LETTERS:
             raise CheckpointCorrupt(f"{where}: a tree without end", file=where)
         if isinstance(one, Tensor):
             return change(one, path)

@@ -25,7 +25,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Request:
-    """One request: ``kind`` is get, put, list or delete; ``name`` of the object, or prefix of a listing."""
+    """One request: ``kind`` is get, put, list or delete; ``name`` of the object, or prefix or first name of a listing."""
 
     kind: str
     bucket: str
@@ -43,6 +43,8 @@ class Server:
     requests: list[Request] = field(default_factory=list)
     fault: Callable[[Request], int | None] = lambda _: None
     """Gives an HTTP status to answer with, or None."""
+    refusal: bytes = b'{"error": {"message": "as the test wants it"}}'
+    """The body of such an answer."""
     lost: Callable[[Request], int | None] = lambda _: None
     """As ``fault``, of a put or a deletion that was carried out: its answer is lost."""
     ignores_conditions: bool = False
@@ -166,7 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(self.state.lost(request) or 204)
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
-        if self._stopped(Request("list", bucket, query.get("prefix", ""))):
+        if self._stopped(
+            Request("list", bucket, query.get("prefix", query.get("startOffset", "")))
+        ):
             return
         start, end = query.get("startOffset", ""), query.get("endOffset")
         names = [
@@ -219,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = 404
         if status is None:
             return False
-        self._send(status, b'{"error": {"message": "as the test wants it"}}')
+        self._send(status, self.state.refusal)
         return True
 
     def _tell(self, answer: dict[str, Any]) -> None:

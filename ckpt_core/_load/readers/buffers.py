@@ -18,9 +18,16 @@ _ALIGNMENT = 64
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes."""
+    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes.
+
+    Raises:
+        MemoryError: there is no memory for it, which says nothing of what was to be read into it.
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    try:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+    except ValueError:  # more bytes than addresses
+        raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}") from None
     offset = -memory.ctypes.data % _ALIGNMENT
     return memory[offset : offset + size].view(dtype).reshape(shape)
 

@@ -16,6 +16,7 @@ from ckpt_core._storage import (
     most_chunk_bytes,
     open_array,
     refuse_blosc,
+    refuse_without_memory,
 )
 
 
@@ -45,6 +46,7 @@ def open_compressed(
         CheckpointCorrupt: zarr.json does not describe the array of the record, or the chunk claims
             to decode to more bytes than the record allows. That is checked here because TensorStore
             allocates the claimed size before it decodes.
+        MemoryError: this process has too little memory to decode one.
     """
     name, spec, chunk = item.name_of(leaf), item.specs[leaf], item.chunks[leaf]
     # index.get raises if the entry refers to a file outside the item
@@ -54,9 +56,12 @@ def open_compressed(
     chunk_bytes = math.prod(chunk) * spec.numpy_dtype.itemsize
     if chunk_bytes > most_chunk_bytes(index[key].size_bytes):
         raise CheckpointCorrupt(f"impossible chunk of {chunk_bytes} bytes in {key}", leaf=name)
+    refuse_without_memory(name, chunk_bytes)
     if (item.codecs[leaf] or "").startswith("blosc"):
         refuse_blosc(head(BLOSC_HEADER_BYTES), chunk_bytes, name)
-    array = open_array(location, name, context, cached=False, manifest=manifest)
+    array = open_array(
+        location, name, context, limit_bytes=chunk_bytes, cached=False, manifest=manifest
+    )
     layout = tuple(array.store.chunk_layout.write_chunk.shape or ())
     if array.shape != spec.stored_shape or layout != chunk:
         raise CheckpointCorrupt(

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._layout.regions import Region, region_shape, within
 from ckpt_core._load.checkpoint import DerivedItem, Recipe
 from ckpt_core._load.readers.buffers import aligned
 from ckpt_core._load.readers.extents import ExtentReader
 from ckpt_core._load.readers.filling import Share
 from ckpt_core._load.readers.wants import Array, Reads, Want
-from ckpt_core._tree import format_path
 
 _Jobs = list[Callable[[], None]]
 
@@ -60,11 +58,7 @@ class DerivedReader:
         planned: Reads = []
         for want in batch:
             dtype = want.dtype or self._item.specs[want.leaf].numpy_dtype
-            try:
-                parts = {region: aligned(region_shape(region), dtype) for region in want.regions}
-            except (MemoryError, ValueError) as error:
-                where = format_path(self._item.paths[want.leaf])
-                raise CheckpointCorrupt(f"leaf {where}: no memory for it", leaf=where) from error
+            parts = {region: aligned(region_shape(region), dtype) for region in want.regions}
             planned.append((want, parts, self._jobs(want.leaf, parts)))
         return planned
 

@@ -90,10 +90,7 @@ class ExtentReader:
 
     def _buffers(self, want: Want) -> dict[Region, Array]:
         dtype = want.dtype or self._item.specs[want.leaf].numpy_dtype
-        try:
-            return {region: aligned(region_shape(region), dtype) for region in want.regions}
-        except (MemoryError, ValueError) as error:
-            raise self._corrupt(want.leaf, f"no memory for {want.regions}") from error
+        return {region: aligned(region_shape(region), dtype) for region in want.regions}
 
     def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Callable[[], None]]:
         """Jobs that each read a few MiB of an array for all shares that need some of it."""

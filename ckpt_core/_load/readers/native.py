@@ -166,7 +166,7 @@ class NativeReader:
         keys = dict.fromkeys(key for keyed in parts.values() for key, _ in keyed)
         found = {key: self._chunks.find(leaf, prefix + key, chunk_size) for key in keys}
         dtype = want.dtype or spec.numpy_dtype
-        buffers = {region: self._room(leaf, region_shape(region), dtype) for region in regions}
+        buffers = {region: aligned(region_shape(region), dtype) for region in regions}
         shares: dict[str, list[BufferPart]] = {key: [] for key in keys}
         for region, keyed in parts.items():
             for key, part in keyed:
@@ -175,13 +175,6 @@ class NativeReader:
             full_key, extent = found[key]
             jobs += self._chunk_jobs(leaf, full_key, extent, of_chunk)
         return buffers
-
-    def _room(self, leaf: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An aligned buffer; CheckpointCorrupt if memory is too small for the recorded shape."""
-        try:
-            return aligned(shape, dtype)
-        except (MemoryError, ValueError) as error:
-            raise self._chunks.corrupt(leaf, f"no memory for {shape} of {dtype.name}") from error
 
     def _direct(self, leaf: int) -> bool:
         """Whether the leaf's chunks are stored as they are in memory."""
@@ -257,7 +250,7 @@ class NativeReader:
         if memory is not None:
             self._chunks.fill(leaf, key, extent, block.offset_bytes, memory, crc)
             return
-        values = self._room(leaf, (block.stop - block.start, *chunk[1:]), dtype)
+        values = aligned((block.stop - block.start, *chunk[1:]), dtype)
         memory = values.reshape(-1).view(np.uint8)
         self._chunks.fill(leaf, key, extent, block.offset_bytes, memory, crc)
         with np.errstate(all="ignore"):  # a cast that the caller asked for may overflow
@@ -302,7 +295,7 @@ class NativeReader:
         dtype = self._item.specs[leaf].numpy_dtype
         sole = sole_taker(shares, dtype)
         place = None if sole is None else sole.whole_chunk(chunk)
-        values = self._room(leaf, chunk, dtype) if place is None else place
+        values = aligned(chunk, dtype) if place is None else place
         values[...] = 0
         part = values[(*(slice(0, stop - start) for start, stop in region), ...)]
         read_region(array, region, name, part)

@@ -20,6 +20,7 @@ from ckpt_core._storage import (
     DataFiles,
     Extent,
     StoreFiles,
+    most_chunk_bytes,
     most_stored_bytes,
     read_index,
 )
@@ -74,7 +75,7 @@ class StoredChunks:
         except BaseException:
             self.files.close()
             raise
-        self._checked: set[str] = set()
+        self._there: dict[str, int] = {}  # how long the data files are that were looked at
         self._crcs = ItemChecksums(checkpoint, item, few=few)
 
     @property
@@ -104,6 +105,9 @@ class StoredChunks:
         elif extent.size_bytes > most_stored_bytes(chunk_size):
             what = f"{extent.size_bytes} bytes, too many for {chunk_size}"
             raise self.corrupt(leaf, f"chunk {key} has {what}")
+        elif chunk_size > most_chunk_bytes(extent.size_bytes):
+            what = f"{extent.size_bytes} bytes, too few for {chunk_size}"
+            raise self.corrupt(leaf, f"chunk {key} has {what}")
         if extent.file:
             file = f"{self._item.directory}/{extent.file}"
             listed = self._checkpoint.record.files.get(file)
@@ -113,8 +117,13 @@ class StoredChunks:
                 raise self.corrupt(
                     leaf, f"chunk {key} lies beyond the end of the file", extent.file
                 )
-            if extent.file not in self._checked:
-                self._check_file(leaf, extent.file)
+            if extent.file not in self._there:
+                try:  # before there is a buffer for it
+                    (self._there[extent.file],) = self.files.check([extent.file])
+                except CheckpointCorrupt as error:
+                    raise self.corrupt(leaf, str(error), extent.file) from error
+            if extent.offset + extent.size_bytes > self._there[extent.file]:
+                raise self.corrupt(leaf, "the file is truncated", extent.file)
         return key, extent
 
     def find_only(self, leaf: int) -> tuple[str, Extent]:
@@ -122,14 +131,6 @@ class StoredChunks:
         name, spec = self._item.name_of(leaf), self._item.specs[leaf]
         key = chunk_key((0,) * len(spec.stored_shape))
         return self.find(leaf, f"{name}/{key}" if name else key, spec.stored_bytes)
-
-    def _check_file(self, leaf: int, file: str) -> None:
-        """Checks, before anything reads the data file, that it is not longer than recorded."""
-        try:
-            self.files.check([file])
-        except CheckpointCorrupt as error:
-            raise self.corrupt(leaf, str(error), file) from error
-        self._checked.add(file)
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> list[int] | None:
         """The checksums of a chunk's blocks; None with ``Options(checksums=False)``.

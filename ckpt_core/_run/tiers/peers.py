@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._directory import this_machine, this_network
+from ckpt_core._directory import (
+    SECRET_FILE,
+    make_secret,
+    read_secret,
+    this_machine,
+    this_network,
+)
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._exchange import (
@@ -27,6 +36,11 @@ from ckpt_core._run.tiers.partners import choose_partner
 
 _CALL = "open local directories to each other"
 _SECRET_BYTES = 32
+_OPEN = (
+    "So the secret that protects local steps goes through jax's coordination service: whoever reaches the "
+    "coordinator's port can read it there, and fetch the local steps of every process. Set "
+    "Options(peer_secret_file=) to a file with 32 random bytes and the mode 0600, the same on each host"
+)
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
 
@@ -71,30 +85,52 @@ class Peers:
         return [peer.port > 0 for peer in self.everyone]
 
 
-def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
+def meet(
+    processes: Processes, options: Options, shelf: Shelf, directory: str | None = None
+) -> Peers:
     """Starts this process's server and learns where the others are; all processes must call it.
 
+    Args:
+        processes, options: of the run.
+        shelf: what this process gives.
+        directory: the persistent directory, where it is one of a file system: the secret is made there.
+
     Raises:
-        CheckpointError: ``Options.partners`` of a process gave no other process.
+        CheckpointError: ``Options.partners`` of a process gave no other process; or the processes have no
+            secret in common.
     """
     machine = this_machine()
     if processes.count == 1:
         return Peers((Peer(machine, "", 0),), "", (None,), None)
     tag = next_tag()
-    mine = json.dumps([machine, this_network(), route_to(coordinator_host())])
+    private, why, refused = _private(options, directory if processes.index == 0 else None)
+    mine = json.dumps([machine, this_network(), route_to(coordinator_host()), private is not None])
 
     def tell_all(texts: list[str]) -> str:
         found = [json.loads(text) for text in texts]
         return json.dumps([found, secrets.token_hex(_SECRET_BYTES)])
 
     answer = processes.gather_decide(tag, mine, tell_all, options.timeout_secs, _CALL)
-    found, secret = json.loads(answer)
+    found, nonce = json.loads(answer)
+    if private is None and found[0][3]:  # process 0 has made one meanwhile
+        private, why, refused = _private(options, directory)
+    secret = nonce if private is None else _derived(private, "fetch", nonce)
+    if private is None and processes.index == 0 and not refused:
+        logger.warning("local directories: %s. %s", why, _OPEN)
+    found = [told[:3] for told in found]
+    proof = "" if private is None else _derived(private, "proof", nonce)
     server, address = _serve(
         choose_address([told[1:] for told in found], processes.index), secret, shelf
     )
     try:
         everyone, partners = _introduce(
-            processes, options, tag, [told[0] for told in found], server, address
+            processes,
+            options,
+            tag,
+            [told[0] for told in found],
+            server,
+            (address, proof, why),
+            refused,
         )
     except BaseException:
         if server is not None:
@@ -102,6 +138,24 @@ def meet(processes: Processes, options: Options, shelf: Shelf) -> Peers:
         raise
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
     return Peers(everyone, secret, partners, server, idle_secs, processes.index)
+
+
+def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
+    """The secret that is in a file; else None, with why there is none, and why the file of the options is refused."""
+    given = options.peer_secret_file
+    if given is None and directory is None:
+        return None, "there is no file for a secret of the job", ""
+    try:
+        return read_secret(given or make_secret(directory or "")), "", ""
+    except (OSError, CheckpointError) as error:
+        if given is not None:  # raised on every process, once all have met
+            return None, "", f"has no secret: Options.peer_secret_file: {error}"
+        return None, f"{os.path.join(directory or '', SECRET_FILE)} holds no secret: {error}", ""
+
+
+def _derived(private: bytes, what: str, nonce: str) -> str:
+    """What only who knows the secret can compute; says nothing of the secret itself."""
+    return hmac.new(private, f"ckpt {what} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
 def _serve(address: str | None, secret: str, shelf: Shelf) -> tuple[Server | None, str]:
@@ -122,16 +176,22 @@ def _introduce(
     tag: str,
     machines: Sequence[str],
     server: Server | None,
-    address: str,
+    said: tuple[str, str, str],
+    refused: str,
 ) -> tuple[tuple[Peer, ...], tuple[int | None, ...]]:
-    """Tells all at which port this process serves, and who its partner is."""
+    """Tells all at which port this process serves, and who its partner is.
+
+    ``said``: at which address; the proof that it knows the secret, or nothing; and why it has none. ``refused``: why
+    this process cannot take part.
+    """
+    address, proof, why = said
     port = 0 if server is None else server.port
-    partner, error = None, ""
+    partner, error = None, refused
     try:
         partner = choose_partner(options.partners, machines, processes.index)
     except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
-    mine = json.dumps([address, port, partner, error])
+        error = error or f"has no partner: {type(raised).__name__}: {raised}"
+    mine = json.dumps([address, port, partner, error, proof, why])
     answer = processes.gather_decide(
         f"{tag}/ports",
         mine,
@@ -139,9 +199,12 @@ def _introduce(
         options.timeout_secs,
     )
     told: list[Any] = json.loads(answer)
+    proofs, reasons = [entry[4] for entry in told], [entry[5] for entry in told]
+    told = [entry[:4] for entry in told]
     failed = [(index, error) for index, (_, _, _, error) in enumerate(told) if error]
     if failed:
-        raise CheckpointError(f"process {failed[0][0]} has no partner: {failed[0][1]}")
+        raise CheckpointError(f"process {failed[0][0]} {failed[0][1]}")
+    _refuse_strangers(proofs, reasons)
     without = [index for index, (_, _, partner, _) in enumerate(told) if partner is None]
     if partner is not None and without:
         logger.warning(
@@ -152,3 +215,17 @@ def _introduce(
         for machine, (where, port, _, _) in zip(machines, told, strict=True)
     )
     return tuple(peers), tuple(partner for _, _, partner, _ in told)
+
+
+def _refuse_strangers(proofs: list[str], reasons: list[str]) -> None:
+    """Raises CheckpointError if the processes do not all know one secret, or all none."""
+    for index, proof in enumerate(proofs):
+        if proof != proofs[0]:
+            first, other = (
+                f"has {'a' if said else 'no'} secret{f' ({why})' if why else ''}"
+                for said, why in ((proofs[0], reasons[0]), (proof, reasons[index]))
+            )
+            raise CheckpointError(
+                f"process {index} {other} and process 0 {first}, not the same one: Options(peer_secret_file=) must "
+                "name a file with the same bytes on each host"
+            )

@@ -1,0 +1,150 @@
+"""JSON of files that anybody may have written: how deep and how many its values are is known before they are made.
+
+``scan_record`` is the fast parser of ckpt.json in the exact form that ckpt writes: each distinct leaf is parsed once.
+For any other form, even one additional blank, it raises, and the caller uses ``parse_json``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._options import MIB
+
+MOST_VALUES_BYTES = 1024 * MIB
+"""Limit of the memory that the values of one text may take; a million leaves of a record need less."""
+LIGHT_BYTES = 4 * MIB
+"""A text up to this length is not looked at: its values take 30 times as much at most."""
+_COSTS_BYTES = ((b"{", 232), (b"[", 80), (b'"', 32), (b",", 40), (b":", 48))
+"""What each such character may cost in CPython: an object of values, a list, half a text, a number, an entry."""
+_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def parse_json(
+    data: bytes,
+    file: str,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    errors: str = "surrogatepass",
+) -> Any:
+    """The value of a JSON file.
+
+    Args:
+        data: the text.
+        file: its name, for messages.
+        pairs: makes each object of its names and values; None for a dict.
+        errors: as for ``bytes.decode``.
+
+    Raises:
+        CheckpointCorrupt: invalid JSON, nested deeper than any program reads, or values beyond
+            ``MOST_VALUES_BYTES``.
+        MemoryError, RecursionError: this process has no memory or stack for what is sound.
+    """
+    if len(data) > LIGHT_BYTES:
+        refuse_heavy(data, file)
+    try:
+        return json.loads(data.decode(errors=errors), object_pairs_hook=pairs)
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{file}: not valid JSON: {error}", file=file) from error
+    except RecursionError as error:
+        refuse_deep(data, file, error)
+        raise
+
+
+def refuse_heavy(data: bytes, file: str) -> None:
+    """Raises CheckpointCorrupt if the values of a text could take more than ``MOST_VALUES_BYTES``."""
+    if (heavy := values_bytes(data)) > MOST_VALUES_BYTES:
+        raise CheckpointCorrupt(
+            f"{file}: the values in its {len(data)} bytes would take {heavy} bytes of memory, and can take "
+            f"{MOST_VALUES_BYTES} at most: it is damaged, and not parsed",
+            file=file,
+        )
+
+
+def values_bytes(data: bytes) -> int:
+    """Upper limit of the memory for the values of a text, by counting; they are not made."""
+    wide = (
+        not data.isascii() or b"\\u" in data
+    )  # one such character makes each of a text take 4 bytes
+    return len(data) * (4 if wide else 1) + sum(
+        cost * data.count(mark) for mark, cost in _COSTS_BYTES
+    )
+
+
+def refuse_deep(
+    data: bytes, file: str, error: RecursionError, most_depth: int | None = None
+) -> None:
+    """Raises CheckpointCorrupt if the text itself is why the stack did not suffice, not how deep the caller is.
+
+    Args:
+        data, file: the text and the name of its file.
+        error: what came of it.
+        most_depth: the depth of sound values; None for as deep as this interpreter reads at all.
+    """
+    most = max(1000, sys.getrecursionlimit()) if most_depth is None else most_depth
+    brackets = np.frombuffer(_TEXTS.sub(b"", data).translate(None, _NO_BRACKETS), np.uint8)
+    depths = np.cumsum(np.where(np.isin(brackets, list(b"[{")), 1, -1), dtype=np.int32)
+    if depths.max(initial=0) > most:
+        raise CheckpointCorrupt(
+            f"{file}: not valid JSON: {error}: it is nested more than {most} levels deep",
+            file=file,
+        ) from error
+
+
+Scan = Callable[[str, int], tuple[Any, int]]
+"""(text, start) -> (the value that begins at start, the position after it)."""
+
+_any: Scan = json.JSONDecoder().raw_decode
+_AFTER_LEAVES = ',"shardings":'
+
+
+def scan_record(text: str, make_leaf: Callable[[Any], Any]) -> Any:
+    """The value of a record; every item's ``leaves`` is a tuple of results of ``make_leaf``.
+
+    Raises:
+        ValueError: the text is not in the form that ckpt writes.
+        Exception: any error of ``make_leaf``.
+    """
+    leaves = functools.partial(_leaves, make=make_leaf)
+    item = functools.partial(_object, scan_of=lambda name: leaves if name == "leaves" else _any)
+    items = functools.partial(_object, scan_of=lambda _: item)
+    value, end = _object(text, 0, lambda name: items if name == "items" else _any)
+    if end != len(text):
+        raise ValueError(f"more than an object: it ends at {end}")
+    return value
+
+
+def _object(text: str, start: int, scan_of: Callable[[str], Scan]) -> tuple[dict[str, Any], int]:
+    """The object that begins at ``start``; ``scan_of`` gives the parser for each member's name."""
+    found: dict[str, Any] = {}
+    position, separator = start, "{"
+    while text.startswith(separator + '"', position):
+        name, position = _any(text, position + 1)
+        if not text.startswith(":", position):
+            raise ValueError(f"no value at {position}")
+        found[name], position = scan_of(name)(text, position + 1)
+        separator = ","
+    if not found or not text.startswith("}", position):
+        raise ValueError(f"no object at {start}")
+    return found, position + 1
+
+
+def _leaves(text: str, start: int, make: Callable[[Any], Any]) -> tuple[tuple[Any, ...], int]:
+    """The results of ``make`` for a list of lists; called once for entries with equal text."""
+    if text.startswith("[]" + _AFTER_LEAVES, start):
+        return (), start + 2
+    stop = text.find("]]" + _AFTER_LEAVES, start)
+    if stop < 0 or not text.startswith('[["', start):
+        raise ValueError(f"no leaves at {start}")
+    texts = text[start + 3 : stop].split('],["')
+    once = dict.fromkeys(texts)
+    values = json.loads('[["' + '],["'.join(once) + "]]")
+    made = dict(zip(once, map(make, values), strict=True))
+    return tuple(map(made.__getitem__, texts)), stop + 2

@@ -1,0 +1,137 @@
+"""Who reads a path while `overwrite=True` replaces the checkpoint there gets the old one or the new one, always.
+
+CheckpointNotFound is a FileNotFoundError, after which programs begin afresh; and nothing was damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.support.children import environment
+
+WRITER = """
+import sys
+import numpy as np
+import ckpt_core as ckpt
+from ckpt_core._directory import writing
+
+path, kind = sys.argv[1:]
+if kind == "two-renames":
+    writing.exchange = lambda *_: False
+options = ckpt.Options(durable=False)
+number = 0
+while True:
+    number += 1
+    state = {"a": np.full(5000, number), "b": [np.full(7, number), "text"], "c": np.full(300_000, number)}
+    ckpt.save(path, state, overwrite=True, options=options, metadata={"number": number})
+    print(number, flush=True)
+"""
+_SECS = 2.0
+_CALLS = 40
+"""At least so many calls of each kind, and as many more as the time allows."""
+
+
+def _whole(state: dict[str, Any]) -> None:
+    numbers = {*np.unique(state["a"]), *np.unique(state["b"][0]), *np.unique(state["c"])}
+    assert len(numbers) == 1, f"parts of several checkpoints: {numbers}"
+
+
+def _restore(path: str) -> None:
+    target = {
+        "a": np.zeros(5000, np.int64),
+        "b": [np.zeros(7, np.int64), ""],
+        "c": np.zeros(300_000, np.int64),
+    }
+    _whole(ckpt.restore(path, state=target)["state"])
+
+
+def _as_step(path: str) -> None:
+    directory, name = os.path.split(path)
+    with ckpt.Checkpointer(directory, read_only=True) as checkpointer:
+        assert checkpointer.all_steps() == [int(name)]
+        _whole(checkpointer.load(int(name)))
+
+
+def _verify(path: str) -> None:
+    report = ckpt.verify(path)
+    assert report.ok, report.problems
+
+
+CALLS: dict[str, Callable[[str], None]] = {
+    "load": lambda path: _whole(ckpt.load(path)),
+    "as_numpy": lambda path: _whole(ckpt.load(path, as_numpy=True)),
+    "load_async": lambda path: _whole(ckpt.load_async(path).result()),
+    "restore": _restore,
+    "inspect": lambda path: _number_is_there(ckpt.inspect(path)),
+    "verify": _verify,
+    "checkpointer": _as_step,
+}
+
+
+def _number_is_there(info: ckpt.CheckpointInfo) -> None:
+    assert info.metadata["number"] > 0 and len(info.items["state"].leaves) == 4
+
+
+@pytest.fixture(name="replaced", params=["exchange", "two-renames"])
+def make_replaced(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[str, Callable[[], int]]]:
+    """A path that another process replaces all the time, and how often it has."""
+    path = tmp_path / "run" / "3"
+    told = tmp_path / "told"
+    with told.open("w") as out:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), request.param],
+            stdout=out,
+            env=environment(),
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not told.read_text():
+            assert writer.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        yield str(path), lambda: len(told.read_text().split())
+        assert writer.poll() is None, "the writer has failed"
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_readers_see_the_old_or_the_new(replaced: tuple[str, Callable[[], int]], call: str) -> None:
+    path, count = replaced
+    CALLS[call](path)
+    before, calls, failed = count(), 0, list[str]()
+    until = time.monotonic() + _SECS
+    while time.monotonic() < until or calls < _CALLS:
+        calls += 1
+        try:
+            CALLS[call](path)
+        except Exception as error:
+            failed.append(f"{type(error).__name__}: {error}"[:300])
+    assert not failed, f"{len(failed)} of {calls} calls: {failed[:3]}"
+    assert count() - before >= 10, "it was hardly replaced meanwhile"
+
+
+def test_a_path_that_is_deleted_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(ckpt.CheckpointNotFound):
+        ckpt.load(tmp_path / "none")
+
+
+def test_damage_is_damage_though_nothing_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    ckpt.save(path, {"a": np.arange(10)})
+    (path / "ckpt.json").write_bytes(b"{}")
+    with pytest.raises(ckpt.CheckpointCorrupt):
+        ckpt.load(path)
+    assert not ckpt.verify(path).ok

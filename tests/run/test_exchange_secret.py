@@ -1,0 +1,254 @@
+"""Who reads the coordination service cannot fetch local steps, and strangers hold little memory.
+
+The service answers anybody who reaches the coordinator's port. So nothing that goes through it may be what a request
+must carry; only processes that can read a file of the job's user know that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import resource
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
+from ckpt_core._exchange import Connection, Key, Offered, Server
+from ckpt_core._run.tiers.peers import Peers, meet
+
+KEY = Key(3, "token", 1)
+
+
+class _Meeting:
+    """Agreements of threads that stand for processes; keeps all that a service would have seen."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.seen: list[str] = []
+        self._barrier = threading.Barrier(count)
+        self._texts: list[str] = [""] * count
+        self._answer = ""
+
+    def of(self, index: int) -> Any:
+        return _Process(self, index)
+
+    def gather(self, index: int, mine: str, decide: Callable[[list[str]], str]) -> str:
+        self._texts[index] = mine
+        self._barrier.wait(10)
+        if index == 0:
+            self._answer = decide(list(self._texts))
+            self.seen += [*self._texts, self._answer]
+        self._barrier.wait(10)
+        answer = self._answer
+        self._barrier.wait(10)
+        return answer
+
+
+class _Process:
+    def __init__(self, meeting: _Meeting, index: int) -> None:
+        self._meeting, self.index, self.count = meeting, index, meeting.count
+
+    def gather_decide(self, tag: str, mine: str, decide: Any, *_: Any) -> str:
+        return self._meeting.gather(self.index, mine, decide)
+
+
+def _met(
+    count: int, part: Path, options: list[ckpt.Options], directory: str | None = None
+) -> tuple[list[Peers], _Meeting]:
+    part.mkdir(exist_ok=True)
+    (part / "ckpt.json").write_bytes(b"weights")
+    offered = Offered(str(part), ("ckpt.json",))
+    meeting = _Meeting(count)
+
+    def one(index: int) -> Peers:
+        shelf = lambda key: offered if key == KEY else None  # noqa: E731
+        return meet(meeting.of(index), options[index], shelf, directory)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count))), meeting
+
+
+def _fetch(connection: Connection) -> bytes:
+    try:
+        return b"".join(connection.pieces(*KEY, 0))
+    finally:
+        connection.close()
+
+
+def _what_the_service_saw(seen: list[str]) -> set[str]:
+    """Every text in the messages, and every piece of one that could be a secret."""
+    found = set[str](seen)
+    for text in seen:
+        found.update(re.findall(r"[0-9a-zA-Z]{8,}", text))
+        found.update(str(part) for part in json.loads(text) if not isinstance(part, list))
+    return found
+
+
+@pytest.mark.parametrize("how", ["option", "directory"])
+def test_who_reads_the_service_cannot_fetch(tmp_path: Path, how: str) -> None:
+    options, directory = ckpt.Options(), str(tmp_path)
+    if how == "option":
+        secret = tmp_path / "secret"
+        secret.write_bytes(os.urandom(32))
+        secret.chmod(0o600)
+        options, directory = ckpt.Options(peer_secret_file=str(secret)), ""
+    peers, meeting = _met(3, tmp_path / "part", [options] * 3, directory or None)
+    try:
+        for one in peers:
+            for index in range(3):
+                assert _fetch(one.connect(index)) == b"weights"
+        private = (tmp_path / ("secret" if how == "option" else SECRET_FILE)).read_bytes()
+        for said in _what_the_service_saw(meeting.seen):
+            assert private.hex() not in said and peers[0].secret not in said
+            if said.isascii() and said.isprintable():
+                with pytest.raises(ConnectionError, match="403 Forbidden"):
+                    _fetch(Connection(peers[0].everyone[1], said))
+    finally:
+        for one in peers:
+            one.close()
+
+
+def test_another_meeting_has_another_secret(tmp_path: Path) -> None:
+    found = set[str]()
+    for _ in range(2):
+        peers, _meeting = _met(2, tmp_path / "part", [ckpt.Options()] * 2, str(tmp_path))
+        found.add(peers[0].secret)
+        for one in peers:
+            one.close()
+    assert len(found) == 2
+
+
+def test_without_a_file_the_log_says_what_is_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ckpt_core"):
+        peers, _ = _met(2, tmp_path / "part", [ckpt.Options()] * 2)
+    for one in peers:
+        one.close()
+    (record,) = [entry for entry in caplog.records if "peer_secret_file" in entry.getMessage()]
+    assert "whoever reaches the coordinator's port" in record.getMessage()
+    assert _fetch_fails_without(peers)
+
+
+def _fetch_fails_without(peers: list[Peers]) -> bool:
+    with pytest.raises(ConnectionError):
+        _fetch(Connection(peers[0].everyone[1], "nothing"))
+    return True
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_secret_that_others_can_read_is_refused_everywhere(tmp_path: Path, mode: int) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for file in (good, bad):
+        file.write_bytes(b"s" * 32)
+        file.chmod(0o600)
+    bad.chmod(mode)
+    options = [ckpt.Options(peer_secret_file=str(file)) for file in (good, bad)]
+    with pytest.raises(ckpt.CheckpointError, match=rf"process 1 has no secret: .*chmod 600 {bad}"):
+        _met(2, tmp_path / "part", options)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda file: file.write_bytes(b"short"), "has 5 bytes"),
+        (lambda file: None, "No such file"),
+        (lambda file: file.mkdir(), "no regular file"),
+        (lambda file: file.symlink_to("/etc/hostname"), "symbolic links|cannot"),
+    ],
+    ids=["short", "missing", "folder", "link"],
+)
+def test_what_is_no_secret_is_refused(tmp_path: Path, make: Any, told: str) -> None:
+    file = tmp_path / "file"
+    make(file)
+    if file.is_file() and not file.is_symlink():
+        file.chmod(0o600)
+    with pytest.raises(ckpt.CheckpointError, match=told):
+        _met(2, tmp_path / "part", [ckpt.Options(peer_secret_file=str(file))] * 2)
+
+
+def test_different_secrets_are_told(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(os.urandom(32))
+        file.chmod(0o600)
+    options = [ckpt.Options(peer_secret_file=str(file)) for file in files]
+    with pytest.raises(ckpt.CheckpointError, match="the same bytes on each host"):
+        _met(2, tmp_path / "part", options)
+    with pytest.raises(ckpt.CheckpointError, match="has no secret"):
+        _met(2, tmp_path / "part", [options[0], ckpt.Options()])
+
+
+def test_the_secret_of_a_directory_is_made_once_and_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            paths = set(pool.map(lambda _: make_secret(str(tmp_path)), range(32)))
+    finally:
+        os.umask(before)
+    (path,) = paths
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert len(read_secret(path)) == 32 and os.listdir(tmp_path) == [SECRET_FILE]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_strangers_hold_little_memory() -> None:
+    """Thirty-two that send heads without end, and never a secret."""
+    server = Server("127.0.0.1", "s" * 64, lambda _: None)
+    line = b"X-A: " + b"a" * 60_000 + b"\r\n"
+    strangers: list[socket.socket] = []
+    try:
+        before = _resident_bytes()
+        for _ in range(32):
+            one = socket.create_connection(("127.0.0.1", server.port), 10)
+            strangers.append(one)
+            one.settimeout(0.2)
+            try:
+                one.sendall(b"GET / HTTP/1.1\r\n")
+                for _ in range(90):
+                    one.sendall(line)
+            except OSError:  # it hung up, or reads no further
+                pass
+        time.sleep(0.3)
+        assert _resident_bytes() - before < 48 * 2**20
+    finally:
+        for one in strangers:
+            one.close()
+        server.close()
+
+
+def test_a_long_request_is_hung_up_on_and_a_usual_one_answered() -> None:
+    server = Server("127.0.0.1", "s" * 64, lambda _: None)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), 10) as one:
+            one.sendall(b"GET /" + b"a" * 5000)
+            with contextlib.suppress(ConnectionError):  # reset, since it read not all of it
+                assert one.recv(100) == b""
+        asked = b"GET /1/t/1/1 HTTP/1.1\r\nAuthorization: Bearer " + b"s" * 64 + b"\r\n\r\n"
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", server.port), 10) as one:
+                one.sendall(asked)
+                assert one.recv(1000).startswith(b"HTTP/1.1 404")
+        done = asked.replace(b"/1/1 ", b"/1/done ")
+        with socket.create_connection(("127.0.0.1", server.port), 10) as one:
+            for _ in range(100):  # each request of a connection has its own bound
+                one.sendall(done)
+                assert one.recv(1000).startswith(b"HTTP/1.1 200")
+    finally:
+        server.close()
