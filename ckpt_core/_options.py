@@ -81,8 +81,9 @@ class Options:
             ``(index, count) -> index of another process``. Copied in the background, which delays no step.
         peer_secret_file: with ``local_directory=`` and several processes, a file with at least 16 random bytes
             that only the job's user can read (mode 0600), the same on every host. Who does not know them cannot
-            fetch local steps. None: the secret goes through jax's coordination service, from which anybody who
-            reaches the coordinator's port can read it; a warning in the log says so.
+            fetch local steps. None: process 0 makes such a file, ``.ckpt-secret``, in the persistent directory
+            if that is in a file system. In a bucket the secret goes through jax's coordination service, from
+            which anybody who reaches the coordinator's port can read it; a warning in the log says so.
         partner_bytes_per_sec: maximum rate at which a process fetches such copies; None: no limit.
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and

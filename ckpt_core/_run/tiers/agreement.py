@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 
 from ckpt_core._errors import (
@@ -10,6 +11,12 @@ from ckpt_core._errors import (
     CheckpointNotFound,
     raised_by_a_handler,
 )
+
+
+_OF_THE_MACHINE = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
+)
+"""Errors of the system that say nothing about the files: too few descriptors, no memory, no permission."""
 
 
 def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
@@ -25,6 +32,8 @@ def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: T
     """
     if raised_by_a_handler(error) is not None:
         return "raise"  # it says nothing about the directory
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return "raise"
     if isinstance(error, CheckpointNotFound):
         return "" if there else "mend"  # there: only an item is missing
     if isinstance(error, (CheckpointCorrupt, OSError)):

@@ -72,7 +72,8 @@ class LocalTier:
         if not self._read_only:
             self._keeping.clean()
         self._offers = Offers(self._backend.read)
-        self._peers = meet(processes, options, self._offers.find)
+        shared = directory.path if directory.local and not directory.read_only else None
+        self._peers = meet(processes, options, self._offers.find, shared)
         self._close_peers = weakref.finalize(self, self._peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
