@@ -56,7 +56,8 @@ from ckpt_core._tree import (
 )
 from ckpt_core._tree.abstract import Placeholders
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import Match, Select, match, positions_of, selector
+from ckpt_core._tree.match import Match, match, positions_of
+from ckpt_core._tree.patterns import Select, selector
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -192,7 +193,7 @@ def _plan_strict(
             flat.paths,
             set_parts,
         )
-    return ItemPlan(item, outcome, found.source, given, targets, found)
+    return ItemPlan(item, outcome, found.source, given, targets, found, flat.paths)
 
 
 def _matched(

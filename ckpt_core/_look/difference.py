@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._load import load
-from ckpt_core._look.leaves import Leaf, Trees
+from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums, changed_bits
 from ckpt_core._look.statistics import NO_NUMBERS
 from ckpt_core._options import Options, checked_options
+from ckpt_core._tree.patterns import read_again
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ def compare(
         CheckpointCorrupt: the data is damaged.
     """
     chosen = checked_options(options)
+    only = read_again(only)
     one, other = Trees(a, only, chosen), Trees(b, only, chosen)
-    if not any(other.items.values()):  # what one side alone has is a difference
-        one.check_found()
+    check_found(only, one, other)  # what one side alone has is a difference
     pairs = _pairs(one, other)
     only_a = [name for name in one.items if name not in pairs]
     only_b = [name for name in other.items if name not in pairs.values()]

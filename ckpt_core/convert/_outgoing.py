@@ -23,7 +23,8 @@ from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
-from ckpt_core._tree.match import positions_of, selector
+from ckpt_core._tree.match import positions_of
+from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
 _PIECE_BYTES = 4 * MIB
@@ -81,9 +82,15 @@ def outgoing(
     saved = _item_of(opened, item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
+    only = read_again(only)
     positions = positions_of(saved.paths, saved.specs, selector(only, item=saved.name))
-    if not positions:
-        told = "there is no leaf in" if only is None else f"only={only!r} matches no leaf of"
+    idle = idle_patterns(only, [(saved.name, saved.paths)])
+    if idle or not positions:
+        told = (
+            f"only={idle or only!r} matches no leaf of"
+            if only is not None
+            else "there is no leaf in"
+        )
         raise CheckpointNotFound(f"{opened.path}: {told} {saved.name!r}")
     _refuse_kinds(opened, saved, positions, format)
     paths = [_text(saved, position) for position in positions]
