@@ -100,7 +100,7 @@ def selector(
     if callable(only):
         return lambda path, spec: only(format_path(path), spec)
     texts = [only] if isinstance(only, str) else list(only)
-    if not all(isinstance(text, str) for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"only={only!r}: patterns are text, such as 'params/**'")
     if not any(character in text for text in texts for character in "*?"):
         return Named(frozenset({*texts, *(text.removeprefix(f"{item}/") for text in texts)}), item)
