@@ -113,7 +113,8 @@ def load(
             changes the file; the file occupies disk space until the array is freed; and if another
             program truncates the file meanwhile, access to the array kills this process. Copy the
             array to be independent of the file.
-        cast: convert saved dtypes to those of ``like``.
+        cast: convert saved dtypes to those of ``like``, as ``astype`` does; an integer that would become another
+            number, and NaN where an integer is wanted, are refused.
         missing: if a leaf of ``like`` was not saved: ``"error"`` raises, ``"keep"`` returns the
             value that ``like`` holds.
         unexpected: if a saved leaf is not in ``like``: ``"error"`` raises, ``"ignore"`` skips it.

@@ -57,7 +57,8 @@ def execute(
             size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
         tally.count(size_bytes)
         leaves[result] = None  # drop the reference to the old array before the new one is made
-        value = value_of(spec, plan.targets[result], parts, item.paths[want.leaf])
+        path, cast = item.paths[want.leaf], request.rules.cast
+        value = value_of(spec, plan.targets[result], parts, path, cast=cast)
         leaves[result] = value
         if in_place is not None:
             in_place.take(plan, result, value, size_bytes)
