@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
+from ckpt_core._load.ambient import as_here
 from ckpt_core._load.checkpoint import Checkpoint
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Chosen, LoadJob, Opening, run
@@ -179,8 +180,10 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     )
     pending = PendingLoad(
         where,
-        lambda: load_checkpoint(
-            lambda: open_checkpoint(where, request.options), wanted, item, request
+        as_here(
+            lambda: load_checkpoint(
+                lambda: open_checkpoint(where, request.options), wanted, item, request
+            )
         ),
         "ckpt-load",
     )

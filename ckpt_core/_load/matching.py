@@ -17,13 +17,14 @@ from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedI
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.file_names import renamed_names, under_wanted_paths
 from ckpt_core._load.live_objects import Copies
-from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form
+from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.outcomes import (
     Containers,
     LiveObject,
     LiveTree,
     NumpyRandomState,
     Outcome,
+    PlainValues,
     RenamedDicts,
     Value,
 )
@@ -106,6 +107,10 @@ def plan_item(
             leaves are not raised, but returned in ``ItemPlan.match``.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
+        if wants_plain_values(saved, like):
+            plan = _plan_as_saved(saved, replace(request, only=None))
+            plan.outcome = PlainValues(plan.outcome)
+            return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, Value(...))

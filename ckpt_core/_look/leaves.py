@@ -15,14 +15,14 @@ from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format import orbax_write
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import MIB, Options
 from ckpt_core._storage import new_context
-from ckpt_core._tree import Path, format_path
+from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
 from ckpt_core._tree.match import positions_of
 from ckpt_core._tree.patterns import idle_patterns, selector
@@ -96,6 +96,15 @@ class Trees:
                 self.items[name] = self._leaves(item, only)
             else:
                 self.others[name] = item.form
+
+    def root(self, item: str) -> Node | None:
+        """The structure of an item, with the types of its containers; None if its format has none."""
+        saved = self._saved[item]
+        return saved.root if isinstance(saved, NativeItem) else None
+
+    def chosen(self, item: str) -> list[Path]:
+        """Paths of the leaves that ``only`` takes."""
+        return [self._saved[item].paths[leaf.place] for leaf in self.items[item]]
 
     @property
     def paths(self) -> list[tuple[str, Sequence[Path]]]:

@@ -10,6 +10,7 @@ import typer
 
 from ckpt_core._copy import copy_checkpoint, same_save
 from ckpt_core._directory import SIGNS, Backend, resolve
+from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
 from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
@@ -35,6 +36,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> i
         _copy_one(source, target)
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
+    _copy_run_metadata(source, target)
     for step in sorted({*steps}) or ours.all():
         ours.refuse_absent(step)
         path = ours.path(step)
@@ -47,6 +49,23 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> i
                 f"{theirs.path(step)} is another save than {path}: delete it first, or copy to another place"
             )
     return 0
+
+
+def _copy_run_metadata(source: str, target: str) -> None:
+    """Copies what is said of the run as a whole, if the target has nothing of the kind."""
+    (ours, told), (theirs, there) = (
+        (place, read_run_metadata(backend_of(place[1]), place[0]))
+        for place in (resolve(source), resolve(target))
+    )
+    if told is None or told == there:
+        return
+    if there is None:
+        write_run_metadata(backend_of(theirs[1]), theirs[0], told)
+        console().print(f"{ours[0]} -> {theirs[0]}: metadata of the run", markup=False)
+    else:
+        console().print(
+            f"{theirs[0]} has other metadata of the run, which stays", markup=False, soft_wrap=True
+        )
 
 
 def _copy_one(source: str, target: str) -> None:
