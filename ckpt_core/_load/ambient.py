@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,5 +31,5 @@ def as_here(work: Callable[[], Result]) -> Callable[[], Result]:
 def _wide(jax: Any) -> Any:
     found = getattr(jax, "enable_x64", None)
     if found is None:  # jax before 0.8.2
-        from jax.experimental import enable_x64 as found
+        found = importlib.import_module("jax.experimental").enable_x64
     return found

@@ -121,10 +121,10 @@ def compare(
     leaves: list[LeafDifference] = []
     structure: list[NodeDifference] = []
     for name_a, name_b in pairs.items():
-        roots = one.root(name_a), other.root(name_b)
-        if roots[0] is not None and roots[1] is not None:
-            chosen_paths = one.chosen(name_a) + other.chosen(name_b)
-            structure += differing_nodes(name_a, *roots, None if only is None else chosen_paths)
+        root_a, root_b = one.root(name_a), other.root(name_b)
+        if root_a is not None and root_b is not None:
+            paths = None if only is None else one.chosen(name_a) + other.chosen(name_b)
+            structure += differing_nodes(name_a, root_a, root_b, paths)
         mine, theirs = _by_path(one.items[name_a], other.items[name_b])
         only_a += [f"{name_a}/{leaf.path}" for path, leaf in mine.items() if path not in theirs]
         only_b += [f"{name_b}/{leaf.path}" for path, leaf in theirs.items() if path not in mine]
