@@ -78,7 +78,9 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
             return only
         if isinstance(only, ExtentItem):
-            return only  # such files have no items: whatever the caller calls it
+            return replace(
+                only, name=name
+            )  # such files have no items: whatever the caller calls it
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
@@ -120,13 +122,15 @@ def plan_item(
         if _adapters.adapter_for(like) is not None:
             like, copies = copies(like), None
     if saved.form == "numpy_key":
+        assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
-        plan = _plan_as_saved(_described(checkpoint, tree, context), request)
+        plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
         plan.outcome = NumpyRandomState(plan.outcome)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
-    item = _described(checkpoint, saved, context)
+    # arrays of an Orbax item are opened to learn the spec of every leaf
+    item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
     adapter = _adapters.adapter_for(like)
@@ -144,11 +148,6 @@ def plan_item(
     expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
-
-
-def _described(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
-    """The item with the spec of every leaf; arrays of an Orbax item are opened to learn it."""
-    return with_specs(checkpoint, item, context) if isinstance(item, OrbaxItem) else item
 
 
 def _unread(item: SavedItem) -> Any:

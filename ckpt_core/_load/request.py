@@ -10,7 +10,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._load.planned import NO_STATE
-from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
+from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options, refuse_arguments
 from ckpt_core._slow import Activity
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import Select, read_again
@@ -106,6 +106,12 @@ def make_request(
     return replace(request, name_rules=rules_from(rules))
 
 
+_OF_RESTORES = (
+    *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
+    *("strict_latest", "sharding", "as_numpy"),
+)
+
+
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -123,6 +129,7 @@ def collect_targets(
             "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
             f"{METRICS_ARE_NUMBERS}"
         )
+    refuse_arguments(named, _OF_RESTORES, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen
