@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-import sys
+import inspect
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import FrameType
@@ -38,8 +38,10 @@ class RestoreReport:
 _UNPACKS = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
 
 
-def _is_unpacked(caller: FrameType) -> bool:
+def _is_unpacked(caller: FrameType | None) -> bool:
     """Whether the caller stands at ``a, b = restored``, by which it would get names; only its code tells."""
+    if caller is None:
+        return False
     code = caller.f_code.co_code
     return 0 <= caller.f_lasti < len(code) and code[caller.f_lasti] in _UNPACKS
 
@@ -93,7 +95,8 @@ class Restored(Mapping[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        if _is_unpacked(sys._getframe(1)):
+        frame = inspect.currentframe()
+        if frame is not None and _is_unpacked(frame.f_back):
             first = next(iter(self._values), "state")
             raise TypeError(
                 f"a Restored gives the names of its items, {', '.join(self._values)}, and not their values: write "

@@ -22,9 +22,9 @@ def make_restored(tmp_path: Path) -> ckpt.Restored:
 
 def test_names_are_not_unpacked_for_values(restored: Any):
     with pytest.raises(TypeError, match=r"params = restored\['params'\]"):
-        params, opt = restored
+        _params, _opt = restored
     with pytest.raises(TypeError, match=r"restored\.values\(\)"):
-        (params, *_rest) = restored
+        (_params, *_rest) = restored
     with pytest.raises(TypeError, match="names of its items, params, opt"):
         [(_params, _opt), _other] = [restored, 1]
 
