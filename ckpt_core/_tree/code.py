@@ -96,7 +96,7 @@ def advice_for(value: Any) -> str:
         )
     return (
         "convert it to an array or a plain value, leave it out, or give its class get_state() and "
-        "set_state()"
+        "set_state(), or ckpt.register an adapter for it"
     )
 
 
