@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckpt_core import events as events
     from ckpt_core._adapters import Adapter as Adapter
     from ckpt_core._adapters import Stateful as Stateful
+    from ckpt_core._adapters import register as register
     from ckpt_core._background.pending import PendingLoad as PendingLoad
     from ckpt_core._background.pending import PendingSave as PendingSave
     from ckpt_core._errors import BarrierTimeout as BarrierTimeout
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "_adapters": ("Adapter", "Stateful"),
+    "_adapters": ("Adapter", "Stateful", "register"),
     "_background.pending": ("PendingLoad", "PendingSave"),
     "_errors": (
         "BarrierTimeout",

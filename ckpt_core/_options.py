@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -286,3 +287,55 @@ METRICS_ARE_NUMBERS = (
     "it alike"
 )
 """Advice in messages about an object passed as ``metrics=``."""
+
+
+CHECKPOINTER_ARGUMENTS = frozenset(
+    (
+        *(
+            "directory",
+            "save_interval_steps",
+            "max_to_keep",
+            "keep_period",
+            "best_metric",
+            "best_mode",
+        ),
+        *("save_policy", "keep_policy", "step_prefix", "step_format_fixed_length", "asynchronous"),
+        *("read_only", "local_directory"),
+    )
+)
+_SETTINGS = frozenset(Options.__dataclass_fields__)
+
+
+def refuse_arguments(names: Iterable[str], arguments: Iterable[str], cutoff: float) -> None:
+    """Refuses names of items, given by keyword, that were meant as arguments.
+
+    Args:
+        names: the keywords.
+        arguments: those of the called function, which a name may not resemble.
+        cutoff: how alike, from 0 to 1.
+
+    Raises:
+        TypeError: a name is one of a field of ``Options`` or of an argument of ``Checkpointer``, or almost that of an
+            argument.
+    """
+    for name in names:
+        by_items = f"an item of this name is passed as items={{{name!r}: ...}}"
+        if name in _SETTINGS:
+            raise TypeError(
+                f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...); {by_items}"
+            )
+        if name in CHECKPOINTER_ARGUMENTS:
+            raise TypeError(
+                f"{name}= is an argument of ckpt.Checkpointer(...), and no item: pass it there; {by_items}"
+            )
+        close = difflib.get_close_matches(name, arguments, n=1, cutoff=cutoff)
+        if close:
+            raise TypeError(
+                f"{name!r} looks like the argument {close[0]!r}: to save an item of this name, "
+                f"pass items={{{name!r}: ...}}"
+            )
+        setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.9)
+        if setting:
+            raise TypeError(
+                f"{name!r} looks like the setting {setting[0]!r}: pass options=ckpt.Options({setting[0]}=...); {by_items}"
+            )

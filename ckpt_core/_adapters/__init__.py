@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ckpt_core._adapters import verbs as verbs
-from ckpt_core._errors import UnsupportedLeaf
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._tree import Below, Path
 
 GROUP = "ckpt_core.adapters"
@@ -102,24 +102,96 @@ _LEAVES = (np.random.Generator, np.random.RandomState)
 
 
 @functools.cache
-def _installed() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+def _installed() -> dict[str, list[EntryPoint]]:
+    """The entry points by root package; an installation that is found twice counts once."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        found.setdefault(entry.name, {})[entry.value] = entry
+    return {name: list(entries.values()) for name, entries in found.items()}
+
+
+_registered: dict[str, Adapter] = {}
+"""The adapters of the program itself, by the name of their class."""
+
+
+def register(adapter: Adapter) -> None:
+    """From now on ``adapter`` saves and restores the objects whose classes it accepts, in this process.
+
+    For the classes of one program; a package names its adapter in the entry-point group ``ckpt_core.adapters``
+    instead. It goes before installed ones. Registering one whose class has the same name replaces the earlier one,
+    as a cell of a notebook does that runs again.
+
+    Raises:
+        TypeError: ``adapter`` is a class, or lacks ``accepts``, ``get_state`` or ``set_state``.
+
+    Example:
+        >>> import ckpt_core as ckpt, tempfile
+        >>> class Counter:
+        ...     def __init__(self, count): self.count = count
+        >>> class CounterAdapter:
+        ...     def accepts(self, cls): return issubclass(cls, Counter)
+        ...     def get_state(self, obj): return {"count": obj.count}
+        ...     def set_state(self, obj, state): obj.count = state["count"]
+        >>> ckpt.register(CounterAdapter())
+        >>> path = tempfile.mkdtemp() + "/checkpoint"
+        >>> ckpt.save(path, counter=Counter(3))
+        >>> ckpt.restore(path, counter=Counter(0))["counter"].count
+        3
+    """
+    name = getattr(adapter, "__qualname__", type(adapter).__qualname__)
+    if isinstance(adapter, type):
+        raise TypeError(f"register takes an object, not a class: write ckpt.register({name}())")
+    lacking = [
+        verb
+        for verb in ("accepts", "get_state", "set_state")
+        if not callable(getattr(adapter, verb, None))
+    ]
+    if lacking:
+        raise TypeError(
+            f"a {name} is no adapter, for it has no {' and no '.join(lacking)}: see ckpt.Adapter for what they do"
+        )
+    _registered[f"{type(adapter).__module__}.{name}"] = adapter
+    _for_class.cache_clear()
 
 
 @functools.lru_cache(maxsize=4096)
 def _for_class(cls: type) -> Any:
     if issubclass(cls, _LEAVES):
         return None
+    own = {name: adapter for name, adapter in _registered.items() if adapter.accepts(cls)}
+    if own:
+        return _only(own, cls, "registered")
     for base in cls.__mro__:
-        entry = _installed().get(base.__module__.partition(".")[0])
-        if entry is not None:
+        entries = _installed().get(base.__module__.partition(".")[0], ())
+        found: dict[str, Any] = {}
+        for entry in entries:
             adapter = entry.load()
             if adapter.accepts(cls):
-                return adapter
+                found[entry.value] = adapter
+        if found:
+            return _only(found, cls, "installed")
     has_verbs = callable(getattr(cls, "get_state", None)) and callable(
         getattr(cls, "set_state", None)
     )
     return _STATEFUL if has_verbs else None
+
+
+def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
+    """The only adapter of a class; which of two saves an object must not be chance.
+
+    Raises:
+        CheckpointError: there are several.
+    """
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{len(found)} adapters are {how} for {cls.__module__}.{cls.__qualname__}: {', '.join(sorted(found))}. "
+            + (
+                "Uninstall the package of all but one, or ckpt.register the one that you want"
+                if how == "installed"
+                else "Register one of them, or let their accepts() tell the classes apart"
+            )
+        )
+    return next(iter(found.values()))
 
 
 def adapter_for(obj: Any) -> Adapter | None:

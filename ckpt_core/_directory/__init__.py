@@ -19,7 +19,6 @@ from ckpt_core._directory.hardlinks import identify as identify
 from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
-from ckpt_core._directory.leftovers import SIGNS as SIGNS
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import is_locked as is_locked
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
@@ -33,6 +32,8 @@ from ckpt_core._directory.posix import refuse_file as refuse_file
 from ckpt_core._directory.private_file import SECRET_FILE as SECRET_FILE
 from ckpt_core._directory.private_file import make_secret as make_secret
 from ckpt_core._directory.private_file import read_secret as read_secret
+from ckpt_core._directory.signs import SIGNS as SIGNS
+from ckpt_core._directory.signs import is_meant as is_meant
 from ckpt_core._directory.step_names import is_file_name as is_file_name
 from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace

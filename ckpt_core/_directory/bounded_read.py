@@ -59,6 +59,22 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     return data
 
 
+def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes | None:
+    """The first bytes of a regular file; None if there is none."""
+    path = os.path.join(directory, name)
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, *_LEADS_NOWHERE):
+            return None
+        raise
+    try:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.read(descriptor, most_bytes) if regular else None
+    finally:
+        os.close(descriptor)
+
+
 def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
     """The bytes of a file that should have this size, 4 MiB at a time; one more if it is longer.
 

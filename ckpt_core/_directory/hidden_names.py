@@ -35,6 +35,7 @@ _EARLIER_LABEL_CHARACTERS = 100
 
 
 _REMOTE = ("memory://", "s3://", "gs://")
+_ONE_SLASH = re.compile(r"(memory|s3|gs|gcs|file|https?|hdfs|abfss?|az):/(?!/)")
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
@@ -61,6 +62,18 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     scheme, separator, _ = text.partition("://")
     if separator and scheme.isalnum():
         raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
+    shortened = _ONE_SLASH.match(text)
+    if shortened is not None:
+        rest = text[shortened.end() :]
+        meant = (
+            f"write {shortened[1]}://{rest}"
+            if f"{shortened[1]}://" in _REMOTE
+            else f"write /{rest}"
+        )
+        raise RefusedArgument(
+            f"{text!r} is a URL that lost a slash, as in a pathlib.Path, and would be a local folder called "
+            f"{shortened[1]}: {meant}, as text (or ./{text} for that folder)"
+        )
     where = os.path.abspath(os.path.expanduser(text))
     if "\\" in where:
         raise RefusedArgument(

@@ -12,16 +12,8 @@ from collections.abc import Iterable
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import is_dead, lives
+from ckpt_core._directory.signs import SIGNS
 from ckpt_core._directory.syscalls import remove
-
-SIGNS = (
-    "ckpt.json",
-    "_CHECKPOINT_METADATA",
-    "_METADATA",
-    "orbax.checkpoint",
-    "commit_success.txt",
-)
-"""File names that mark a directory as a checkpoint; one of them is enough."""
 
 
 def is_vacant(path: str) -> bool:

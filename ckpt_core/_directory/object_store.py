@@ -24,6 +24,7 @@ from ckpt_core._directory.backend import Look
 from ckpt_core._directory.locks import Claim
 from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import introduction, this_owner
+from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.store_attempt import (
     COMMIT,
     DESCRIPTION,
@@ -86,11 +87,13 @@ class ObjectStoreBackend:
         self._refuse_inside(path)
         keys = self._open(path)
         record, version = keys.get_version(RECORD)
+        present = keys.list()
+        if record is not None or COMMIT in present or _TREE in present:
+            _refuse_another(path, keys, present, record)
         if record is not None and not overwrite:
             raise CheckpointExists(
                 f"{path} exists already: choose another path, or pass overwrite=True to replace it"
             )
-        present = keys.list()
         replaced: list[str] = []
         if overwrite and (record is not None or _is_of_orbax(keys, present)):
             removed = {*remove_dead_attempts(keys, present)}
@@ -350,6 +353,21 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
         )
     with tidying():
         keys.delete(strays(keys, present))
+
+
+def _refuse_another(path: str, keys: Keys, present: list[str], record: bytes | None) -> None:
+    """Raises CheckpointExists for keys of somebody else that have names of a checkpoint's: they would be deleted."""
+    known = {name for name in present if name in SIGNS}
+
+    def read(name: str) -> bytes | None:
+        return record if name == RECORD else keys.get(name) if name in known else None
+
+    if not is_meant(read):
+        raise CheckpointExists(
+            f"{path} holds no checkpoint ({', '.join(sorted(present)[:5])}), whose {', '.join(sorted(known))} is "
+            "another file of that name: choose another path, or move it away; overwrite=True replaces "
+            "checkpoints only"
+        )
 
 
 def _is_of_orbax(keys: Keys, present: list[str]) -> bool:

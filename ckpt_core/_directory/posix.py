@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.backend import Look
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
-from ckpt_core._directory.leftovers import SIGNS as _SIGNS
 from ckpt_core._directory.locks import Claim, LockFile, deleting, is_locked, reading
+from ckpt_core._directory.signs import SIGNS as _SIGNS
 from ckpt_core._directory.syscalls import remove, remove_tree
 from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
 from ckpt_core._directory.writing import (

@@ -7,6 +7,7 @@ from typing import Any
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import dump_json, parse_json
 
 _FOLDER = "metadata"
@@ -36,6 +37,7 @@ def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
         TypeError: ``value`` is not a dict of plain JSON values.
     """
     try:
+        refuse_keys(value)
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"metadata must be plain JSON values: {error}") from error

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
-from ckpt_core._directory.leftovers import SIGNS
+from ckpt_core._directory.bounded_read import read_beginning
+from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.syscalls import exchange, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
 
@@ -236,9 +237,12 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
     if not _holds_something(path):
         return
     inside = os.listdir(path)
-    if not any(sign in inside for sign in SIGNS):  # overwrite=True would not help
+    named = [sign for sign in SIGNS if sign in inside]
+    # what is replaced is deleted: the name of a file is not enough for that
+    if not named or not is_meant(lambda name: read_beginning(path, name)):
+        told = f", whose {named[0]} is another file of that name" if named else ""
         raise CheckpointExists(
-            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}): "
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}){told}: "
             "choose another path, or move it away; overwrite=True replaces checkpoints only"
         )
     if not overwrite:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._format.limits import MOST_BYTES
 from ckpt_core._options import codec_parts
-from ckpt_core._tree.leaves import KINDS, LeafSpec, dtype_from_name, leaf_spec
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, KINDS, LeafSpec, dtype_from_name, leaf_spec
 
 _MAX_DIMENSIONS = 64
 _NUMBERS = frozenset({int})
@@ -84,3 +85,22 @@ def _checked_leaf(
     if codec is not None:
         codec_parts(codec)  # raises for unknown codecs
     return LeafRecord(spec, chunk, sharding, codec)
+
+
+def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int, ...], ...]:
+    """The groups of leaves that were one object, from the record.
+
+    Raises:
+        ValueError, TypeError: ckpt did not write the entry.
+    """
+    groups = tuple(tuple(group) for group in value)
+    positions = [position for group in groups for position in group]
+    if any(type(n) is not int or not 0 <= n < len(leaves) for n in positions):
+        raise ValueError("a shared leaf that is not there")
+    if len(set(positions)) < len(positions) or any(len(group) < 2 for group in groups):
+        raise ValueError("leaves are shared twice, or with none")
+    for group in groups:
+        specs = {leaves[position].spec for position in group}
+        if len(specs) > 1 or next(iter(specs)).kind not in CHANGEABLE_KINDS:
+            raise ValueError("leaves of several kinds cannot be one object")
+    return groups

@@ -22,7 +22,7 @@ from ckpt_core._format.apart import apart
 from ckpt_core._format.json_text import LIGHT_BYTES, refuse_heavy, scan_record
 from ckpt_core._format.json_text import parse_json as parse_json
 from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
-from ckpt_core._format.leaf_record import load_leaf
+from ckpt_core._format.leaf_record import checked_shared, load_leaf
 from ckpt_core._format.limits import (
     MOST_BYTES,
     SHORT_BYTES,
@@ -102,6 +102,7 @@ class ItemRecord:
         codec: name of the compression of all leaves without their own, or None.
         process_count: number of processes that wrote the item.
         notes: of the form ``files``: names of the files that are not the user's, but for Orbax.
+        shared: positions of leaves that were one object, a group for each object.
     """
 
     form: str
@@ -112,6 +113,7 @@ class ItemRecord:
     codec: str | None = None
     process_count: int = 1
     notes: tuple[str, ...] = ()
+    shared: tuple[tuple[int, ...], ...] = ()
 
     @property
     def specs(self) -> list[LeafSpec]:
@@ -302,6 +304,7 @@ def _dump_item(item: ItemRecord) -> dict[str, Any]:
         "shardings": item.shardings,
         **({"notes": item.notes} if item.notes else {}),  # since 0.2
         **({"statics": found} if (found := dump_statics(item.tree)) else {}),  # since 0.2
+        **({"shared": item.shared} if item.shared else {}),  # since 0.2
     }
 
 
@@ -399,4 +402,5 @@ def _load_item(value: dict[str, Any], bounds: TreeBounds) -> ItemRecord:
         codec=value["codec"],
         process_count=count,
         notes=tuple(map(file_name, value.get("notes", ()))),
+        shared=checked_shared(value["shared"], leaves) if "shared" in value else (),
     )

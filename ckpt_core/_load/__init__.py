@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
+from ckpt_core._load.ambient import as_here
 from ckpt_core._load.checkpoint import Checkpoint
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Chosen, LoadJob, Opening, run
@@ -113,7 +114,8 @@ def load(
             changes the file; the file occupies disk space until the array is freed; and if another
             program truncates the file meanwhile, access to the array kills this process. Copy the
             array to be independent of the file.
-        cast: convert saved dtypes to those of ``like``.
+        cast: convert saved dtypes to those of ``like``, as ``astype`` does; an integer that would become another
+            number, and NaN where an integer is wanted, are refused.
         missing: if a leaf of ``like`` was not saved: ``"error"`` raises, ``"keep"`` returns the
             value that ``like`` holds.
         unexpected: if a saved leaf is not in ``like``: ``"error"`` raises, ``"ignore"`` skips it.
@@ -178,8 +180,10 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     )
     pending = PendingLoad(
         where,
-        lambda: load_checkpoint(
-            lambda: open_checkpoint(where, request.options), wanted, item, request
+        as_here(
+            lambda: load_checkpoint(
+                lambda: open_checkpoint(where, request.options), wanted, item, request
+            )
         ),
         "ckpt-load",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import shlex
 
 from ckpt_core._directory import Backend, refuse_file
 from ckpt_core._errors import CheckpointNotFound
@@ -56,8 +57,14 @@ def refuse_file_for_steps(path: str) -> None:
 
 def _file(path: str) -> tuple[str, str]:
     """What kind of file this is, by its suffix, and how to load it."""
-    whose, advice = _FILES.get(os.path.splitext(path)[1].lower(), ("", ""))
-    return f"file of {whose}" if whose else "file", advice
+    whose = _LIBRARIES.get(os.path.splitext(path)[1].lower())
+    if whose is None:
+        return "file", ""
+    imported = f"{os.path.splitext(os.path.basename(path))[0]}-imported"
+    return f"file of {whose}", (
+        f"make a checkpoint of it with `ckpt import {shlex.quote(path)} {shlex.quote(imported)}`, or "
+        "ckpt.convert.import_weights, and load that"
+    )
 
 
 def _what_is(path: str, backend: Backend) -> str:
@@ -73,7 +80,14 @@ def _what_is(path: str, backend: Backend) -> str:
     return f"it holds {shown}, and nothing that ckpt or Orbax writes"
 
 
-_NUMPY = ("numpy", "load it with numpy.load, and save what it holds with ckpt.save")
-_TORCH = ("PyTorch", "load it with torch.load, and save what it holds with ckpt.save")
-_FILES = {".npz": _NUMPY, ".npy": _NUMPY, ".pt": _TORCH, ".pth": _TORCH, ".ckpt": _TORCH}
-"""Suffixes of files that users mistake for checkpoints: the library, and how to read the file."""
+_LIBRARIES = {
+    **{".npz": "numpy", ".npy": "numpy", ".pt": "PyTorch", ".pth": "PyTorch", ".bin": "PyTorch"},
+    **{
+        ".ckpt": "PyTorch",
+        ".msgpack": "Flax",
+        ".eqx": "Equinox",
+        ".h5": "Keras",
+        ".keras": "Keras",
+    },
+}
+"""Suffixes of files that users mistake for checkpoints, and the library that writes such."""

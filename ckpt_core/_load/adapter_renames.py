@@ -10,7 +10,8 @@ from ckpt_core import _adapters
 from ckpt_core._load.checkpoint import OrbaxItem, SavedItem
 from ckpt_core._tree import Path, flatten, format_path, stored_paths
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.match import MatchRules, Select
+from ckpt_core._tree.match import MatchRules
+from ckpt_core._tree.patterns import Select
 
 
 def align(

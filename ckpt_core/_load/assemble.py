@@ -12,12 +12,16 @@ from ckpt_core._layout.regions import Region
 from ckpt_core._lazy import jax
 from ckpt_core._load.targets import Target, refuse_narrowing
 from ckpt_core._tree import Path, format_path
+from ckpt_core._tree.casts import converted
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name, from_host_array
 
 Array = np.ndarray[Any, Any]
+_PYTHON_FLOATS = ("float", "complex")
 
 
-def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path) -> Any:
+def value_of(
+    saved: LeafSpec, target: Target, parts: dict[Region, Array], path: Path, *, cast: bool
+) -> Any:
     """The value of one leaf.
 
     Args:
@@ -25,6 +29,10 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
         target: what it shall become.
         parts: the stored data of each region of ``target.regions``, in host memory.
         path: path of the leaf, for messages.
+        cast: whether the caller asked for casts; if not, a Python float becomes no other number.
+
+    Raises:
+        StructureMismatch: values do not fit the wanted dtype.
     """
     spec = target.spec
     if spec.kind == "key":
@@ -35,7 +43,7 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
     if spec.kind == "jax" and parts and spec.dtype == saved.dtype == saved.stored_dtype:
         logical = parts  # stored, saved and wanted dtype are one: no conversion
     else:
-        logical = _logical(saved, spec, parts, path)
+        logical = _logical(saved, spec, parts, path, cast)
     if spec.kind == "jax":
         dtype = None if logical else dtype_from_name(spec.dtype or saved.dtype)
         if saved.detail == "weak" and spec.dtype == saved.dtype and logical:
@@ -53,13 +61,28 @@ def value_of(saved: LeafSpec, target: Target, parts: dict[Region, Array], path: 
 
 
 def _logical(
-    saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path
+    saved: LeafSpec, spec: LeafSpec, parts: dict[Region, Array], path: Path, cast: bool
 ) -> dict[Region, Array]:
     """The stored parts, converted to the saved dtype, or to that of the target if it has one."""
-    return {
-        region: _converted(as_logical(part, saved), saved, spec, path)
-        for region, part in parts.items()
-    }
+    made: dict[Region, Array] = {}
+    lost: list[Array] = []
+    for region, part in parts.items():
+        made[region], beyond = _converted(as_logical(part, saved), saved, spec, cast)
+        lost += [beyond] if beyond.size else []
+    if lost:
+        raise _does_not_fit(saved, spec, lost, path, cast)
+    return made
+
+
+def _does_not_fit(
+    saved: LeafSpec, spec: LeafSpec, lost: list[Array], path: Path, cast: bool
+) -> StructureMismatch:
+    count, first = sum(beyond.size for beyond in lost), lost[0].flat[0]
+    told = f"{saved}, of which {count:,} do not fit, such as {first}" if saved.shape else str(first)
+    advice = "A saved number does not fit the wanted dtype."
+    if saved.kind in _PYTHON_FLOATS and not cast:
+        advice += " cast=True rounds it, unless it is too large."
+    return StructureMismatch([Mismatch(format_path(path), "dtype", told, str(spec))], advice=advice)
 
 
 def _host_value(array: Array, spec: LeafSpec) -> Any:
@@ -70,33 +93,15 @@ def _host_value(array: Array, spec: LeafSpec) -> Any:
     return from_host_array(array, spec)
 
 
-def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, path: Path) -> Array:
-    """The array in the wanted dtype.
-
-    Raises:
-        StructureMismatch: an integer changes its value in the wanted dtype.
-    """
+def _converted(array: Array, saved: LeafSpec, spec: LeafSpec, cast: bool) -> tuple[Array, Array]:
+    """The array in the wanted dtype, and the values that are lost by that."""
     if not spec.dtype or spec.kind == "bytes" or saved.kind == "key":
-        return array
+        return array, array.reshape(-1)[:0]
     dtype = dtype_from_name(spec.dtype)
-    if array.dtype == dtype:
-        return array
-    with np.errstate(all="ignore"):
-        converted = array.astype(dtype)
-    # a cast between floats rounds, as the caller asked; a changed integer would be wrong data
-    whole_numbers = "iu"
-    if array.dtype.kind in whole_numbers and (
-        saved.kind in ("int", "bigint") or dtype.kind in whole_numbers
-    ):
-        lost = np.asarray(converted != array)
-        if lost.any():
-            difference = Mismatch(
-                format_path(path), "dtype", f"{saved} {array[lost].flat[0]}", str(spec)
-            )
-            raise StructureMismatch(
-                [difference], advice="The saved number does not fit the wanted dtype."
-            )
-    return converted
+    number = saved.kind in _PYTHON_FLOATS
+    # what jit makes of a Python float is weakly typed, and rounded: such a target asks for that
+    rounds = not number or cast or spec.detail == "weak"
+    return converted(array, dtype, rounds=rounds, overflows=not number)
 
 
 def as_jax(array: Array, where: str) -> Any:

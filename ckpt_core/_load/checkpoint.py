@@ -36,6 +36,7 @@ class SavedItem:
         shardings: saved sharding of each leaf, as read from JSON, or None.
         names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
         directory: directory of the item, relative to the checkpoint.
+        shared: positions of leaves that were one object, a group for each object.
     """
 
     name: str
@@ -46,6 +47,7 @@ class SavedItem:
     shardings: Sequence[dict[str, Any] | None] = ()
     names: Sequence[str] = ()
     directory: str = ""
+    shared: Sequence[Sequence[int]] = ()
 
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""

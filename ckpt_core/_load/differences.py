@@ -13,16 +13,23 @@ from ckpt_core._load.request import Request
 from ckpt_core._load.without_value import WITHOUT_VALUE
 from ckpt_core._tree import format_path
 from ckpt_core._tree.match import Idle, MatchRules
+from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 
 
 def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
-    """Raises CheckpointNotFound if ``only=`` matches no leaf of any item: it is a mistake."""
-    if any(position is not None for plan in plans for position in plan.positions):
+    """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf of any item."""
+    trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
+    whole = [(plan.item.name, [()]) for plan in plans if plan.item.form != "tree"]
+    idle = idle_patterns(request.only, [*trees, *whole])
+    if not idle and any(position is not None for plan in plans for position in plan.positions):
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
     shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
+    told = [request.only] if isinstance(request.only, str) or not idle else idle
+    advice = "; ".join(filter(None, (advice_on_pattern(pattern, paths) for pattern in idle)))
     raise CheckpointNotFound(
-        f"{checkpoint.path}: only={request.only!r} matches no leaf; leaves are {shown}"
+        f"{checkpoint.path}: only={', '.join(map(repr, told))} matches no leaf; leaves are {shown}"
+        + (f". {advice}" if advice else "")
     )
 
 

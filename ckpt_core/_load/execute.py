@@ -20,9 +20,9 @@ from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.wants import Reading, Want
 from ckpt_core._load.request import Request, Tally
-from ckpt_core._load.targets import dtype_while_read
+from ckpt_core._load.targets import SavedLeaf, dtype_while_read
 from ckpt_core._tree import format_path
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, from_text
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
 
 
 def execute(
@@ -45,6 +45,7 @@ def execute(
     """
     item = plan.item
     leaves = list(plan.kept)
+    shared = shared_results(plan) if item.shared else ()
     _read_texts(checkpoint, plan, leaves)
     wants = _wants(checkpoint, plan, request)
     # if no array is wanted, the database is not opened
@@ -57,13 +58,39 @@ def execute(
             size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
         tally.count(size_bytes)
         leaves[result] = None  # drop the reference to the old array before the new one is made
-        value = value_of(spec, plan.targets[result], parts, item.paths[want.leaf])
+        path, cast = item.paths[want.leaf], request.rules.cast
+        value = value_of(spec, plan.targets[result], parts, path, cast=cast)
         leaves[result] = value
         if in_place is not None:
             in_place.take(plan, result, value, size_bytes)
     if in_place is not None:
         in_place.end_of_item()
+    for first, *others in shared:
+        for other in others:
+            leaves[other] = leaves[first]
     return leaves
+
+
+def shared_results(plan: ItemPlan) -> list[list[int]]:
+    """Groups of positions in the result that become one object, as they were when they were saved.
+
+    With a target they do so where the target, too, holds one object there. Arrays of jax cannot be
+    changed, and are left alone.
+    """
+    at = {
+        position: result for result, position in enumerate(plan.positions) if position is not None
+    }
+    found: list[list[int]] = []
+    for group in plan.item.shared:
+        by_target: dict[int, list[int]] = {}
+        for result in (at[position] for position in group if position in at):
+            target = plan.targets.get(result)
+            if target is None or target.spec.kind in CHANGEABLE_KINDS:
+                held = plan.kept[result]
+                one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
+                by_target.setdefault(id(one), []).append(result)
+        found += by_target.values()
+    return found
 
 
 def wanted_chunks(

@@ -17,13 +17,14 @@ from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedI
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.file_names import renamed_names, under_wanted_paths
 from ckpt_core._load.live_objects import Copies
-from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form
+from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.outcomes import (
     Containers,
     LiveObject,
     LiveTree,
     NumpyRandomState,
     Outcome,
+    PlainValues,
     RenamedDicts,
     Value,
 )
@@ -56,7 +57,8 @@ from ckpt_core._tree import (
 )
 from ckpt_core._tree.abstract import Placeholders
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import Match, Select, match, positions_of, selector
+from ckpt_core._tree.match import Match, match, positions_of
+from ckpt_core._tree.patterns import Select, selector
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
 """Leaves of targets that are taken as they are, beside those of jax."""
@@ -76,7 +78,9 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
         if checkpoint.single and len(checkpoint.items) == 1 and name in ("state", "default"):
             return only
         if isinstance(only, ExtentItem):
-            return only  # such files have no items: whatever the caller calls it
+            return replace(
+                only, name=name
+            )  # such files have no items: whatever the caller calls it
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
         hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
@@ -105,6 +109,10 @@ def plan_item(
             leaves are not raised, but returned in ``ItemPlan.match``.
     """
     if isinstance(like, Files | Json | SavedFiles | type):
+        if wants_plain_values(saved, like):
+            plan = _plan_as_saved(saved, replace(request, only=None))
+            plan.outcome = PlainValues(plan.outcome)
+            return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
         return ItemPlan(saved, Value(...))
@@ -114,13 +122,15 @@ def plan_item(
         if _adapters.adapter_for(like) is not None:
             like, copies = copies(like), None
     if saved.form == "numpy_key":
+        assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
-        plan = _plan_as_saved(_described(checkpoint, tree, context), request)
+        plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
         plan.outcome = NumpyRandomState(plan.outcome)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
-    item = _described(checkpoint, saved, context)
+    # arrays of an Orbax item are opened to learn the spec of every leaf
+    item = with_specs(checkpoint, saved, context) if isinstance(saved, OrbaxItem) else saved
     if like is NOT_SAVED:
         return _plan_as_saved(item, request)
     adapter = _adapters.adapter_for(like)
@@ -138,11 +148,6 @@ def plan_item(
     expand = _adapters.expander(like, lambda: _unread(item), stand_in=copies, live=live)
     flat = flatten(like, expand=expand, keep=True)
     return _plan_strict(item, flat, like, request, live, checkpoint.path)
-
-
-def _described(checkpoint: Checkpoint, item: SavedItem, context: Any) -> SavedItem:
-    """The item with the spec of every leaf; arrays of an Orbax item are opened to learn it."""
-    return with_specs(checkpoint, item, context) if isinstance(item, OrbaxItem) else item
 
 
 def _unread(item: SavedItem) -> Any:
@@ -192,7 +197,7 @@ def _plan_strict(
             flat.paths,
             set_parts,
         )
-    return ItemPlan(item, outcome, found.source, given, targets, found)
+    return ItemPlan(item, outcome, found.source, given, targets, found, flat.paths)
 
 
 def _matched(

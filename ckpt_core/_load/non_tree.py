@@ -24,6 +24,7 @@ from ckpt_core._load.files import saved_files
 from ckpt_core._load.outcomes import Pipeline, Value
 from ckpt_core._load.planned import NOT_SAVED, ItemPlan
 from ckpt_core._load.readers.orbax import read_special
+from ckpt_core._tree import Node
 
 _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
 
@@ -44,6 +45,25 @@ def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: 
         return ItemPlan(saved, Value(json_value(checkpoint, saved)))
     assert isinstance(saved, OrbaxItem)  # ckpt itself writes none of the other forms
     return ItemPlan(saved, Value(_special_value(checkpoint, saved, context)))
+
+
+_PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})
+_PLAIN_NODES = frozenset({"dict", "list", "tuple", "leaf", "none"})
+
+
+def wants_plain_values(saved: SavedItem, like: Any) -> bool:
+    """Whether the target says ``Json``, and the item is a tree that JSON could hold.
+
+    A ``Json`` that was loaded is a plain value: saved again as it is, without ``Json`` around it, it is a tree.
+    """
+    if names_a_form(like) != "json" or saved.form != "tree" or not isinstance(saved, NativeItem):
+        return False
+    return all(spec.kind in _PLAIN_LEAVES for spec in saved.specs) and _is_plain(saved.root)
+
+
+def _is_plain(node: Node) -> bool:
+    keys = node.kind != "dict" or all(isinstance(key, str) for key in node.keys)
+    return node.kind in _PLAIN_NODES and keys and all(map(_is_plain, node.children))
 
 
 def refuse_other_form(checkpoint: Checkpoint, saved: SavedItem, like: Any) -> None:

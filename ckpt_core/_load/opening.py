@@ -178,6 +178,7 @@ def _native_item(name: str, item: ItemRecord) -> NativeItem:
         codecs=item.codecs,
         process_count=item.process_count,
         notes=item.notes,
+        shared=item.shared,
     )
 
 

@@ -108,6 +108,22 @@ class NumpyRandomState:
 
 
 @dataclass(frozen=True)
+class PlainValues:
+    """A tree of plain values, as JSON would give it back."""
+
+    saved: Outcome
+
+    def make(self, leaves: list[Any]) -> Any:
+        return _as_json(self.saved.make(leaves))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_json(part) for key, part in value.items()}
+    return list(map(_as_json, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
 class LiveTree:
     """A target that contains live objects, or is one; ``make`` sets them.
 

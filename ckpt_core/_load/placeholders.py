@@ -11,7 +11,8 @@ from ckpt_core._results import LeafInfo
 from ckpt_core._tree import FlatTree, Path, format_path
 from ckpt_core._tree.abstract import Placeholders, as_abstract
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.match import MatchRules, Select, renamed_path
+from ckpt_core._tree.match import MatchRules, renamed_path
+from ckpt_core._tree.patterns import Select
 
 
 def as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:

@@ -10,6 +10,7 @@ from ckpt_core._errors import Mismatch
 from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.outcomes import Outcome
 from ckpt_core._load.targets import Target
+from ckpt_core._tree import Path
 from ckpt_core._tree.match import Match
 
 
@@ -37,6 +38,7 @@ class ItemPlan:
         kept: the target's leaves, by position in the result; leaves that are read replace theirs.
         targets: dtype, sharding and regions of each leaf that is read, by position in the result.
         match: what the report needs; None without a target.
+        paths: of the target's leaves, which patterns may name; empty without a target.
     """
 
     item: SavedItem
@@ -45,6 +47,7 @@ class ItemPlan:
     kept: list[Any] = field(default_factory=list[Any])
     targets: dict[int, Target] = field(default_factory=dict[int, Target])
     match: Match | None = None
+    paths: Sequence[Path] = ()
 
     @property
     def mismatches(self) -> Sequence[Mismatch]:

@@ -10,9 +10,10 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._load.planned import NO_STATE
-from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options
+from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options, refuse_arguments
 from ckpt_core._slow import Activity
-from ckpt_core._tree.match import MatchRules, Select, renamer
+from ckpt_core._tree.match import MatchRules, renamer
+from ckpt_core._tree.patterns import Select, read_again
 
 Only = str | Iterable[str] | Select | type | None
 Rename = Mapping[str, str] | Callable[[str], str] | None
@@ -94,8 +95,7 @@ def make_request(
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
-    if isinstance(only, list):
-        only = list(only)  # the caller may change its list while a background load runs
+    only = None if only is None else read_again(only)
     strict = MatchRules(renamer(rename), cast, missing, unexpected)
     renames = None if rename is None or callable(rename) else dict(rename)
     request = Request(strict, only, checked_options(options), sharding, as_numpy, renames=renames)
@@ -104,6 +104,12 @@ def make_request(
     if rename is not None:
         raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
     return replace(request, name_rules=rules_from(rules))
+
+
+_OF_RESTORES = (
+    *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
+    *("strict_latest", "sharding", "as_numpy"),
+)
 
 
 def collect_targets(
@@ -123,6 +129,7 @@ def collect_targets(
             "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
             f"{METRICS_ARE_NUMBERS}"
         )
+    refuse_arguments(named, _OF_RESTORES, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen

@@ -13,7 +13,8 @@ from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.targets import SavedLeaf
 from ckpt_core._tree import FlatTree, format_path
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.match import Match, Select
+from ckpt_core._tree.match import Match
+from ckpt_core._tree.patterns import Select
 
 WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 """Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""

@@ -8,14 +8,16 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_core._load import load
-from ckpt_core._look.leaves import Leaf, Trees
+from ckpt_core._look.leaves import Leaf, Trees, check_found
 from ckpt_core._look.numbers import PairSums, changed_bits
 from ckpt_core._look.statistics import NO_NUMBERS
+from ckpt_core._look.structure import NodeDifference, differing_nodes
 from ckpt_core._options import Options, checked_options
+from ckpt_core._tree.patterns import read_again
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Difference:
         leaves: those that both have.
         others: items that are no trees of arrays: whether they are the same; None: they were not compared.
         metadata: whether the metadata are the same.
+        structure: containers, keys and static fields that differ; of checkpoints of ckpt.
     """
 
     a: str
@@ -69,6 +72,7 @@ class Difference:
     leaves: list[LeafDifference]
     others: dict[str, bool | None]
     metadata: bool
+    structure: list[NodeDifference] = field(default_factory=list[NodeDifference])
 
     @property
     def changed(self) -> list[LeafDifference]:
@@ -82,7 +86,7 @@ class Difference:
     @property
     def same(self) -> bool:
         """Whether nothing differs of what was compared. Metadata are told, and do not count."""
-        apart = self.only_a or self.only_b or self.changed
+        apart = self.only_a or self.only_b or self.changed or self.structure
         return not apart and False not in self.others.values()
 
 
@@ -108,14 +112,19 @@ def compare(
         CheckpointCorrupt: the data is damaged.
     """
     chosen = checked_options(options)
+    only = read_again(only)
     one, other = Trees(a, only, chosen), Trees(b, only, chosen)
-    if not any(other.items.values()):  # what one side alone has is a difference
-        one.check_found()
+    check_found(only, one, other)  # what one side alone has is a difference
     pairs = _pairs(one, other)
     only_a = [name for name in one.items if name not in pairs]
     only_b = [name for name in other.items if name not in pairs.values()]
     leaves: list[LeafDifference] = []
+    structure: list[NodeDifference] = []
     for name_a, name_b in pairs.items():
+        root_a, root_b = one.root(name_a), other.root(name_b)
+        if root_a is not None and root_b is not None:
+            paths = None if only is None else one.chosen(name_a) + other.chosen(name_b)
+            structure += differing_nodes(name_a, root_a, root_b, paths)
         mine, theirs = _by_path(one.items[name_a], other.items[name_b])
         only_a += [f"{name_a}/{leaf.path}" for path, leaf in mine.items() if path not in theirs]
         only_b += [f"{name_b}/{leaf.path}" for path, leaf in theirs.items() if path not in mine]
@@ -129,7 +138,14 @@ def compare(
         others = _compare_others(one, other, shared, chosen) if shared else {}
     same_metadata = one.metadata == other.metadata
     return Difference(
-        one.path, other.path, sorted(only_a), sorted(only_b), leaves, others, same_metadata
+        one.path,
+        other.path,
+        sorted(only_a),
+        sorted(only_b),
+        leaves,
+        others,
+        same_metadata,
+        structure,
     )
 
 

@@ -15,16 +15,17 @@ from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format import orbax_write
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import MIB, Options
 from ckpt_core._storage import new_context
-from ckpt_core._tree import format_path
+from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical
-from ckpt_core._tree.match import positions_of, selector
+from ckpt_core._tree.match import positions_of
+from ckpt_core._tree.patterns import idle_patterns, selector
 
 Array = np.ndarray[Any, Any]
 PIECE_BYTES = 32 * MIB
@@ -95,12 +96,20 @@ class Trees:
                 self.items[name] = self._leaves(item, only)
             else:
                 self.others[name] = item.form
-        self._only = only
 
-    def check_found(self) -> None:
-        """Raises CheckpointNotFound if no leaf is as asked for."""
-        if self._only is not None and not any(self.items.values()):
-            raise CheckpointNotFound(f"{self.path}: only={self._only!r} matches no leaf")
+    def root(self, item: str) -> Node | None:
+        """The structure of an item, with the types of its containers; None if its format has none."""
+        saved = self._saved[item]
+        return saved.root if isinstance(saved, NativeItem) else None
+
+    def chosen(self, item: str) -> list[Path]:
+        """Paths of the leaves that ``only`` takes."""
+        return [self._saved[item].paths[leaf.place] for leaf in self.items[item]]
+
+    @property
+    def paths(self) -> list[tuple[str, Sequence[Path]]]:
+        """Each tree's name, and the paths of all its leaves, chosen or not."""
+        return [(name, item.paths) for name, item in self._saved.items()]
 
     def _leaves(self, item: SavedItem, only: str | Iterable[str] | None) -> list[Leaf]:
         document: Any = None
@@ -144,3 +153,11 @@ class Trees:
                 for (_, parts), spec in zip(read, specs, strict=True):
                     (array,) = parts.values()
                     yield as_logical(array, spec)
+
+
+def check_found(only: Any, *sides: Trees) -> None:
+    """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf on any side."""
+    idle = idle_patterns(only, [tree for side in sides for tree in side.paths])
+    if idle or (only is not None and not any(any(side.items.values()) for side in sides)):
+        where = ", ".join(side.path for side in sides)
+        raise CheckpointNotFound(f"{where}: only={idle or only!r} matches no leaf")

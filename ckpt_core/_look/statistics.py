@@ -8,9 +8,10 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ckpt_core._look.leaves import Trees
+from ckpt_core._look.leaves import Trees, check_found
 from ckpt_core._look.numbers import Sums
 from ckpt_core._options import Options, checked_options
+from ckpt_core._tree.patterns import read_again
 
 NO_NUMBERS = frozenset({"key", "bytes"})
 
@@ -63,8 +64,9 @@ def leaf_statistics(
         CheckpointNotFound: no checkpoint; ``only`` matches nothing.
         CheckpointCorrupt: the data is damaged.
     """
+    only = read_again(only)
     trees = Trees(path, only, checked_options(options))
-    trees.check_found()
+    check_found(only, trees)
     for item, leaves in trees.items.items():
         numeric = [
             leaf for leaf in leaves if leaf.text is None and leaf.spec.kind not in NO_NUMBERS

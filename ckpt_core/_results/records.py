@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from ckpt_core._results import notebook
@@ -30,6 +33,17 @@ class RestoreReport:
 
     def _repr_html_(self) -> str:
         return notebook.of_report(self)
+
+
+_UNPACKS = frozenset(dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX"))
+
+
+def _is_unpacked(caller: FrameType | None) -> bool:
+    """Whether the caller stands at ``a, b = restored``, by which it would get names; only its code tells."""
+    if caller is None:
+        return False
+    code = caller.f_code.co_code
+    return 0 <= caller.f_lasti < len(code) and code[caller.f_lasti] in _UNPACKS
 
 
 class Restored(Mapping[str, Any]):
@@ -81,6 +95,13 @@ class Restored(Mapping[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
+        frame = inspect.currentframe()
+        if frame is not None and _is_unpacked(frame.f_back):
+            first = next(iter(self._values), "state")
+            raise TypeError(
+                f"a Restored gives the names of its items, {', '.join(self._values)}, and not their values: write "
+                f"{first} = restored[{first!r}] for each of them, or take restored.values()"
+            )
         return iter(self._values)
 
     def __len__(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._background.pending import PendingSave
-from ckpt_core._options import Options, checked_options
+from ckpt_core._options import Options, checked_options, refuse_arguments
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.protocol import PreparedSave, prepare_save
@@ -145,6 +144,8 @@ def collect_items(
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
+    if named:
+        refuse_arguments(named, _ARGUMENTS, 0.8)
     chosen = {**(items or {}), **named}
     if not isinstance(state, _Nothing):
         if chosen:
@@ -155,13 +156,6 @@ def collect_items(
         return {"state": state}
     if not chosen:
         raise TypeError("nothing to save: pass a state, or named items such as model=model")
-    for name in named:
-        close = difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.8)
-        if close:
-            raise TypeError(
-                f"{name!r} looks like the argument {close[0]!r}: to save an item of this name, "
-                f"pass items={{{name!r}: ...}}"
-            )
     for name in chosen:
         check_item_name(name)
     return chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpt_core._tree import Path, format_path
-from ckpt_core._tree.match import pattern_to_regex
+from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
 
 Rules = Mapping[str, str | None]
 """For each pattern of paths, the codec of the leaves that it matches; None for no compression."""
@@ -27,15 +27,13 @@ def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None
 
 def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> None:
     """Raises ValueError if a pattern matches no leaf of any item: it is a mistake."""
-    names = [_names(item, path) for item, paths in items for path in paths]
-    for pattern in rules:
-        matches = pattern_to_regex(pattern).fullmatch
-        if not any(matches(inside) or matches(full) for inside, full in names):
-            shown = ", ".join(inside for inside, _ in names[:5])
-            raise ValueError(
-                f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {shown}"
-                f"{', ...' if len(names) > 5 else ''}"
-            )
+    trees = list(items)
+    for pattern in idle_patterns(list(rules), trees):
+        names = [format_path(path) for _, paths in trees for path in paths]
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ValueError(
+            f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {shown}"
+        )
 
 
 def _names(item: str, path: Path) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, res
 from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_write
+from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import RECORD_FILE, RESERVED_FOLDERS, ItemRecord
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
@@ -176,7 +177,10 @@ def frozen_metadata(metadata: Any) -> Any:
     Raises:
         TypeError: the metadata is not JSON.
     """
+    if metadata is None:
+        return None
     try:
+        refuse_keys(metadata)
         return json.loads(json.dumps(metadata))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"metadata must be plain JSON values: {error}") from error

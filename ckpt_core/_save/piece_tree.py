@@ -48,8 +48,15 @@ class PieceTree:
 
     def add(self, part: PreparedItem) -> None:
         assert part.plan is not None
-        _, paths, specs, shardings, stored = part.plan.signature
-        self._grown.add(part.record.tree, list(zip(paths, specs, shardings, stored, strict=True)))
+        signature = part.plan.signature
+        paths = signature.paths
+        objects: list[object] = [None] * len(paths)
+        for group in signature.shared:
+            one = object()
+            for position in group:
+                objects[position] = one
+        columns = (paths, signature.specs, signature.shardings, signature.stored, objects)
+        self._grown.add(part.record.tree, list(zip(*columns, strict=True)))
         self._paths |= zip(part.names, map(format_path, paths), strict=True)
         self._texts |= part.texts
 
@@ -57,7 +64,12 @@ class PieceTree:
         """The item of all parts, without its arrays."""
         root, leaves = self._grown.whole()
         columns = [tuple(leaf[column] for leaf in leaves) for column in range(4)]
-        plan = plan_item(self.first.name, TreeSignature(root, *columns), job)
+        places: dict[object, list[int]] = {}
+        for position, leaf in enumerate(leaves):
+            if leaf[4] is not None:
+                places.setdefault(leaf[4], []).append(position)
+        shared = tuple(map(tuple, places.values()))
+        plan = plan_item(self.first.name, TreeSignature(root, *columns, shared=shared), job)
         return replace(
             self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from ckpt_core._directory import (
     Attempt,
@@ -17,6 +16,7 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._format.orbax_write import COMMIT_FILE
+from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._options import MIB
@@ -38,7 +38,7 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
         UnsupportedLeaf: JSON cannot hold a value or a key.
     """
     try:
-        _refuse_keys(item.value)
+        refuse_keys(item.value)
         data = json.dumps(item.value, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedLeaf(
@@ -50,25 +50,6 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
         files |= dict.fromkeys(NOTES, data)
     record = ItemRecord("json", NONE, process_count=job.writers.count)
     return PreparedItem(name, record, state_files=files)
-
-
-def _refuse_keys(value: Any) -> None:
-    """Raises TypeError for a key that is no text: two keys could become one."""
-    waiting = [(value, 0)]
-    while waiting:
-        one, depth = waiting.pop()
-        if depth > _MOST_DEPTH:
-            raise ValueError("it is nested too deep, or contains itself")
-        if isinstance(one, dict):
-            for key in one:
-                if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r} is {type(key).__name__}")
-            waiting += [(part, depth + 1) for part in one.values()]
-        elif isinstance(one, list | tuple):
-            waiting += [(part, depth + 1) for part in one]
-
-
-_MOST_DEPTH = 200
 
 
 def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> PreparedItem:

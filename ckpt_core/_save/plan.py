@@ -26,7 +26,7 @@ from ckpt_core._layout.writers import WriterTurns, shared_chunk_bytes
 from ckpt_core._save.compression import codecs_of
 from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
-from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, describe
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
 
 _REMEMBERED = 8
 """Number of plans in the cache: a Checkpointer saves few different items."""
@@ -45,6 +45,8 @@ class TreeSignature(NamedTuple):
         shardings: for each leaf that is a jax array or a PRNG key array, its sharding and whether
             it is committed to these devices; None for other leaves.
         stored: the same for the array that is stored, which for a PRNG key array is its key data.
+        shared: positions of leaves that are one and the same object, which its owner can change; a
+            group for each such object.
     """
 
     root: Node
@@ -52,6 +54,7 @@ class TreeSignature(NamedTuple):
     specs: tuple[LeafSpec, ...]
     shardings: tuple[tuple[Any, bool] | None, ...]
     stored: tuple[Any, ...]
+    shared: tuple[tuple[int, ...], ...] = ()
 
     def __hash__(self) -> int:
         # hashing all leaves would cost more than comparing with the few plans in the cache
@@ -179,6 +182,7 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
     data = list(flat.leaves)
     classes: set[type] = set()  # array classes whose aval determines the spec
     alike: dict[int, tuple[Any, LeafSpec]] = {}  # by id of the aval, which the value keeps alive
+    places: dict[int, list[int]] = {}  # by id of an object that can be changed: where it stands
     before: Any = None  # sharding of the previous array: most arrays have the same one
     was_committed, where = True, None
     for position, leaf in enumerate(flat.leaves):
@@ -195,6 +199,8 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
         bound = _bound(leaf) if spec.kind in ("jax", "key") else None
         specs.append(spec)
         placed.append(bound)
+        if spec.kind in CHANGEABLE_KINDS:
+            places.setdefault(id(leaf), []).append(position)
         if spec.kind == "jax" and (aval := getattr(leaf, "aval", None)) is not None:
             classes.add(type(leaf))
             alike[id(aval)] = aval, spec
@@ -203,7 +209,12 @@ def signature_of(flat: FlatTree) -> tuple[TreeSignature, list[Any]]:
             bound = _bound(data[position])
         stored.append(bound)
     signature = TreeSignature(
-        flat.root, tuple(flat.paths), tuple(specs), tuple(placed), tuple(stored)
+        flat.root,
+        tuple(flat.paths),
+        tuple(specs),
+        tuple(placed),
+        tuple(stored),
+        tuple(tuple(group) for group in places.values() if len(group) > 1),
     )
     return signature, data
 
@@ -300,6 +311,7 @@ def plan_tree(
         tuple(saved),
         common,
         1 if own else process_count,
+        shared=signature.shared,
     )
     return TreePlan(names, tuple(planned), record, tuple(described_shardings), signature, own)
 

@@ -61,6 +61,8 @@ def _build(node: Node, leaves: Iterator[Any], resolve: Callable[[Node], Any] | N
             return _stand_in(node)(*children)
         case "custom" if node.keys and all(isinstance(key, int) for key in node.keys):
             return children
+        case "custom" if len(set(node.keys)) < len(node.keys):
+            return children  # a dict would hold the last of those that share a key
         case _:
             return _saved_dict(node, children)
 

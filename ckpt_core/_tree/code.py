@@ -89,9 +89,14 @@ def advice_for(value: Any) -> str:
         )
     if isinstance(value, Files | Json | SavedFiles):
         return "it is an item, and cannot be a leaf of a tree: pass it by a name of its own"
+    if isinstance(value, Iterator):
+        return (
+            "an iterator of Python cannot be set back to where it was: pass the data iterator that is inside of it, "
+            "such as data=iter(dataset) of Grain, and make this one of it again after a restore"
+        )
     return (
         "convert it to an array or a plain value, leave it out, or give its class get_state() and "
-        "set_state()"
+        "set_state(), or ckpt.register an adapter for it"
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
 from ckpt_core._tree.code import code_name
+from ckpt_core._tree.fields import dataclass_maker, refuse_contents, refuse_more_than_fields
 from ckpt_core._tree.static import is_lost, static_text
 
 Key = str | int | tuple[Any, ...]
@@ -271,6 +272,8 @@ class _Walk:
         if isinstance(value, tuple) and hasattr(cls, "_fields"):
             make = (lambda new: cls._make(new)) if self._keep else None
             fields: tuple[str, ...] = cls._fields
+            if self._saving and getattr(value, "__dict__", None):
+                refuse_more_than_fields(value, fields, format_path(path))
             return self._container(
                 "namedtuple", fields, value, path, type_name=_type_name(cls), make=make
             )
@@ -319,7 +322,10 @@ class _Walk:
 
     def _dataclass(self, value: Any, path: Path) -> Node:
         names = [field.name for field in dataclasses.fields(value)]
-        make = _dataclass_maker(value, names) if self._keep else None
+        refuse_contents(value, format_path(path))
+        if self._saving:
+            refuse_more_than_fields(value, names, format_path(path))
+        make = dataclass_maker(value, names) if self._keep else None
         return self._container(
             "dataclass",
             names,
@@ -353,19 +359,6 @@ def _dict_maker(keys: Path, value: dict[Any, Any]) -> Callable[[list[Any]], Any]
     def make(new: list[Any]) -> Any:
         made = collections.OrderedDict(zip(keys, new, strict=True))
         vars(made).update(attributes)
-        return made
-
-    return make
-
-
-def _dataclass_maker(value: Any, names: list[str]) -> Callable[[list[Any]], Any]:
-    cls = type(value)
-
-    def make(new: list[Any]) -> Any:
-        # Set the fields without __init__, which may compute other values or raise.
-        made = object.__new__(cls)
-        for name, child in zip(names, new, strict=True):
-            object.__setattr__(made, name, child)
         return made
 
     return make

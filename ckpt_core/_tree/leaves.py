@@ -38,6 +38,9 @@ ARRAY_KINDS = frozenset({"jax", "numpy", "key"})
 TEXT_KINDS = frozenset({"str", "bigint", "generator", "random_state", "py_random"})
 """Kinds of leaves that are stored as text."""
 
+CHANGEABLE_KINDS = frozenset({"numpy", "generator", "random_state", "py_random"})
+"""Kinds of leaves that a program changes in place: one of them at two places must stay one."""
+
 KINDS = ARRAY_KINDS | TEXT_KINDS | {"numpy_scalar", "int", "float", "bool", "complex", "bytes"}
 """Every kind of leaf."""
 

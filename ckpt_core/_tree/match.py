@@ -1,21 +1,16 @@
-"""Matches saved leaves to a target's by path: patterns, renames, all mismatches at once. Pure."""
+"""Matches saved leaves to a target's by path: renames, all mismatches at once. Pure."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import difflib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckpt_core._errors import Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
-
-Select = Callable[[Path, LeafSpec], bool]
+from ckpt_core._tree.patterns import Named, Select
 
 
 @dataclass(frozen=True)
@@ -216,71 +211,6 @@ def _with_nearest(mismatches: list[Mismatch]) -> list[Mismatch]:
     return found
 
 
-def pattern_to_regex(pattern: str) -> re.Pattern[str]:
-    """A path pattern as a regex: ``*`` and ``?`` within an entry, ``**`` across entries."""
-    parts: list[str] = []
-    for part in pattern.split("/"):
-        if part == "**":
-            parts.append(r"(?:[^/]+(?:/[^/]+)*)?")
-        else:
-            parts.append(
-                "".join("[^/]*" if c == "*" else "[^/]" if c == "?" else re.escape(c) for c in part)
-            )
-    text = "/".join(parts)
-    # "a/**" also matches "a", and "**/b" also matches "b".
-    many = re.escape("") + r"(?:[^/]+(?:/[^/]+)*)?"
-    text = text.replace("/" + many, r"(?:/[^/]+)*")
-    text = text.replace(many + "/", r"(?:[^/]+/)*")
-    return re.compile(text)
-
-
-class Named:
-    """Selects leaves by exact paths; called with a path and a spec.
-
-    Args:
-        names: paths as text.
-        item: name of the item that has the leaves.
-    """
-
-    def __init__(self, names: frozenset[str], item: str) -> None:
-        self._names = names
-        self._bare = "(root)" in names or item in names
-        last_two = [name.split("/")[-2:] for name in names]
-        self._ends = {entry for parts in last_two for entry in _entries(parts[-1])}
-        self._tails = {tail for parts in last_two for tail in product(*map(_entries, parts))}
-
-    def __call__(self, path: Path, spec: LeafSpec) -> bool:
-        if not path:
-            return self._bare
-        return bool(self.among((path,)))
-
-    def among(self, paths: Sequence[Path]) -> list[int]:
-        """Indices of the selected paths."""
-        ends, tails, names = self._ends, self._tails, self._names
-        # Compare the last one and two entries first: cheaper than formatting every path.
-        return [
-            position
-            for position, path in enumerate(paths)
-            if (
-                path[-1] in ends and path[-2:] in tails and format_path(path) in names
-                if path
-                else self._bare
-            )
-        ]
-
-
-def _entries(part: str) -> list[Any]:
-    """The path entries that have this text: ``"3"`` may be the key ``"3"`` or the key ``3``."""
-    text = part.replace("~1", "/").replace("~0", "~")
-    if text.startswith("(") and text.endswith(")"):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return [text, ast.literal_eval(text)]
-    return [text, int(part)] if _INTEGER.fullmatch(part) else [text]
-
-
-_INTEGER = re.compile(r"-?[0-9]{1,4000}")
-
-
 def positions_of(
     paths: Sequence[Path], specs: Sequence[LeafSpec], selected: Select | None
 ) -> Sequence[int]:
@@ -294,37 +224,6 @@ def positions_of(
         for position, (path, spec) in enumerate(zip(paths, specs, strict=True))
         if selected(path, spec)
     ]
-
-
-def selector(
-    only: str | Iterable[str] | Callable[[str, LeafSpec], bool] | None, *, item: str
-) -> Select | None:
-    """The predicate for the argument ``only=``; None selects all leaves.
-
-    A pattern matches if it matches the path inside the item, or ``item/path``.
-
-    Example:
-        >>> from ckpt_core._tree.leaves import LeafSpec
-        >>> from ckpt_core._tree.match import selector
-        >>> wanted = selector("params/**", item="state")
-        >>> wanted(("params", "w"), LeafSpec("int")), wanted(("opt", "w"), LeafSpec("int"))
-        (True, False)
-    """
-    if only is None:
-        return None
-    if callable(only):
-        return lambda path, spec: only(format_path(path), spec)
-    texts = [only] if isinstance(only, str) else list(only)
-    if not any(character in text for text in texts for character in "*?"):
-        return Named(frozenset({*texts, *(text.removeprefix(f"{item}/") for text in texts)}), item)
-    patterns = [pattern_to_regex(text) for text in texts]
-
-    def selected(path: Path, spec: LeafSpec) -> bool:
-        inside = format_path(path)
-        full = f"{item}/{inside}" if path else item
-        return any(p.fullmatch(inside) or p.fullmatch(full) for p in patterns)
-
-    return selected
 
 
 def renamer(rename: Mapping[str, str] | Callable[[str], str] | None) -> Callable[[str], str] | None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import typer
 
 from ckpt_core._copy import copy_checkpoint, same_save
-from ckpt_core._directory import SIGNS, Backend, resolve
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._directory import SIGNS, Backend, is_meant, resolve
+from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
@@ -35,6 +36,7 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> i
         _copy_one(source, target)
         return 0
     ours, theirs = steps_in(source, prefix), steps_in(target, prefix)
+    _copy_run_metadata(source, target)
     for step in sorted({*steps}) or ours.all():
         ours.refuse_absent(step)
         path = ours.path(step)
@@ -47,6 +49,23 @@ def copy(source: str, target: str, *, steps: list[int], prefix: str | None) -> i
                 f"{theirs.path(step)} is another save than {path}: delete it first, or copy to another place"
             )
     return 0
+
+
+def _copy_run_metadata(source: str, target: str) -> None:
+    """Copies what is said of the run as a whole, if the target has nothing of the kind."""
+    (ours, told), (theirs, there) = (
+        (place, read_run_metadata(backend_of(place[1]), place[0]))
+        for place in (resolve(source), resolve(target))
+    )
+    if told is None or told == there:
+        return
+    if there is None:
+        write_run_metadata(backend_of(theirs[1]), theirs[0], told)
+        console().print(f"{ours[0]} -> {theirs[0]}: metadata of the run", markup=False)
+    else:
+        console().print(
+            f"{theirs[0]} has other metadata of the run, which stays", markup=False, soft_wrap=True
+        )
 
 
 def _copy_one(source: str, target: str) -> None:
@@ -105,7 +124,7 @@ def _one_checkpoint(path: str) -> str:
         )
     backend = backend_of(local)
     standing = backend.replaced(text) or text
-    if not backend.is_checkpoint(standing):
+    if not backend.is_checkpoint(standing) or not _is_meant(backend, standing):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
     if not _says_so(backend, standing, SIGNS):
         raise CheckpointError(
@@ -117,6 +136,18 @@ def _one_checkpoint(path: str) -> str:
     if above and not above.endswith(":/") and not alone and backend.is_checkpoint(above):
         raise CheckpointError(f"{text} is a part of the checkpoint {above}: nothing was deleted")
     return text
+
+
+def _is_meant(backend: Backend, path: str) -> bool:
+    """Whether a folder is a checkpoint by what is in it: of Orbax, what its folders say counts, too."""
+    return not _says_so(backend, path, SIGNS) or is_meant(lambda name: _read(backend, path, name))
+
+
+def _read(backend: Backend, path: str, name: str) -> bytes | None:
+    try:
+        return backend.read(path, name)
+    except CheckpointCorrupt:
+        return None
 
 
 def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:

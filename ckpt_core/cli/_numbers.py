@@ -32,6 +32,11 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
             out.print(f"only in {side}: {one_line(name)}", markup=False)
         if len(names) > limit:
             out.print(f"and {len(names) - limit} more that only {side} has: --limit shows more")
+    for node in found.structure[:limit]:
+        where = "/".join(part for part in (node.item, node.path) if part != "(root)")
+        out.print(f"{where}: {node.a} -> {node.b}", markup=False, soft_wrap=True)
+    if len(found.structure) > limit:
+        out.print(f"and {len(found.structure) - limit} containers more: --limit shows more")
     for name, same in found.others.items():
         how = {True: "the same", False: "differs", None: "is there on both sides; not compared"}
         out.print(f"item {one_line(name)}: {how[same]}", markup=False)

@@ -16,7 +16,8 @@ from ckpt_core._load.checkpoint import ExtentItem, Recipe
 from ckpt_core._load.derived import under_rules
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
-from ckpt_core._tree.match import parse_path, positions_of, renamer, selector
+from ckpt_core._tree.match import parse_path, positions_of, renamer
+from ckpt_core._tree.patterns import idle_patterns, read_again, selector
 from ckpt_core.convert._source import Array, Slot, Source
 
 _Leaves = list[tuple[Path, Any]]
@@ -114,9 +115,11 @@ def _selected(source: Source, asked: Arrangement, where: str) -> _Leaves:
     if asked.only is None:
         return leaves
     specs = [_spec(path, leaf) for path, leaf in leaves]
-    chosen = positions_of(source.paths, specs, selector(asked.only, item="state"))
-    if not chosen:
-        raise CheckpointNotFound(f"{where}: only={asked.only!r} matches nothing in it")
+    only = read_again(asked.only)
+    chosen = positions_of(source.paths, specs, selector(only, item="state"))
+    idle = idle_patterns(only, [("state", source.paths)])
+    if idle or not chosen:
+        raise CheckpointNotFound(f"{where}: only={idle or only!r} matches nothing in it")
     return [leaves[position] for position in chosen]
 
 

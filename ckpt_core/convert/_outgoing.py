@@ -23,7 +23,9 @@ from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
-from ckpt_core._tree.match import positions_of, selector
+from ckpt_core._tree.match import positions_of
+from ckpt_core._tree.patterns import idle_patterns, read_again, selector
+from ckpt_core.convert._tied import with_all_names
 
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
 _PIECE_BYTES = 4 * MIB
@@ -81,15 +83,24 @@ def outgoing(
     saved = _item_of(opened, item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
-    positions = positions_of(saved.paths, saved.specs, selector(only, item=saved.name))
-    if not positions:
-        told = "there is no leaf in" if only is None else f"only={only!r} matches no leaf of"
+    only = read_again(only)
+    named, leaves = with_all_names(saved.paths)
+    specs = [saved.specs[n] for n in leaves]
+    chosen_here = positions_of(named, specs, selector(only, item=saved.name))
+    idle = idle_patterns(only, [(saved.name, named)])
+    if idle or not chosen_here:
+        told = (
+            f"only={idle or only!r} matches no leaf of"
+            if only is not None
+            else "there is no leaf in"
+        )
         raise CheckpointNotFound(f"{opened.path}: {told} {saved.name!r}")
+    positions = [leaves[n] for n in chosen_here]
     _refuse_kinds(opened, saved, positions, format)
-    paths = [_text(saved, position) for position in positions]
+    paths = ["/".join(map(str, named[n])) for n in chosen_here]
     plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
-    described = [(saved.paths[n], saved.specs[n]) for n in positions]
+    described = [(named[n], specs[n]) for n in chosen_here]
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
     with opened.held(), contextlib.closing(arrays):
         yield Outgoing(plan, arrays, described)
@@ -148,10 +159,6 @@ def _refuse_kinds(
         raise CheckpointError(
             f"{opened.path}: {format.name} has no place for {shown}: {format.advice}"
         )
-
-
-def _text(item: SavedItem, position: int) -> str:
-    return "/".join(map(str, item.paths[position]))
 
 
 def _arrays(

@@ -148,3 +148,23 @@ def test_large_data_files_and_odd_names(call, store: str, tmp_path: Path) -> Non
     data = keys.get(large) or b""
     keys.put(large, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
     assert not ckpt.verify(f"{store}/b").ok
+
+
+def test_a_run_is_copied_with_what_is_said_of_it(call, tmp_path: Path) -> None:
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        run.save(0, tree(0))
+        run.write_run_metadata({"lr": 0.1})
+    for _ in range(2):
+        code, _, err = call("cp", tmp_path / "run", tmp_path / "copy")
+        assert (code, err) == (0, "")
+    with ckpt.Checkpointer(tmp_path / "copy", read_only=True) as copy:
+        assert copy.run_metadata == {"lr": 0.1} and copy.all_steps() == [0]
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        restored = run.restore_latest(tree(0))
+        assert restored is not None and restored["state"]
+        run.save(1, tree(1))
+        run.write_run_metadata({"lr": 0.2})
+    code, out, _ = call("cp", tmp_path / "run", tmp_path / "copy")
+    assert code == 0 and "has other metadata of the run, which stays" in out
+    with ckpt.Checkpointer(tmp_path / "copy", read_only=True) as copy:
+        assert copy.run_metadata == {"lr": 0.1} and copy.all_steps() == [0, 1]

@@ -108,14 +108,15 @@ def test_a_folder_of_checkpoints_of_orbax_is_none(call, tmp_path: Path) -> None:
     for name in ("best", "final"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         for sign in ("_METADATA", "_CHECKPOINT_METADATA"):
-            (tmp_path / "mine" / name / sign).write_text("{}")
+            described = {"item_handlers": None, "tree_metadata": {}}
+            (tmp_path / "mine" / name / sign).write_text(json.dumps(described))
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     code, _, err = call("rm", tmp_path / "mine", "-y")
     assert code == 2 and "name those" in err
     (tmp_path / "20" / "default").mkdir(
         parents=True
     )  # as Orbax wrote steps before it described them
-    (tmp_path / "20" / "default" / "_METADATA").write_text("{}")
+    (tmp_path / "20" / "default" / "_METADATA").write_text('{"tree_metadata": {}}')
     assert "is a part of" in call("rm", tmp_path / "20" / "default", "-y")[2]
     assert call("rm", tmp_path / "mine" / "best", "-y")[0] == 0
     assert sorted(os.listdir(tmp_path / "mine")) == ["final", "notes.txt"]

@@ -173,14 +173,16 @@ def test_damaged_safetensors_are_refused_by_name(tmp_path: Path, damage: Any):
     file = tmp_path / "w.safetensors"
     safetensors_torch.save_file({"weight": torch.ones(3, 2)}, file)
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ckpt.CheckpointCorrupt, match=r"w\.safetensors"):
+    unknown = b'"F99"' in file.read_bytes()  # maybe of a newer format, which is no damage
+    expected = ckpt.CheckpointError if unknown else ckpt.CheckpointCorrupt
+    with pytest.raises(expected, match=r"w\.safetensors"):
         import_file(file, tmp_path / "a")
 
 
 def test_an_index_cannot_point_elsewhere(tmp_path: Path):
     file = tmp_path / "model.safetensors.index.json"
     file.write_text(json.dumps({"weight_map": {"w": "../w.safetensors"}}))
-    with pytest.raises(ckpt.CheckpointCorrupt, match="other directories"):
+    with pytest.raises(ckpt.CheckpointCorrupt, match="impossible name of a file"):
         import_file(file, tmp_path / "a")
 
 

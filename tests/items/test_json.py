@@ -88,3 +88,50 @@ def test_it_is_state_that_must_be_restored(tmp_path: Path):
         restored["model"]
         with pytest.raises(ckpt.RestoredValueIgnored, match="'seen'"):
             checkpointer.save(1, model=MODEL, seen=ckpt.Json(2))
+
+
+def test_what_was_loaded_may_be_saved_as_it_is(tmp_path: Path):
+    value = {"layers": [1, 2.5, None, {}], "big": 10**30, "on": True, "name": "ü"}
+    ckpt.save(tmp_path / "a", config=ckpt.Json(value))
+    restored = ckpt.restore(tmp_path / "a", config=ckpt.Json)
+    ckpt.save(tmp_path / "b", config=restored["config"])  # without Json: a tree
+    for target in (ckpt.Json, ckpt.Json({"other": 1})):
+        again = ckpt.restore(tmp_path / "b", config=target)
+        assert again["config"] == value and type(again["config"]["on"]) is bool
+    ckpt.save(tmp_path / "c", config={"sizes": (1, (2,))})
+    assert ckpt.restore(tmp_path / "c", config=ckpt.Json)["config"] == {"sizes": [1, [2]]}
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        run.save(0, config=ckpt.Json(value))
+    for step in (1, 2):
+        with ckpt.Checkpointer(tmp_path / "run") as run:
+            restored = run.restore_latest(config=ckpt.Json)
+            assert restored is not None and restored["config"] == value
+            run.save(step, config=restored["config"])
+
+
+@pytest.mark.parametrize(
+    "tree", [{"w": np.ones(2)}, {1: 2}, {"a": b"x"}, {"a": 1j}, [np.float32(1)]]
+)
+def test_a_tree_that_json_cannot_hold_is_no_json(tmp_path: Path, tree: Any):
+    ckpt.save(tmp_path / "a", config=tree)
+    with pytest.raises(ckpt.StructureMismatch, match="plain values"):
+        ckpt.restore(tmp_path / "a", config=ckpt.Json)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{1: "a", "1": "b"}, {"a": [{None: 1}]}, {True: 1}, {(1, 2): 3}]
+)
+def test_keys_of_metadata_are_text(tmp_path: Path, metadata: Any):
+    with pytest.raises(TypeError, match=r"metadata must be plain JSON values: the key .* is "):
+        ckpt.save(tmp_path / "a", MODEL, metadata=metadata)
+    with (
+        ckpt.Checkpointer(tmp_path / "run") as run,
+        pytest.raises(TypeError, match=r"metadata must be plain JSON values: the key .* is "),
+    ):
+        run.write_run_metadata(metadata)
+    with (
+        pytest.raises(TypeError, match=r"the key .* is "),
+        ckpt.writer(tmp_path / "w", metadata=metadata),
+    ):
+        pass
+    assert not (tmp_path / "a").exists()

@@ -45,7 +45,8 @@ class SlotsAdapter:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch):
     made = SlotsAdapter()
-    entries = {"imagined_framework": SimpleNamespace(load=lambda: made)}
+    entry = SimpleNamespace(load=lambda: made, value="imagined:ADAPTER")
+    entries = {"imagined_framework": [entry]}
     monkeypatch.setattr(_adapters, "_installed", lambda: entries)
     _adapters._for_class.cache_clear()
     yield made

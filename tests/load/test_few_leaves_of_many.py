@@ -27,7 +27,8 @@ from ckpt_core._format.record import (
 from ckpt_core._storage import Location, arrays, counters, index, new_context, read_index
 from ckpt_core._tree import flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec
-from ckpt_core._tree.match import positions_of, selector
+from ckpt_core._tree.match import positions_of
+from ckpt_core._tree.patterns import selector
 from ckpt_core.testing import assert_same
 from tests.support.units import KIB, MIB
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -110,12 +111,17 @@ def check_metrics(metrics: Mapping[str, float] | None) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in (metrics or {}).items():
         array = np.asarray(value)
-        if not isinstance(name, str) or array.ndim != 0 or array.dtype.kind not in "fiub":
+        if not isinstance(name, str) or array.ndim != 0 or not _is_real(array.dtype):
             raise TypeError(
                 f"metrics takes numbers, and {name!r} is {_what(value)}: {_instead(name, value)}"
             )
         numbers[name] = float(array)
     return numbers
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are numbers that a float holds; also of the dtypes that jax adds, such as bfloat16."""
+    return dtype.kind in "fiub" or dtype.name.startswith(("bfloat", "float", "int", "uint"))
 
 
 def _what(value: object) -> str:

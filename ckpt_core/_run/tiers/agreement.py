@@ -12,7 +12,6 @@ from ckpt_core._errors import (
     raised_by_a_handler,
 )
 
-
 _OF_THE_MACHINE = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
 )

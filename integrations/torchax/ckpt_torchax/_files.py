@@ -1,7 +1,7 @@
 """Reads and writes ``.safetensors`` and ``.pt`` files as dictionaries of numpy arrays.
 
-The format of safetensors is eight bytes of length, a JSON header, and raw bytes. This module reads
-and writes it itself, so that no dtype is converted, no array is copied, and torch is not needed.
+The core reads safetensors, which refuses damaged ones. Written they are here: eight bytes of length, a JSON header,
+and raw bytes, so that no dtype is converted, no array is copied, and torch is not needed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import IO, Any
 
 import numpy as np
 
+import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt, CheckpointNotFound, UnsupportedLeaf
-from ckpt_torchax._dtypes import dtype_named
 
 Array = np.ndarray[Any, Any]
 
-_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _DTYPES = {
     **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
     **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64"},
@@ -43,6 +42,11 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return str(path).endswith((*_TORCH_SUFFIXES, ".safetensors", ".safetensors.index.json"))
 
 
+def is_torch_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is that of a file which ``torch.save`` writes."""
+    return str(path).endswith(_TORCH_SUFFIXES)
+
+
 def refuse_other_names(file: Any, advice: str) -> None:
     """Returns if ``file`` has the name of a weights file.
 
@@ -59,7 +63,7 @@ def refuse_other_names(file: Any, advice: str) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """The content of a weights file: a dictionary of read-only arrays, or the tree in a ``.pt`` file.
+    """The content of a weights file: a dictionary of arrays, or the tree in a ``.pt`` file.
 
     Only tensors and plain containers are unpickled.
 
@@ -75,11 +79,7 @@ def read(path: str | os.PathLike[str]) -> Any:
     if not file.is_file():
         what = "is a directory" if file.is_dir() else "does not exist"
         raise CheckpointNotFound(f"no weights file at {file}: it {what}")
-    if file.name.endswith(".safetensors"):
-        return _read_safetensors(file)
-    if file.name.endswith(".safetensors.index.json"):
-        return _read_index(file)
-    return _read_pt(file)
+    return _read_pt(file) if is_torch_file(file) else ckpt.load(file, as_numpy=True)
 
 
 def write(
@@ -158,56 +158,6 @@ def _read_pt(file: Path) -> Any:
         "the file, save model.state_dict() instead, or save the model itself with ckpt_core.save",
         type_name=found[1],
     )
-
-
-def _read_safetensors(file: Path) -> dict[str, Array]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(size - 8, _MOST_HEADER_BYTES):
-            raise CheckpointCorrupt(f"{file}: no safetensors file, or cut short", file=str(file))
-        text = stream.read(length)
-    try:
-        header = json.loads(text)
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        data = (
-            np.memmap(file, np.uint8, "r", 8 + length)
-            if size > 8 + length
-            else np.zeros(0, np.uint8)
-        )
-        return {name: _part(data, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointCorrupt(
-            f"{file}: its header is damaged: {error}", file=str(file)
-        ) from error
-
-
-def _part(data: Array, entry: Mapping[str, Any]) -> Array:
-    dtype, shape = dtype_named(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
-    begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end <= data.size:
-        raise ValueError(f"offsets {begin}..{end} lie outside of the file")
-    return np.asarray(data[begin:end]).view(dtype).reshape(shape)
-
-
-def _read_index(file: Path) -> dict[str, Array]:
-    """All arrays of a model that is split into several files."""
-    try:
-        size = file.stat().st_size
-        if size > _MOST_HEADER_BYTES:
-            raise ValueError(f"it has {size} bytes, and can have {_MOST_HEADER_BYTES} at most")
-        places: dict[str, str] = json.loads(file.read_text())["weight_map"]
-        if any(Path(place).name != place for place in places.values()):
-            raise ValueError("it names files in other directories")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointCorrupt(
-            f"{file}: no index of safetensors: {error}", file=str(file)
-        ) from error
-    parts = {place: _read_safetensors(file.with_name(place)) for place in set(places.values())}
-    lost = [name for name, place in places.items() if name not in parts[place]]
-    if lost:
-        raise CheckpointCorrupt(f"{file}: {lost[0]} is not in {places[lost[0]]}", file=str(file))
-    return {name: parts[place][name] for name, place in places.items()}
 
 
 def _write_safetensors(stream: IO[bytes], arrays: Mapping[str, Array]) -> None:

@@ -95,16 +95,24 @@ def _placed(array: Any, leaf: Any, name: str, shardings: Any) -> Any:
 
 
 def _cast(array: Any, dtype: np.dtype[Any], name: str) -> Any:
-    """The array converted to another dtype; integers must keep their values.
+    """The array converted to another dtype; integers must keep their values, and NaN is none.
 
     Raises:
-        StructureMismatch: an integer does not fit.
+        StructureMismatch: a number does not fit.
     """
     if array.dtype == dtype:
         return array
-    cast = array.astype(dtype)
-    if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise StructureMismatch(
-            [Mismatch(name, "dtype", f"{array.dtype} beyond {dtype}", str(dtype))]
-        )
+    whole = array.dtype.kind in "iu"
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        if whole:
+            lost = (cast.astype(array.dtype) != array) | ((cast < 0) != (array < 0))
+        elif dtype.kind in "iu" and array.dtype.kind != "b":
+            limits, cut = np.iinfo(dtype), np.trunc(array.astype(np.float64))
+            lost = ~((cut >= float(limits.min)) & (cut < float(int(limits.max) + 1)))
+        else:
+            return cast
+    if lost.any():
+        what = f"{array.dtype}, of which {lost.sum():,} do not fit, such as {array[lost].flat[0]}"
+        raise StructureMismatch([Mismatch(name, "dtype", what, str(dtype))])
     return cast

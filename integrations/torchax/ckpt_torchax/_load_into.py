@@ -47,7 +47,7 @@ def load_into(
         item: the item to load; needed if there are several and none is called ``model``.
         buffers: values of non-persistent buffers that are on the meta device, by name.
         cast: convert dtypes to the module's.
-        rename, missing, unexpected, options: as for ``ckpt_core.load``; not for files.
+        rename, missing, unexpected, options: as for ``ckpt_core.load``; not for ``.pt`` files.
 
     Raises:
         StructureMismatch: lists every difference, before anything is read or changed; and non-persistent
@@ -72,15 +72,17 @@ def load_into(
     given = {name: _modules.tensor_at(inside, name) for name in buffers or {}}
     _put_buffers(inside, buffers or {})
     try:
-        if _files.is_file(path):
+        if _files.is_torch_file(path):
             if rename is not None or (missing, unexpected) != ("error", "error"):
-                raise TypeError("rename=, missing= and unexpected= need a checkpoint: import_file")
+                raise TypeError(
+                    "rename=, missing= and unexpected= need a checkpoint or safetensors: import_file"
+                )
             _fill.fill_from_file(path, inside, chosen, cast)
         else:
             filling = ckpt.load(
                 path,
                 _modules.Filling(inside),
-                item=chosen_item(path, item),
+                item=None if _files.is_file(path) else chosen_item(path, item),
                 sharding=chosen,
                 cast=cast,
                 rename=rename,

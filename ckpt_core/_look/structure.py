@@ -1,0 +1,86 @@
+"""What differs between two trees beside their leaves: containers, types of keys, static fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ckpt_core._tree import Node, Path, format_path
+
+
+@dataclass(frozen=True)
+class NodeDifference:
+    """A place of a tree that is another container on either side, or stands under another key.
+
+    Attributes:
+        item, path: where; the item's name in A.
+        a, b: what it is on either side, such as ``tuple`` and ``list``.
+    """
+
+    item: str
+    path: str
+    a: str
+    b: str
+
+
+def differing_nodes(
+    item: str, a: Node, b: Node, below: Collection[Path] | None
+) -> list[NodeDifference]:
+    """Where two trees differ in more than which leaves they have, in the order of A.
+
+    Args:
+        item: name of the item.
+        a, b: both structures.
+        below: paths of leaves; only what lies on the way to one of them is compared. None: all.
+    """
+    nodes_a, nodes_b = (
+        {format_path(path): told for path, told in _told(root, ())} for root in (a, b)
+    )
+    wanted = (
+        None
+        if below is None
+        else {format_path(path[:length]) for path in below for length in range(len(path) + 1)}
+    )
+    return [
+        NodeDifference(item, path, nodes_a.get(path, "nothing"), nodes_b.get(path, "nothing"))
+        for path in dict.fromkeys([*nodes_a, *nodes_b])
+        if wanted is None or path in wanted
+        if nodes_a.get(path) != nodes_b.get(path) and not _is_leaf(path, nodes_a, nodes_b)
+    ]
+
+
+_LEAF = "a leaf"
+
+
+def _is_leaf(path: str, a: dict[str, str], b: dict[str, str]) -> bool:
+    """Whether one side has a leaf there and the other has nothing, which is told of leaves."""
+    return (path in a) != (path in b) and (a.get(path) or b[path]).startswith(_LEAF)
+
+
+_INT = " under an int"
+
+
+def _told(node: Node, path: Path) -> Iterator[tuple[Path, str]]:
+    """Path and description of a node and all below it."""
+    while node.kind == "expanded":
+        (node,) = node.children
+    under = _INT if path and type(path[-1]) is int else ""
+    if node.kind == "leaf":
+        yield path, _LEAF + under
+        return
+    name = node.type_name.rpartition(":")[2] if node.kind not in ("list", "tuple") else ""
+    empty = "" if node.children or node.kind in ("none", "code") else "empty "
+    kind = "None" if node.kind == "none" else node.kind
+    static = "".join(f" {name}={value}" for name, value in _static(node.static))
+    yield path, f"{empty}{kind}{' ' + name if name else ''}{static}{under}"
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _told(child, (*path, key))
+
+
+def _static(text: str) -> Iterator[tuple[str, str]]:
+    told = json.loads(text) if text else {}
+    fields = told.get("fields", {})
+    yield from ((name, json.dumps(value)) for name, value in fields.items())
+    if "function" in told:
+        yield "function", told["function"]

@@ -1,0 +1,132 @@
+"""What people write by mistake is answered with what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import convert
+
+STATE = {"w": np.ones(2)}
+
+
+@pytest.fixture(name="restored")
+def make_restored(tmp_path: Path) -> ckpt.Restored:
+    ckpt.save(tmp_path / "a", params=STATE, opt=STATE)
+    return ckpt.restore(tmp_path / "a", params=STATE, opt=STATE)
+
+
+def test_names_are_not_unpacked_for_values(restored: Any):
+    with pytest.raises(TypeError, match=r"params = restored\['params'\]"):
+        _params, _opt = restored
+    with pytest.raises(TypeError, match=r"restored\.values\(\)"):
+        (_params, *_rest) = restored
+    with pytest.raises(TypeError, match="names of its items, params, opt"):
+        [(_params, _opt), _other] = [restored, 1]
+
+    def in_a_loop():
+        for params, opt in [restored]:
+            return params, opt
+
+    with pytest.raises(TypeError, match="names of its items"):
+        in_a_loop()
+
+
+def test_all_else_gives_names_as_in_a_dict(restored: Any):
+    assert list(restored) == [*restored] == sorted(restored)[::-1] == ["params", "opt"]
+    assert [name for name in restored] == list(restored.keys())
+    assert {**restored}.keys() == dict(restored).keys() == set(restored)
+    params, opt = restored.values()
+    assert params is restored["params"] and opt is restored["opt"]
+    (first, _), (second, _) = restored.items()
+    assert (first, second) == ("params", "opt")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "memory", "file", "https"])
+@pytest.mark.parametrize("make", [str, Path])
+def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, make: Any):
+    monkeypatch.chdir(tmp_path)
+    path = make(f"{scheme}:/bucket/run")
+    meant = "write /bucket/run" if scheme in ("file", "https") else f"write {scheme}://bucket/run"
+    for call in (
+        lambda: ckpt.save(path, STATE),
+        lambda: ckpt.load(path),
+        lambda: ckpt.Checkpointer(path),
+        lambda: ckpt.inspect(path),
+    ):
+        with pytest.raises(ValueError, match=f"lost a slash.*{meant}"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    ckpt.save(f"./{scheme}:/run", STATE)
+    assert ckpt.load(tmp_path / f"{scheme}:" / "run").keys() == STATE.keys()
+
+
+ITERATORS = {
+    "generator": lambda data: (batch for batch in data),
+    "enumerate": enumerate,
+    "map": lambda data: map(str, data),
+    "zip": lambda data: zip(data, data, strict=False),
+    "iterator": iter,
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_an_iterator_around_a_data_iterator(tmp_path: Path, kind: str):
+    data = ITERATORS[kind]([1, 2, 3])
+    for items in ({"data": data}, {"state": {"data": data}}):
+        with pytest.raises(
+            ckpt.UnsupportedLeaf, match="pass the data iterator that is inside of it"
+        ):
+            ckpt.save(tmp_path / "a", **items)
+    assert next(iter(data)) is not None, "nothing was taken from it"
+
+
+FILES = {
+    "m.pt": lambda: b"PK",
+    "m.npz": lambda: b"PK",
+    "a b.msgpack": lambda: b"\x80",
+    "m.eqx": lambda: b"",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_weights(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(FILES[name]())
+    with pytest.raises(
+        ckpt.CheckpointNotFound, match=r"`ckpt import .*-imported'?`, or ckpt\.convert"
+    ):
+        ckpt.load(tmp_path / name)
+
+
+def test_what_the_message_says_works(tmp_path: Path):
+    np.savez(tmp_path / "m.npz", w=np.ones(2))
+    convert.import_weights(tmp_path / "m.npz", tmp_path / "m-imported")
+    assert ckpt.load(tmp_path / "m-imported")["w"].tolist() == [1, 1]
+
+
+def test_files_are_called_as_the_caller_calls_them(tmp_path: Path):
+    ckpt.save(tmp_path / "a", STATE)
+    (file,) = convert.export_safetensors(tmp_path / "a", tmp_path / "w.safetensors")
+    restored = ckpt.restore(file, model=STATE)
+    assert restored.report.loaded == ("model/w",)
+    with pytest.raises(ckpt.StructureMismatch) as told:
+        ckpt.restore(file, model={"v": np.ones(2)})
+    assert {one.item for one in told.value.mismatches} == {"model"}
+    assert ckpt.restore(file, model=STATE, only="model/w").report.loaded == ("model/w",)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "int4", "bool"])
+def test_metrics_of_all_dtypes(tmp_path: Path, dtype: str):
+    import jax.numpy as jnp
+
+    value = jnp.asarray(1, dtype)
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        run.save(0, STATE, metrics={"loss": value, "one": np.asarray(value)})
+        run.wait_until_finished()
+        assert run.metrics(0) == {"loss": 1.0, "one": 1.0}
+        with pytest.raises(TypeError, match="metrics takes numbers"):
+            run.save(1, STATE, metrics={"loss": jnp.asarray(1j)})

@@ -1,0 +1,91 @@
+"""``only=``: every pattern matches something, whoever reads it, and however often it can be read."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import convert
+from ckpt_core._look import difference, statistics
+
+STATE = {"params": {"w": np.ones(3, np.float32), "b": np.zeros(2, np.float32)}, "step": 7}
+
+
+@pytest.fixture
+def path(tmp_path):
+    ckpt.save(tmp_path / "one", STATE)
+    return tmp_path / "one"
+
+
+@pytest.mark.parametrize(
+    ("only", "advice"),
+    [
+        (["params", "step"], r"'params' matches no leaf.*'params/\*\*' takes all leaves below"),
+        (["params/", "step"], r"'params/\*\*'"),
+        ("params", r"only='params' matches no leaf.*'params/\*\*'"),
+        (["parms/**", "step"], r"'parms/\*\*' matches no leaf"),
+        (("params/w", "stepp"), "'stepp' matches no leaf.*nearest name is 'step'"),
+        ([], "matches no leaf"),
+    ],
+)
+@pytest.mark.parametrize("with_target", [False, True])
+def test_one_idle_pattern_among_several_is_refused(path, only, advice, with_target):
+    target = (STATE,) if with_target else ()
+    with pytest.raises(ckpt.CheckpointNotFound, match=advice):
+        ckpt.load(path, *target, only=only)
+
+
+def test_patterns_that_all_match(path, tmp_path):
+    assert ckpt.load(path, only=["params/**", "step"])["step"] == 7
+    assert ckpt.load(path, only=["state/step", "**/w"]).keys() == {"params", "step"}
+    ckpt.save(tmp_path / "root", np.arange(3))
+    assert ckpt.load(tmp_path / "root", only=["(root)"]).shape == (3,)
+
+
+def test_a_pattern_may_name_what_only_the_target_has(path):
+    like = {**STATE, "ema": 3}
+    loaded = ckpt.load(path, like, only=["ema", "step"], missing="keep")
+    assert (loaded["ema"], loaded["step"]) == (3, 7)
+
+
+def test_patterns_of_several_items(tmp_path):
+    ckpt.save(tmp_path / "two", model={"w": jnp.ones(2)}, opt={"m": jnp.ones(2)}, note=ckpt.Json(1))
+    both = ["model/w", "opt/m"]
+    assert ckpt.load(tmp_path / "two", only=[*both, "note"]).keys() == {"model", "opt", "note"}
+    with pytest.raises(ckpt.CheckpointNotFound, match="'opt' matches no leaf"):
+        ckpt.load(tmp_path / "two", only=["model/w", "opt"])
+
+
+@pytest.mark.parametrize("make", [iter, set, lambda texts: (text for text in texts)])
+def test_a_generator_is_read_once_for_all_items(tmp_path, make):
+    tree = {"w": np.ones(2), "v": np.ones(2)}
+    ckpt.save(tmp_path / "two", a=tree, b=tree)
+    like = {"a": {"w": np.zeros(2)}, "b": {"w": np.zeros(2)}}
+    for call in (ckpt.load, lambda *args, **more: ckpt.load_async(*args, **more).result()):
+        loaded = call(tmp_path / "two", only=make(["w", "**/w"]))
+        assert [tuple(loaded[name]) for name in ("a", "b")] == [("w",), ("w",)]
+        loaded = call(tmp_path / "two", like, only=make(["w"]))
+        assert [loaded[name]["w"].tolist() for name in ("a", "b")] == [[1, 1], [1, 1]]
+
+
+def test_patterns_are_text(path):
+    with pytest.raises(TypeError, match="patterns are text"):
+        ckpt.load(path, only=[b"step"])
+
+
+def test_the_other_ways_in_that_take_patterns(path, tmp_path):
+    weights = tmp_path / "w.safetensors"
+    convert.export_safetensors(path, weights, only=iter(["params/w", "params/b"]))
+    assert len(ckpt.load(weights)) == 2
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
+        convert.export_safetensors(path, tmp_path / "x", only=["params", "params/w"])
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['bias'\] matches nothing"):
+        convert.import_weights(weights, tmp_path / "y", only=["bias", "params.w"])
+    assert difference.compare(path, path, only=iter(["params/w", "step"])).same
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
+        difference.compare(path, path, only=["params", "step"])
+    assert len(list(statistics.leaf_statistics(path, only=iter(["params/w", "step"])))) == 2
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
+        list(statistics.leaf_statistics(path, only=["params", "step"]))

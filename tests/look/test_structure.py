@@ -1,0 +1,73 @@
+"""``compare`` and ``ckpt diff``: two trees of the same leaves may still be two trees."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._look.difference import compare
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
+
+W = np.ones(2)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["act"])
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    act: str = "relu"
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+PAIRS = {
+    "static": (Layer(W), Layer(W, "gelu"), 'act="relu" -> .*act="gelu"'),
+    "None": ({"x": None}, {"x": {}}, "state/x: None -> empty dict"),
+    "empty": ({"x": []}, {"x": ()}, "empty list -> empty tuple"),
+    "list": ([W, W], (W, W), "state: list -> tuple"),
+    "keys": ({"0": W}, {0: W}, "state/0: a leaf -> a leaf under an int"),
+    "keys of containers": ({"0": [W]}, {0: [W]}, "state/0: list -> list under an int"),
+    "named": (Pair(W, W), {"a": W, "b": W}, "namedtuple Pair -> dict"),
+    "absent": ({"x": {}, "w": W}, {"w": W}, "state/x: empty dict -> nothing"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_what_differs_is_told(call, tmp_path, kind):
+    one, other, told = PAIRS[kind]
+    for name, tree in (("a", one), ("b", other), ("again", one)):
+        ckpt.save(tmp_path / name, tree)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert not found.same and found.structure
+    assert compare(tmp_path / "a", tmp_path / "again").same
+    pytest.importorskip("typer")
+    code, out, _ = call("diff", tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert re.search(told, out), out
+    code, _, _ = call("diff", tmp_path / "a", tmp_path / "again")
+    assert code == 0
+
+
+def test_what_leaves_tell_is_told_once(tmp_path):
+    ckpt.save(tmp_path / "a", {"w": W, "x": {"y": W}})
+    ckpt.save(tmp_path / "b", {"w": W})
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.only_a == ["state/x/y"]
+    assert [(node.path, node.b) for node in found.structure] == [("x", "nothing")]
+
+
+def test_only_compares_what_lies_on_the_way(tmp_path):
+    ckpt.save(tmp_path / "a", {"x": [W], "y": {"w": W}})
+    ckpt.save(tmp_path / "b", {"x": (W,), "y": {"w": W}})
+    assert compare(tmp_path / "a", tmp_path / "b", only="y/**").same
+    assert not compare(tmp_path / "a", tmp_path / "b", only="x/**").same
