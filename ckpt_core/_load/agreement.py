@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
+from ckpt_core._devices.shardings import where_text
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
 from ckpt_core._load.readers.lockstep import Lockstep
 from ckpt_core._load.readers.pipeline import read_leaves
@@ -22,7 +25,7 @@ class LoadAgreement:
 
     Args:
         options: options of the load.
-        identity: gives the digest of what all processes must load alike; empty if they may differ.
+        identity: gives the text of what all processes must load alike; see ``Identity``.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
     """
@@ -94,37 +97,85 @@ class LoadAgreement:
         )
 
 
-def identity_of(path: str, attempt: str, leaves: str) -> str:
+class Identity(NamedTuple):
+    """What one process loads, as it tells process 0 before any proceeds.
+
+    Attributes:
+        path: path of the checkpoint, for messages.
+        attempt: token of the save that wrote the checkpoint; empty if each may load another one.
+        everything: digest of all leaves that have a sharding, with their dtypes and shardings.
+        beyond: the same of those that lie on other processes, too, or on others alone.
+        on: the processes on whose devices these lie.
+    """
+
+    path: str
+    attempt: str
+    everything: str
+    beyond: str
+    on: Sequence[int]
+
+
+def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
     """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
-        path: path of the checkpoint, for messages.
-        attempt: token of the save that wrote the checkpoint.
-        leaves: digest of the leaves that are loaded into arrays spanning several processes.
+        path, attempt: as in ``Identity``.
+        plans: what this process loads.
+        alike: all must load this checkpoint, even if no array lies on several processes.
     """
-    return json.dumps([path, attempt, leaves])
+    everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
+    known: dict[int, tuple[str, bool]] = {}  # by id of the sharding, which the target keeps alive
+    for plan in plans:
+        for result, target in plan.targets.items():
+            sharding: Any = target.sharding
+            if sharding is None:
+                continue
+            if id(sharding) not in known:
+                text = where_text(sharding, True, target.spec.shape, own=False)
+                known[id(sharding)] = text, sharding.is_fully_addressable
+                if not sharding.is_fully_addressable:
+                    on |= {device.process_index for device in sharding.device_set}
+            where, is_own = known[id(sharding)]
+            leaf = (plan.item.name, plan.positions[result], target.spec.dtype, where)
+            data = repr(leaf).encode(errors="surrogatepass")
+            everything.update(data)
+            if not is_own:
+                beyond.update(data)
+    sent = attempt if alike or on else ""
+    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), sorted(on)])
 
 
 def _refuse_different(texts: list[str]) -> None:
     """Called on process 0 with every process's identity before any proceeds.
 
+    What a process places on its own devices alone is its own, as long as no other process counts on
+    these devices. Otherwise all must name the same leaves with the same dtypes and shardings: either
+    all of them, which is one program of several stages, or at least those that others share.
+
     Raises:
         CheckpointError: processes load different checkpoints or different leaves. A global array
             would then be made of shards of different arrays, and no error would say so.
     """
-    told = [(index, *json.loads(text)) for index, text in enumerate(texts) if text]
-    for index, path, attempt, leaves in told[1:]:
-        first, other, before, these = told[0]
-        if attempt != before:
+    told = [(index, Identity(*json.loads(text))) for index, text in enumerate(texts)]
+    same = [(index, one) for index, one in told if one.attempt]
+    for index, one in same[1:]:
+        first, other = same[0]
+        if one.attempt != other.attempt:
             raise CheckpointError(
-                f"process {first} loads {other} and process {index} {path}, which are different checkpoints: all "
-                "processes must load the same step of one directory"
+                f"process {first} loads {other.path} and process {index} {one.path}, which are different "
+                "checkpoints: all processes must load the same step of one directory"
             )
-        if leaves != these:
-            raise CheckpointError(
-                f"{path}: process {index} loads other leaves, or into other dtypes, than process {first}: all "
-                "processes must load the same"
-            )
+    named = {process for _, one in told for process in one.on}
+    sharing = [(index, one) for index, one in told if one.on or index in named]
+    if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
+        first, other = sharing[0]
+        index, one = next(
+            (index, one) for index, one in sharing if one.everything != other.everything
+        )
+        raise CheckpointError(
+            f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
+            f"process {first}: all processes must load the same"
+        )
 
 
 def _cannot_load(index: int, text: str) -> Exception:

@@ -69,12 +69,15 @@ class NativeItem(SavedItem):
         chunks: chunk shape of each leaf.
         codecs: codec of each leaf, None if it is not compressed.
         process_count: number of processes that wrote the item.
+        run_processes: number of processes of the run that saved it; more if each wrote a checkpoint
+            of its own.
         notes: of the form ``files``, names of files that are not the user's.
     """
 
     chunks: Sequence[tuple[int, ...]] = ()
     codecs: Sequence[str | None] = ()
     process_count: int = 1
+    run_processes: int = 1
     notes: Sequence[str] = ()
 
     def most_keys(self) -> int:

@@ -285,8 +285,9 @@ def plan_tree(
         if sharding is not None:
             if sharding[0] not in distinct:
                 description = shardings.describe_sharding(sharding[0])
-                distinct[sharding[0]] = None if description is None else len(saved), description
-                saved += [] if description is None else [description]
+                distinct[sharding[0]] = len(saved), description
+                # the name of a type that Orbax does not describe: the array lies somewhere all the same
+                saved.append(description or {"sharding_type": type(sharding[0]).__name__})
             position, described = distinct[sharding[0]]
         described_shardings.append(described)
         bound = sharding is not None and sharding[1]

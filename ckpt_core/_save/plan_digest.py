@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax.sharding import NamedSharding, SingleDeviceSharding
-
+from ckpt_core._devices.shardings import where_text
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -128,55 +127,8 @@ class _Teller:
         # the signature keeps these pairs alive, so an id identifies one of them
         known = self._where.get((id(bound), shape))
         if known is None:
-            known = self._where[id(bound), shape] = _where_text(*bound, shape, self._own)
+            known = self._where[id(bound), shape] = where_text(*bound, shape, self._own)
         return known
-
-
-def _where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
-    """Which device holds which part of an array, as text that is equal on all processes."""
-    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
-    if isinstance(sharding, SingleDeviceSharding) and not committed:
-        return f"not bound to a device{memory}"
-    # in a process-local checkpoint, arrays on this process's devices concern no other process
-    local = own and len({device.process_index for device in sharding.device_set}) == 1
-    if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        where = "of one process" if local else f"{device.id} of process {device.process_index}"
-        return f"device {where}{memory}"
-    if isinstance(sharding, NamedSharding):
-        mesh: Any = sharding.mesh
-        where = "of one process" if local else _ids(device.id for device in mesh.devices.flat)
-        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-        return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
-    if local:
-        return f"{type(sharding).__name__} of one process{memory}"
-    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
-
-
-def _spec(sharding: Any) -> str:
-    """The PartitionSpec as text, without None at its end, which changes nothing."""
-    parts = list(sharding.spec)
-    while parts and parts[-1] is None:
-        parts.pop()
-    return f"P({', '.join(map(repr, parts))})"
-
-
-def _ids(numbers: Iterable[int]) -> str:
-    """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] + 1 == number:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
-    """Which device holds which region, for types of shardings that have no shorter description."""
-    entries: Any = sharding.devices_indices_map(shape)
-    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
-    return "; ".join(f"device {device.id} {index}" for device, index in ordered)
 
 
 class Layout(NamedTuple):
