@@ -36,6 +36,8 @@ class SavedItem:
         shardings: saved sharding of each leaf, as read from JSON, or None.
         names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
         directory: directory of the item, relative to the checkpoint.
+        run_processes: number of processes of the run that saved it; 0 if unknown. They may be more than wrote
+            it, if each wrote a checkpoint of its own.
     """
 
     name: str
@@ -46,6 +48,7 @@ class SavedItem:
     shardings: Sequence[dict[str, Any] | None] = ()
     names: Sequence[str] = ()
     directory: str = ""
+    run_processes: int = 0
 
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""
@@ -69,15 +72,12 @@ class NativeItem(SavedItem):
         chunks: chunk shape of each leaf.
         codecs: codec of each leaf, None if it is not compressed.
         process_count: number of processes that wrote the item.
-        run_processes: number of processes of the run that saved it; more if each wrote a checkpoint
-            of its own.
         notes: of the form ``files``, names of files that are not the user's.
     """
 
     chunks: Sequence[tuple[int, ...]] = ()
     codecs: Sequence[str | None] = ()
     process_count: int = 1
-    run_processes: int = 1
     notes: Sequence[str] = ()
 
     def most_keys(self) -> int:

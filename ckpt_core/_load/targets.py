@@ -13,7 +13,7 @@ from ckpt_core._devices import shardings, transfer
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
-from ckpt_core._load.checkpoint import NativeItem, SavedItem
+from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe, dtype_from_name
 
@@ -108,7 +108,9 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     """The sharding that ``sharding=`` asks for; else the saved one, if the devices allow it."""
     described = item.shardings[position]
     if sharding is None:
-        return _saved_sharding(item, position)
+        # an array on one device comes back there, if as many processes run: the others hold no part of it
+        elsewhere = item.run_processes == jax.process_count()
+        return shardings.rebuild_sharding(described, elsewhere=elsewhere)
     if isinstance(sharding, jax.sharding.Mesh):
         return shardings.rebuild_sharding(described, sharding) or jax.sharding.NamedSharding(
             sharding, jax.sharding.PartitionSpec()
@@ -118,16 +120,6 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     if callable(sharding):
         return sharding(format_path(item.paths[position]), item.specs[position])
     return _at_path(sharding, item.paths[position])
-
-
-def _saved_sharding(item: SavedItem, position: int) -> Any:
-    """The sharding that a leaf was saved with; None if it had none, or these devices do not allow it.
-
-    An array on one device comes back on that device if as many processes run as saved it: the others then hold
-    no part of it, as before.
-    """
-    alike = isinstance(item, NativeItem) and item.run_processes == jax.process_count()
-    return shardings.rebuild_sharding(item.shardings[position], elsewhere=alike)
 
 
 def _at_path(tree: Any, path: Path) -> Any:
@@ -255,8 +247,10 @@ def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
     It is the saved one if that is on the mesh of the other leaves, else replicated over their mesh:
     arrays of one state must not be on different meshes.
     """
-    saved = _saved_sharding(item, position)
-    if mesh is None or item.shardings[position] is None:
+    described = item.shardings[position]
+    elsewhere = item.run_processes == jax.process_count()
+    saved = shardings.rebuild_sharding(described, elsewhere=elsewhere)
+    if mesh is None or described is None:
         return saved
     if isinstance(saved, jax.sharding.NamedSharding) and saved.mesh == mesh:
         return saved

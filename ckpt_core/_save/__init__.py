@@ -58,7 +58,8 @@ def save(
     Blocks until every file is written, fsynced and renamed into place. Where several processes run,
     all must call it, with the same structure, shardings, path and options; before anything is
     written, the processes compare all that decides what is stored where. Each process writes its
-    shards; Python numbers, text, numpy arrays and metadata are taken from process 0.
+    shards; metadata is taken from process 0. Python numbers, text, numpy arrays and arrays that no
+    sharding places must be equal on all, unless an object with ``per_process = True`` holds them.
 
     Args:
         path: directory of the checkpoint. It must not exist; missing parents are created.
@@ -73,7 +74,7 @@ def save(
     Raises:
         CheckpointExists: there is something at ``path``, and ``overwrite`` is False.
         UnsupportedLeaf: a value cannot be saved; the message says its path and type.
-        CheckpointError: processes save different things, or another process failed.
+        CheckpointError: processes save different things or values, or another process failed.
         BarrierTimeout: a process did not come within ``Options.timeout_secs``.
         OSError: the system refused (disk full, no permission). Partial files are removed.
 

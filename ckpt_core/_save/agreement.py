@@ -17,6 +17,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._processes import Processes
+from ckpt_core._save.compared import digest_of
 from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._save.plan_digest import (
     Fact,
@@ -215,7 +216,10 @@ def items_layout(items: Sequence[PreparedItem]) -> Layout:
     ordered = sorted(items, key=lambda item: item.name)
     layouts = [_NOTHING if item.plan is None else item.plan.layout for item in ordered]
     pairs = zip(ordered, layouts, strict=True)
-    whole = layout_of(_head(item)._replace(chunk=layout.digest) for item, layout in pairs)
+    whole = layout_of(
+        _head(item)._replace(chunk=layout.digest, value=digest_of(item.values))
+        for item, layout in pairs
+    )
     return Layout(whole.digest, len(items) + sum(layout.length for layout in layouts))
 
 
@@ -223,7 +227,7 @@ def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
     """All facts that must be equal on all processes, item by item."""
     for item in sorted(items, key=lambda item: item.name):
         yield _head(item)
-        for fact in () if item.plan is None else item.plan.facts():
+        for fact in () if item.plan is None else item.plan.facts(item.values):
             path = fact.path if len(items) == 1 else f"{item.name}/{fact.path}"
             yield fact._replace(path=path)
 
@@ -231,4 +235,5 @@ def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
 def _head(item: PreparedItem) -> Fact:
     record = item.record
     kind = _KINDS[record.form]
-    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes")
+    value = item.values.get("", "")
+    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes", value=value)

@@ -30,6 +30,7 @@ class Fact(NamedTuple):
         chunk: shape of the stored chunks.
         codec: compression codec.
         sharding: which device holds which part.
+        value: the value, where one is saved and each process has its own; shown, or its digest.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Fact(NamedTuple):
     chunk: str = ""
     codec: str = ""
     sharding: str = ""
+    value: str = ""
 
 
 _ASPECTS = {
@@ -47,6 +49,12 @@ _ASPECTS = {
     ),
     "chunk": ("the shape of stored chunks", "save with the same Options(chunk_bytes=)"),
     "codec": ("the compression", "save with the same Options(compression=)"),
+    "value": (
+        "a value that every process has of its own",
+        "hold the same value there, since one is saved and all get it back. What belongs to each process alone, such as "
+        "the position of its data, goes into an object with per_process = True, get_state and set_state, passed as an "
+        "item of its own",
+    ),
 }
 """For each field of a Fact that may differ, causes before effects: how a message names it, and what
 all processes must do."""
@@ -55,7 +63,7 @@ all processes must do."""
 class Leaf(NamedTuple):
     """The planned leaf from which facts are made.
 
-    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding.
+    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding, ``Fact`` for value.
     """
 
     spec: LeafSpec
@@ -63,6 +71,7 @@ class Leaf(NamedTuple):
     codec: str | None
     stored: tuple[Any, bool] | None
     sharding: tuple[Any, bool] | None
+    value: str = ""
 
 
 def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
@@ -105,7 +114,7 @@ class _Teller:
                 yield from self.tell(child, inner, leaves)
 
     def _leaf(self, path: Path, leaf: Leaf) -> Fact:
-        spec, chunk, codec, stored, sharding = leaf
+        spec, chunk, codec, stored, sharding, value = leaf
         kind = self._kinds.get(spec)
         if kind is None:
             text = str(spec) if str(spec).startswith(spec.kind) else f"{spec.kind} {spec}"
@@ -115,7 +124,7 @@ class _Teller:
             where = self._sharding(stored, spec.stored_shape)
             if sharding is not None and sharding is not stored:
                 where += f"; {self._sharding(sharding, spec.shape)}"
-        return Fact(format_path(path), kind, self._text(chunk), codec or "none", where)
+        return Fact(format_path(path), kind, self._text(chunk), codec or "none", where, value)
 
     def _text(self, value: Any) -> str:
         text = self._texts.get(value)

@@ -273,7 +273,7 @@ def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
     assert "process 1 gave up: KeyboardInterrupt" in error(first, "snapshot")
     assert error(first, "first snapshot") == "KeyboardInterrupt: "
     assert "process 0 gave up: KeyboardInterrupt" in error(second, "first snapshot")
-    assert "process 0 failed to save: OSError" in error(second, "landing")
+    assert "process 0 cannot save: OSError" in error(second, "landing")
     assert error(second, "metadata").startswith("TypeError")
     assert "process 1 cannot save: TypeError" in error(first, "metadata")
     assert error(first, "policy 0") == "ValueError: no step 0"
