@@ -112,7 +112,8 @@ def save_async(
 
     Takes the arguments of ``save`` and raises its errors. An error in the background thread is
     raised by ``.result()``; if nobody calls that, it is printed when the interpreter exits, and the
-    exit status is 1. The interpreter does not exit before the save has ended.
+    exit status is 1. The interpreter does not exit before the save has ended. If the system has no thread
+    for it, ``RuntimeError`` is raised here, and nothing of it is left.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -123,12 +124,15 @@ def save_async(
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, checked_options(options), overwrite=overwrite, copy=np.copy)
     prepared = prepare_save(job, chosen)
+    pending = None
     try:
         low = job.options.background_priority == "low"
         pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
         pending.start()
         return pending
     except BaseException:
+        if pending is not None:  # interpreter exit would wait for a thread that never started
+            pending.abandon()
         prepared.undo()  # does nothing if the background thread has begun to write
         raise
 
