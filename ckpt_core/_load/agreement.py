@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
 from ckpt_core._load.readers.lockstep import Lockstep
@@ -180,6 +180,4 @@ def _refuse_different(texts: list[str]) -> None:
 
 def _cannot_load(index: int, text: str) -> Exception:
     """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    kinds = {"CheckpointCorrupt": CheckpointCorrupt, "CheckpointNotFound": CheckpointNotFound}
-    kind, _, message = text.partition(": ")
-    return kinds.get(kind, CheckpointError)(f"process {index} cannot load it: {kind}: {message}")
+    return told_by_another(text.partition(": ")[0], f"process {index} cannot load it: {text}")

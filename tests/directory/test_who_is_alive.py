@@ -136,7 +136,9 @@ def test_the_file_system_tells_the_time(
 
     def opened(path: str, flags: int, *arguments: int) -> int:
         without_a_name = flags & os.O_TMPFILE == os.O_TMPFILE
-        if names == "none" or (names == "named" and without_a_name):  # as on NFS, or without permission
+        if names == "none" or (
+            names == "named" and without_a_name
+        ):  # as on NFS, or without permission
             raise OSError(95, "EOPNOTSUPP")
         return real_open(path, flags, *arguments)
 
