@@ -22,6 +22,7 @@ from ckpt_core._processes.awaiting import awaited as awaited
 from ckpt_core._processes.jobs import coordination
 from ckpt_core._processes.jobs import coordinator_host as coordinator_host
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
+from ckpt_core._processes.jobs import preemption_service_listens as preemption_service_listens
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
 from ckpt_core._processes.messages import Failure, Message, answer_to, parse
 from ckpt_core._processes.messages import NotTogether as NotTogether
