@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.launch import launch, reports
+from tests.support.same_program import comes_back
 
 CODE = """
 import jax.numpy as jnp
@@ -71,36 +72,21 @@ def test_values_that_differ_are_named_and_refused(tmp_path: Path) -> None:
     assert "inner/v is 0 on process 0, and 1 on process 1" in told[0]["failed"]["an int"]["text"]
 
 
-SAVED = """
-same = {name: value for name, value in zip(values, [
-    3, 0.1, True, "text", "y" * 5000, b"ab", 2**80, 2j, np.arange(4), np.float32(2), np.array([np.nan], np.float32),
-    np.array([1, -2], ml_dtypes.int4), np.random.default_rng(4), np.random.RandomState(4), random.Random(4),
-    jnp.int32(8), jnp.ones(1000), jnp.bfloat16(2), jax.random.key(5), jax.random.split(jax.random.key(6), 3),
-    jnp.array([3, 2], jnp.uint4), None, -0.0])}
-saved = {}
-for kind in ("host", "device", "pinned_host"):
-    call = lambda: ckpt.save_async(f"{directory}/{kind}", state(same), options=replace(options, snapshot=kind)).result()
-    saved[kind] = raised(call)
-saved["blocking"] = raised(lambda: ckpt.save(f"{directory}/blocking", state(same), options=options))
-report(saved=saved)
-"""
-
-LOADED = """
-for name in ("host", "device", "pinned_host", "blocking"):
-    inner = ckpt.load(f"{directory}/{name}", options=options)["inner"]["v"]
-    assert inner["an int"] == 3 and inner["text"] == "text" and int(inner["an array"]) == 8, name
-    assert inner["a Generator"].random() == np.random.default_rng(4).random()
-    assert np.array_equal(inner["uint4"].astype(int), [3, 2]) and inner["int4"][1] == -2
-    assert jax.random.key_data(inner["keys"]).tolist() == jax.random.key_data(jax.random.split(jax.random.key(6), 3)).tolist()
-report()
+SAME = """
+def make(n):
+    own = [
+        3 + n, 0.1 * n, bool(n), f"text {n}", "y" * 5000 + str(n), bytes([n]), 2**80 + n, 2j * n, np.arange(4) + n,
+        np.float32(n), np.array([np.nan, n], np.float32), np.array([1, -(n % 2)], ml_dtypes.int4),
+        np.random.default_rng(n), np.random.RandomState(n), random.Random(n), jnp.int32(n), jnp.ones(1000) * n,
+        jnp.bfloat16(n), jax.random.key(n), jax.random.split(jax.random.key(n), 3), jnp.array([n % 4, 2], jnp.uint4),
+        None, -0.0, np.asfortranarray(np.arange(6.0).reshape(2, 3) + n), np.arange(3, dtype=">i4") + n, jnp.zeros((0, 3)),
+    ]
+    return {"w": w, "inner": {str(at): value for at, value in enumerate(own)}}
 """
 
 
 def test_equal_values_are_saved_and_every_process_gets_them_back(tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    for one in reports(launch(CODE + SAVED, tmp_path / "saved")):
-        assert one["saved"] == dict.fromkeys(one["saved"]), one
-    reports(launch(CODE + LOADED, tmp_path / "saved"))
+    comes_back(CODE + SAME, tmp_path / "saved")
 
 
 READER = """

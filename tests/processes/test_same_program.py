@@ -69,6 +69,19 @@ def make(n):
         found[f"single{process}"] = on(jax.sharding.SingleDeviceSharding(of(process)[1]), values)
     return found
 """,
+    "an NNX model": """
+from flax import nnx
+class Model(nnx.Module):
+    def __init__(self, n):
+        self.w = nnx.Param(params(n)["w"])
+        self.small = nnx.Param(jnp.arange(3.0) + n)
+        self.step = nnx.Variable(jnp.int32(n))
+        self.rngs = nnx.Rngs(n, dropout=n + 1)
+def make(n):
+    return Model(n)
+def view(model):
+    return nnx.to_pure_dict(nnx.state(model)) if isinstance(model, nnx.Module) else None
+""",
     "one stage": """
 def make(n):
     place = NamedSharding(Mesh(np.array([d for d in jax.devices() if d.process_index == 1]), ("y",)), P("y"))
@@ -80,7 +93,19 @@ def make(n):
 }
 
 
-@pytest.mark.parametrize("name", STATES)
+QUICK = ("a step and a key", "an Equinox module", "an NNX model", "stages")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STATES],
+)
 def test_what_was_acknowledged_comes_back(tmp_path: Path, name: str) -> None:
     """Sharded arrays beside those that no mesh holds, and arrays of one process alone."""
     comes_back(MESH + STATES[name], tmp_path / "saved")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a step and a key", "stages"])
+def test_four_processes(tmp_path: Path, name: str) -> None:
+    comes_back(MESH + STATES[name], tmp_path / "saved", processes=4)

@@ -5,6 +5,7 @@ For code that runs in processes of ``jax.distributed``: arrays may lie on other 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import jax
@@ -37,8 +38,7 @@ def _by_name(tree: Any) -> dict[str, Any]:
 
 def _difference(one: Any, two: Any) -> str:
     if not isinstance(one, jax.Array):
-        same = type(one) is type(two) and np.array_equal(np.asarray(one), np.asarray(two))
-        return "" if same else f"{one!r} became {two!r}"
+        return "" if _plain(one) == _plain(two) else f"{one!r} became {two!r}"
     if not isinstance(two, jax.Array):
         return f"an array became a {type(two).__name__}"
     if str(one.aval) != str(two.aval):
@@ -50,7 +50,37 @@ def _difference(one: Any, two: Any) -> str:
     return "" if _bits(one) == _bits(two) else "other values"
 
 
+def _plain(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype, value.shape, value.tobytes()
+    if isinstance(value, np.random.Generator):
+        return type(value), repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return type(value), repr(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        return type(value), value.getstate()
+    return type(value), repr(value)
+
+
 def _bits(array: Any) -> list[tuple[int, bytes]]:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return [(one.device.id, np.asarray(one.data).tobytes()) for one in array.addressable_shards]
+
+
+def abstract(state: Any, *, bare: bool = False) -> Any:
+    """The state with each array as its shape and dtype, with the sharding of those that are placed.
+
+    Args:
+        state: a pytree.
+        bare: without any sharding.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        where = leaf.sharding if leaf.committed and not bare else None
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where, weak_type=weak)
+
+    return jax.tree.map(one, state)
