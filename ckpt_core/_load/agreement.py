@@ -36,8 +36,8 @@ class LoadAgreement:
         self._options = options
         self._identity = identity
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
-        self._tag = "" if alone else tag or _processes.next_tag()
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
+        self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._opened = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:

@@ -386,7 +386,8 @@ def next_tag() -> str:
     It counts the calls since jax.distributed was initialized: what a process did alone before that, and in an earlier
     life of jax.distributed in the same process, is its own.
     """
-    return str(next(service.rounds(_client())))
+    client = _client()
+    return "" if client is None else str(next(service.rounds(client)))
 
 
 def _client() -> Any:

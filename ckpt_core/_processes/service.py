@@ -156,7 +156,7 @@ class ReadReports:
 # that ends jax.distributed and begins it again often gets the same id.
 @functools.lru_cache(1)
 def rounds(client: Any) -> Iterator[int]:
-    """Numbers of the rounds that the processes of a client take together; None for a process alone."""
+    """Numbers of the rounds that the processes of this client take together."""
     return itertools.count()
 
 
