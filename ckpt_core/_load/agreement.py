@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
 from ckpt_core._errors import CheckpointError, told_by_another
+from ckpt_core._format.part import runs_of
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
 from ckpt_core._load.readers.lockstep import Lockstep
@@ -105,14 +106,14 @@ class Identity(NamedTuple):
         attempt: token of the save that wrote the checkpoint; empty if each may load another one.
         everything: digest of all leaves that have a sharding, with their dtypes and shardings.
         beyond: the same of those that lie on other processes, too, or on others alone.
-        on: the processes on whose devices these lie.
+        on: the processes on whose devices these lie, as runs: a message must not grow with their number.
     """
 
     path: str
     attempt: str
     everything: str
     beyond: str
-    on: Sequence[int]
+    on: Sequence[Sequence[int]]
 
 
 def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
@@ -124,25 +125,26 @@ def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool)
         alike: all must load this checkpoint, even if no array lies on several processes.
     """
     everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
-    known: dict[int, tuple[str, bool]] = {}  # by id of the sharding, which the target keeps alive
+    known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
     for plan in plans:
         for result, target in plan.targets.items():
             sharding: Any = target.sharding
             if sharding is None:
                 continue
-            if id(sharding) not in known:
+            key = sharding, target.spec.shape
+            if key not in known:
                 text = where_text(sharding, True, target.spec.shape, own=False)
-                known[id(sharding)] = text, sharding.is_fully_addressable
+                known[key] = text, sharding.is_fully_addressable
                 if not sharding.is_fully_addressable:
                     on |= {device.process_index for device in sharding.device_set}
-            where, is_own = known[id(sharding)]
+            where, is_own = known[key]
             leaf = (plan.item.name, plan.positions[result], target.spec.dtype, where)
             data = repr(leaf).encode(errors="surrogatepass")
             everything.update(data)
             if not is_own:
                 beyond.update(data)
     sent = attempt if alike or on else ""
-    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), sorted(on)])
+    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), runs_of(sorted(on))])
 
 
 def _refuse_different(texts: list[str]) -> None:
@@ -165,7 +167,11 @@ def _refuse_different(texts: list[str]) -> None:
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
-    named = {process for _, one in told for process in one.on}
+    runs = sorted({(first, last) for _, one in told for first, last in one.on})
+    named, end = set[int](), 0
+    for first, last in runs:
+        named.update(range(max(first, end), last + 1))
+        end = max(end, last + 1)
     sharing = [(index, one) for index, one in told if one.on or index in named]
     if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
         first, other = sharing[0]

@@ -50,7 +50,9 @@ def saving_with_several() -> dict[str, bool]:
     for file in sorted(TESTS.rglob("test_*.py")):
         text = file.read_text()
         if _LAUNCHES.search(text) and _SAVES.search(text):
-            found[file.relative_to(TESTS).as_posix()] = "from tests.support.same_program import" in text
+            found[file.relative_to(TESTS).as_posix()] = (
+                "from tests.support.same_program import" in text
+            )
     return found
 
 
