@@ -195,6 +195,35 @@ class ForkedProcess(CheckpointError, RuntimeError):
     """Called in a forked child, where JAX and TensorStore do not work."""
 
 
+def told_by_another(kind: str, message: str) -> CheckpointError:
+    """The error to raise here for one that another process of the run raised, so that all catch the same class.
+
+    Only text travels between processes, so attributes such as ``file`` stay with the process that failed. An error of
+    the system, or of the user's code, is one here that no handler takes for one of this process: CheckpointError.
+
+    Args:
+        kind: name of its class.
+        message: its text, with the process that it comes from.
+    """
+    if kind == "StructureMismatch":
+        return _rebuild_mismatch((), message)
+    return _TOLD.get(kind, CheckpointError)(message)
+
+
+_TOLD: dict[str, type[CheckpointError]] = {
+    cls.__name__: cls
+    for cls in (
+        RefusedArgument,
+        CheckpointNotFound,
+        CheckpointExists,
+        CheckpointCorrupt,
+        UnsupportedLeaf,
+        GraceExceeded,
+        RestoredValueIgnored,
+    )
+}
+
+
 def drop_locals(error: BaseException) -> None:
     """Clears the locals of the frames in the tracebacks of an error and its causes.
 

@@ -53,7 +53,7 @@ class Options:
             where file locks do not work (object stores, some network file systems).
         trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which
             steps are moved instead of being deleted.
-        stop_signals: names of the signals that tell a run to stop.
+        stop_signals: names of the signals that tell a run to stop. With several processes SIGTERM is one in any case.
         grace_secs: time from such a signal until the process is killed; limits the wait for saves.
         snapshot: where an asynchronous save copies arrays of an accelerator before it returns.
             ``"host"``: to the host; blocks until they are there. ``"device"`` and

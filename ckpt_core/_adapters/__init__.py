@@ -7,7 +7,9 @@ core imports no framework: if the object exists, its framework is already import
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
@@ -65,6 +67,9 @@ class Adapter(Protocol):
 class Stateful(Protocol):
     """A user's object that can be saved and restored without registration, by its two methods.
 
+    With several processes, all must have the same state. An object whose state belongs to its process alone, such
+    as a reader of data, has an attribute ``per_process = True``: then each process saves its own, and gets it back.
+
     Example:
         >>> class Counter:
         ...     count = 0
@@ -96,7 +101,32 @@ class _StatefulAdapter:
         obj.set_state(state)
 
 
+class _StatefulOfProcessAdapter:
+    """Adapter of objects with get_state, set_state and ``per_process = True``."""
+
+    per_process = True
+
+    def accepts(self, cls: type, /) -> bool:
+        return True
+
+    def get_state(self, obj: Stateful, /) -> Any:
+        return obj.get_state()
+
+    def get_position(self, obj: Stateful, /) -> Any:
+        return copy.deepcopy(obj.get_state())  # it may be what the object still changes
+
+    def set_state(self, obj: Stateful, state: Any, /) -> None:
+        obj.set_state(state)
+
+    def to_text(self, state: Any, /) -> str:
+        return json.dumps(state, default=repr)
+
+    def from_text(self, obj: Stateful, text: str, /) -> Any:
+        return json.loads(text)
+
+
 _STATEFUL = _StatefulAdapter()
+_STATEFUL_OF_PROCESS = _StatefulOfProcessAdapter()
 _LEAVES = (np.random.Generator, np.random.RandomState)
 """Types of leaves that also have get_state and set_state, and are not Stateful objects."""
 
@@ -196,7 +226,12 @@ def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
 
 def adapter_for(obj: Any) -> Adapter | None:
     """The adapter of an object; None for pytrees and leaves."""
-    return None if isinstance(obj, type) else _for_class(type(obj))
+    if isinstance(obj, type):
+        return None
+    found = _for_class(type(obj))
+    if found is _STATEFUL and getattr(obj, "per_process", False) is True:
+        return _STATEFUL_OF_PROCESS
+    return found
 
 
 def notice(objects: Iterable[Any]) -> None:
@@ -220,7 +255,7 @@ def accepts_any_structure(adapter: Any) -> bool:
 def is_written_anew(obj: Any) -> bool:
     """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
-    owner = obj if adapter is _STATEFUL else adapter
+    owner = obj if adapter in (_STATEFUL, _STATEFUL_OF_PROCESS) else adapter
     return bool(getattr(owner, "written_anew", False))
 
 

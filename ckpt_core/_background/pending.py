@@ -55,7 +55,8 @@ class Pending:
         """Starts the thread; at interpreter exit, when no thread can start, runs the work here.
 
         If it raises (``RuntimeError`` if the system has no more threads, or the exception of a
-        signal handler), the work may still have started: the caller must ask ``abandon``.
+        signal handler), the work may still have started: the caller must ask ``abandon``, or interpreter
+        exit waits for a thread that never was.
         """
         _remember(self)
         if _last_call_over():

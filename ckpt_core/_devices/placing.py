@@ -76,7 +76,7 @@ def place(shape: Shape, sharding: Any, parts: Parts, dtype: Any = None) -> Any:
             On CPU the array may take over their memory: do not use them afterwards.
         dtype: dtype of the array, required if ``parts`` is empty.
     """
-    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+    if sharding is None or (parts and isinstance(sharding, jax.sharding.SingleDeviceSharding)):
         (part,) = parts.values()
         return _put(part, sharding)
     if not parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,10 @@ def _nested_ids(devices: Any) -> Any:
 
 
 def rebuild_sharding(
-    described: dict[str, Any] | None, mesh: jax.sharding.Mesh | None = None
+    described: dict[str, Any] | None,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> Any:
     """The sharding from its JSON; None if the current devices do not allow it.
 
@@ -111,6 +115,7 @@ def rebuild_sharding(
         described: JSON of ``describe_sharding``.
         mesh: mesh to use instead of the saved one; dimensions sharded only over axes that it lacks
             become replicated.
+        elsewhere: a single device may be that of another process, which then holds the array.
     """
     try:
         if described is None:
@@ -118,7 +123,7 @@ def rebuild_sharding(
         if described["sharding_type"] == "SingleDeviceSharding":
             if mesh is not None:
                 return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-            for device in jax.local_devices():
+            for device in jax.devices() if elsewhere else jax.local_devices():
                 if described["device_str"] in (str(device), f"{device.platform}:{device.id}"):
                     return jax.sharding.SingleDeviceSharding(
                         device, memory_kind=described.get("memory_kind")
@@ -178,8 +183,10 @@ def _saved_mesh(described: dict[str, Any]) -> jax.sharding.Mesh | None:
 
 def local_regions(sharding: Any, shape: Shape) -> list[Region]:
     """The distinct regions of an array that the devices of this process hold."""
-    if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
+    if sharding is None:
         return [whole(shape)]
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return [whole(shape)] if sharding.is_fully_addressable else []
     regions = (
         to_region(index, shape)
         for index in sharding.addressable_devices_indices_map(shape).values()
@@ -211,6 +218,60 @@ def wanted_sharding(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf.sharding if getattr(leaf, "committed", True) else None
     return concrete(getattr(leaf, "sharding", None))
+
+
+def where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
+    """Which device holds which part of an array, as text that is equal on all processes.
+
+    Args:
+        sharding: sharding of the array.
+        committed: whether the array is committed to its devices.
+        shape: shape of the array.
+        own: leave out which process it is that holds all of the array.
+    """
+    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding) and not committed:
+        return f"not bound to a device{memory}"
+    # in a process-local checkpoint, arrays on this process's devices concern no other process
+    local = own and len({device.process_index for device in sharding.device_set}) == 1
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        where = "of one process" if local else f"{device.id} of process {device.process_index}"
+        return f"device {where}{memory}"
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mesh: Any = sharding.mesh
+        where = "of one process" if local else _ids(device.id for device in mesh.devices.flat)
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+        return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
+    if local:
+        return f"{type(sharding).__name__} of one process{memory}"
+    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
+
+
+def _spec(sharding: Any) -> str:
+    """The PartitionSpec as text, without None at its end, which changes nothing."""
+    parts = list(sharding.spec)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return f"P({', '.join(map(repr, parts))})"
+
+
+def _ids(numbers: Iterable[int]) -> str:
+    """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] + 1 == number:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
+    """Which device holds which region, for types of shardings that have no shorter description."""
+    entries: Any = sharding.devices_indices_map(shape)
+    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
+    return "; ".join(f"device {device.id} {index}" for device, index in ordered)
 
 
 def topology() -> dict[str, Any]:

@@ -7,14 +7,16 @@ clock ticks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import re
+import secrets
 import socket
 import time
 
-from ckpt_core._directory.syscalls import unless_absent
+from ckpt_core._directory.syscalls import remove, unless_absent
 
 FOREIGN_AGE_SECS = 3600.0
 """Age of the last change after which files of a process on another host count as left over."""
@@ -111,7 +113,7 @@ def is_dead(owner: str, path: str) -> bool:
     """Whether the owner of the files at ``path`` is dead.
 
     For an owner on another host this is a guess: True if nothing below ``path`` has changed for
-    ``FOREIGN_AGE_SECS`` (1 hour).
+    ``FOREIGN_AGE_SECS`` (1 hour) by the clock of the file system: that of this host may be wrong.
     """
     living = lives(owner)
     if living is not None:
@@ -120,7 +122,36 @@ def is_dead(owner: str, path: str) -> bool:
         newest = max(os.stat(entry).st_mtime for entry in _entries(path))
     except OSError:
         return False
-    return time.time() - newest > FOREIGN_AGE_SECS
+    now = file_system_secs(path)
+    return now is not None and now - newest > FOREIGN_AGE_SECS
+
+
+def file_system_secs(path: str) -> float | None:
+    """The time at which the file system of ``path`` says that something is changed now, in seconds since 1970.
+
+    None if nothing can be created there. Leaves the times of ``path`` as they are.
+    """
+    parent = os.path.dirname(path)
+    with contextlib.suppress(OSError, AttributeError):  # a file without a name changes no directory
+        place = path if os.path.isdir(path) else parent
+        return _time_of(os.open(place, os.O_TMPFILE | os.O_RDWR, 0o600))
+    # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
+    name = os.path.join(parent, f".ckpt-tmp.clock.{this_owner()}.{secrets.token_hex(12)}")
+    try:
+        if os.stat(parent).st_dev != os.stat(path).st_dev:
+            return None
+        return _time_of(os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except OSError:
+        return None
+    finally:
+        remove(name)
+
+
+def _time_of(descriptor: int) -> float:
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
 
 
 def _entries(path: str) -> list[str]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
 from ckpt_core._format.record import dump_json, parse_json
 from ckpt_core._format.treedef import dump_nodes, load_nodes
-from ckpt_core._tree import Path, flatten, importable_type, unflatten
+from ckpt_core._tree import Path, flatten, format_path, importable_type, unflatten
 from ckpt_core._tree.leaves import (
     TEXT_KINDS,
     LeafSpec,
@@ -40,19 +40,30 @@ def dump(state: Any, text: str, index: int, count: int) -> dict[str, bytes]:
 
 
 def dump_exact(state: Any) -> bytes:
-    """Content of the exact file: a tree of plain values with all its types."""
+    """Content of the exact file: a tree of plain values with all its types.
+
+    Raises:
+        UnsupportedLeaf: it holds an array on a device, or another value that has no place in it.
+    """
     flat = flatten(state)
     leaves: list[Any] = []
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         spec = describe(leaf, path)
+        if spec.kind in ("jax", "key"):
+            where, name = format_path(path), "a PRNG key" if spec.kind == "key" else "a jax.Array"
+            raise UnsupportedLeaf(
+                f"{where}: cannot save {name} in the state of a process, which holds plain values and numpy arrays: "
+                "convert it in get_state (numpy.asarray, jax.random.key_data), or save it in an item of its own",
+                leaf=where,
+                type_name=type(leaf).__name__,
+            )
         if spec.kind in ("int", "float", "bool", "str"):
             leaves.append(leaf)
         elif spec.kind in TEXT_KINDS:
             leaves.append([spec.kind, "", [], spec.detail, to_text(leaf, spec)])
         else:
-            kind = "numpy" if spec.kind == "jax" else spec.kind
             data = base64.b64encode(to_host_array(leaf, spec).tobytes()).decode()
-            leaves.append([kind, spec.dtype, spec.shape, spec.detail, data])
+            leaves.append([spec.kind, spec.dtype, spec.shape, spec.detail, data])
     return dump_json({"nodes": dump_nodes(flat.root), "leaves": leaves})
 
 

@@ -189,8 +189,9 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     )
     try:
         pending.start()
-    except BaseException:
-        pending.abandon()
+    except BaseException as error:
+        if pending.abandon():  # it never ran: the other processes must not wait for this one
+            _processes.this_run().refuse(request.round, "load", error)
         raise
     return pending
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._devices.shardings import where_text
+from ckpt_core._errors import CheckpointError, told_by_another
+from ckpt_core._format.part import runs_of
+from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
 from ckpt_core._load.readers.lockstep import Lockstep
 from ckpt_core._load.readers.pipeline import read_leaves
@@ -22,7 +26,7 @@ class LoadAgreement:
 
     Args:
         options: options of the load.
-        identity: gives the digest of what all processes must load alike; empty if they may differ.
+        identity: gives the text of what all processes must load alike; see ``Identity``.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
 
@@ -36,9 +40,9 @@ class LoadAgreement:
         self._options = options
         self._identity = identity
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
-        self._tag = "" if alone else tag or _processes.next_tag()
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self.alone = self._processes.count == 1
+        self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._opened = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:
@@ -98,41 +102,92 @@ class LoadAgreement:
         )
 
 
-def identity_of(path: str, attempt: str, leaves: str) -> str:
+class Identity(NamedTuple):
+    """What one process loads, as it tells process 0 before any proceeds.
+
+    Attributes:
+        path: path of the checkpoint, for messages.
+        attempt: token of the save that wrote the checkpoint; empty if each may load another one.
+        everything: digest of all leaves that have a sharding, with their dtypes and shardings.
+        beyond: the same of those that lie on other processes, too, or on others alone.
+        on: the processes on whose devices these lie, as runs: a message must not grow with their number.
+    """
+
+    path: str
+    attempt: str
+    everything: str
+    beyond: str
+    on: Sequence[Sequence[int]]
+
+
+def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
     """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
-        path: path of the checkpoint, for messages.
-        attempt: token of the save that wrote the checkpoint.
-        leaves: digest of the leaves that are loaded into arrays spanning several processes.
+        path, attempt: as in ``Identity``.
+        plans: what this process loads.
+        alike: all must load this checkpoint, even if no array lies on several processes.
     """
-    return json.dumps([path, attempt, leaves])
+    everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
+    known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
+    for plan in plans:
+        for result, target in plan.targets.items():
+            sharding: Any = target.sharding
+            if sharding is None:
+                continue
+            key = sharding, target.spec.shape
+            if key not in known:
+                text = where_text(sharding, True, target.spec.shape, own=False)
+                known[key] = text, sharding.is_fully_addressable
+                if not sharding.is_fully_addressable:
+                    on |= {device.process_index for device in sharding.device_set}
+            where, is_own = known[key]
+            leaf = (plan.item.name, plan.positions[result], target.spec.dtype, where)
+            data = repr(leaf).encode(errors="surrogatepass")
+            everything.update(data)
+            if not is_own:
+                beyond.update(data)
+    sent = attempt if alike or on else ""
+    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), runs_of(sorted(on))])
 
 
 def _refuse_different(texts: list[str]) -> None:
     """Called on process 0 with every process's identity before any proceeds.
 
+    What a process places on its own devices alone is its own, as long as no other process counts on
+    these devices. Otherwise all must name the same leaves with the same dtypes and shardings: either
+    all of them, which is one program of several stages, or at least those that others share.
+
     Raises:
         CheckpointError: processes load different checkpoints or different leaves. A global array
             would then be made of shards of different arrays, and no error would say so.
     """
-    told = [(index, *json.loads(text)) for index, text in enumerate(texts) if text]
-    for index, path, attempt, leaves in told[1:]:
-        first, other, before, these = told[0]
-        if attempt != before:
+    told = [(index, Identity(*json.loads(text))) for index, text in enumerate(texts)]
+    same = [(index, one) for index, one in told if one.attempt]
+    for index, one in same[1:]:
+        first, other = same[0]
+        if one.attempt != other.attempt:
             raise CheckpointError(
-                f"process {first} loads {other} and process {index} {path}, which are different checkpoints: all "
-                "processes must load the same step of one directory"
+                f"process {first} loads {other.path} and process {index} {one.path}, which are different "
+                "checkpoints: all processes must load the same step of one directory"
             )
-        if leaves != these:
-            raise CheckpointError(
-                f"{path}: process {index} loads other leaves, or into other dtypes, than process {first}: all "
-                "processes must load the same"
-            )
+    runs = sorted({(first, last) for _, one in told for first, last in one.on})
+    named, end = set[int](), 0
+    for first, last in runs:
+        named.update(range(max(first, end), last + 1))
+        end = max(end, last + 1)
+    sharing = [(index, one) for index, one in told if one.on or index in named]
+    if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
+        first, other = sharing[0]
+        index, one = next(
+            (index, one) for index, one in sharing if one.everything != other.everything
+        )
+        raise CheckpointError(
+            f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
+            f"process {first}: all processes must load the same"
+        )
 
 
 def _cannot_load(index: int, text: str) -> Exception:
     """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    kinds = {"CheckpointCorrupt": CheckpointCorrupt, "CheckpointNotFound": CheckpointNotFound}
-    kind, _, message = text.partition(": ")
-    return kinds.get(kind, CheckpointError)(f"process {index} cannot load it: {kind}: {message}")
+    return told_by_another(text.partition(": ")[0], f"process {index} cannot load it: {text}")

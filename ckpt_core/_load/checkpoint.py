@@ -37,6 +37,8 @@ class SavedItem:
         names: array name of each leaf; empty if ``array_name(path)`` gives all of them.
         directory: directory of the item, relative to the checkpoint.
         shared: positions of leaves that were one object, a group for each object.
+        run_processes: number of processes of the run that saved it; 0 if unknown. They may be more than wrote
+            it, if each wrote a checkpoint of its own.
     """
 
     name: str
@@ -48,6 +50,7 @@ class SavedItem:
     names: Sequence[str] = ()
     directory: str = ""
     shared: Sequence[Sequence[int]] = ()
+    run_processes: int = 0
 
     def file(self, name: str) -> str:
         """Path of one of the item's files, relative to the checkpoint."""

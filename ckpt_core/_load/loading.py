@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,23 +135,13 @@ class _Loading:
         self._names, self._plans = list(chosen), plans
 
     def identity(self) -> str:
-        """What all processes must load alike, as text; empty if each may load what it likes.
+        """What all processes must load alike, as text: the save, and the leaves that lie on several of them.
 
-        It covers the save that is loaded and the leaves whose arrays span several processes. It is
-        empty if there are no such leaves, except for a step of a Checkpointer.
+        In a Checkpointer's directory they must load the same step in any case.
         """
-        seen = hashlib.sha256()
-        shared = self._job.step is not None
-        for plan in self._plans:
-            for result, target in plan.targets.items():
-                if target.sharding is not None and not target.sharding.is_fully_addressable:
-                    shared = True
-                    leaf = (plan.item.name, plan.positions[result], target.spec.dtype)
-                    seen.update(repr(leaf).encode(errors="surrogatepass"))
-        if not shared:
-            return ""
-        path = self._checkpoint.path
-        return identity_of(path, self._checkpoint.attempt, seen.hexdigest())
+        checkpoint = self._checkpoint
+        alike = self._job.step is not None
+        return identity_of(checkpoint.path, checkpoint.attempt, self._plans, alike)
 
     def read(self, reading: Reading) -> None:
         """Reads and assembles all items' leaves; a restore sets NNX, Keras and torchax objects meanwhile."""

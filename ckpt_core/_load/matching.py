@@ -266,7 +266,8 @@ def _targets(
     made = like_targets(item, entries)
     if request.sharding is not None:
         made = _with_sharding(item, entries, made, request.sharding)
-    check_room(item, made, placed)
+    leaves = zip(entries, made, strict=True)
+    check_room(item, [(at, target, leaf) for (at, _, leaf), target in leaves], placed)
     return dict(zip(results, made, strict=True))
 
 
@@ -304,7 +305,8 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
-    check_room(item, list(targets.values()), request.sharding is not None or request.as_numpy)
+    placed = request.sharding is not None or request.as_numpy
+    check_room(item, [(at, target, None) for at, target in targets.items()], placed)
     root = item.root
     if selected is not None:
         root = pruned(root, set(positions)) or Node("dict")

@@ -15,7 +15,14 @@ from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.metrics import numbers_in
 from ckpt_core._format.orbax_read import OrbaxTree
-from ckpt_core._format.record import MARKER, RECORD_FILE, ItemRecord, load_record, parse_json
+from ckpt_core._format.record import (
+    MARKER,
+    RECORD_FILE,
+    ItemRecord,
+    Record,
+    load_record,
+    parse_json,
+)
 from ckpt_core._load import foreign
 from ckpt_core._load.absent import not_found
 from ckpt_core._load.checkpoint import (
@@ -154,7 +161,7 @@ def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeC
         path,
         Location(path, local),
         backend,
-        {name: _native_item(name, item) for name, item in record.items.items()},
+        {name: _native_item(name, item, record) for name, item in record.items.items()},
         record.single,
         record.metadata,
         record.metrics,
@@ -163,7 +170,7 @@ def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeC
     )
 
 
-def _native_item(name: str, item: ItemRecord) -> NativeItem:
+def _native_item(name: str, item: ItemRecord, record: Record) -> NativeItem:
     stored = stored_paths(item.tree, item.paths)
     return NativeItem(
         name=name,
@@ -177,6 +184,7 @@ def _native_item(name: str, item: ItemRecord) -> NativeItem:
         chunks=item.chunks,
         codecs=item.codecs,
         process_count=item.process_count,
+        run_processes=record.topology.get("process_count", item.process_count),
         notes=item.notes,
         shared=item.shared,
     )

@@ -108,7 +108,9 @@ def _chosen(item: SavedItem, position: int, sharding: Any) -> Any:
     """The sharding that ``sharding=`` asks for; else the saved one, if the devices allow it."""
     described = item.shardings[position]
     if sharding is None:
-        return shardings.rebuild_sharding(described)
+        # an array on one device comes back there, if as many processes run: the others hold no part of it
+        elsewhere = item.run_processes == jax.process_count()
+        return shardings.rebuild_sharding(described, elsewhere=elsewhere)
     if isinstance(sharding, jax.sharding.Mesh):
         return shardings.rebuild_sharding(described, sharding) or jax.sharding.NamedSharding(
             sharding, jax.sharding.PartitionSpec()
@@ -194,7 +196,7 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
         if spec.kind in ("jax", "key"):
             sharding = shardings.wanted_sharding(leaf)
             if sharding is None and not isinstance(leaf, jax.Array):
-                sharding = _default_sharding(item.shardings[position], mesh)
+                sharding = _default_sharding(item, position, mesh)
         targets.append(_target(item, position, spec, sharding, False))
     return targets
 
@@ -239,13 +241,15 @@ def _mesh_of(leaves: Any) -> Any:
     return None
 
 
-def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
+def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
     """The sharding of an abstract leaf that has none.
 
     It is the saved one if that is on the mesh of the other leaves, else replicated over their mesh:
     arrays of one state must not be on different meshes.
     """
-    saved = shardings.rebuild_sharding(described)
+    described = item.shardings[position]
+    elsewhere = item.run_processes == jax.process_count()
+    saved = shardings.rebuild_sharding(described, elsewhere=elsewhere)
     if mesh is None or described is None:
         return saved
     if isinstance(saved, jax.sharding.NamedSharding) and saved.mesh == mesh:
@@ -253,39 +257,55 @@ def _default_sharding(described: dict[str, Any] | None, mesh: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def check_room(item: SavedItem, targets: Sequence[Target], explicit: bool) -> None:
+def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]], explicit: bool) -> None:
     """Refuses, before anything is read, a load whose arrays cannot be placed.
+
+    An array without a sharding is each process's own copy of one value, if it was saved as one, or the live array
+    that it replaces is one.
 
     Args:
         item: the saved item.
-        targets: targets of all array leaves to read.
+        placed: for each array leaf to read, its position in the item, its target, and the leaf that it
+            replaces, or None.
         explicit: True if the caller said where arrays go, or if new arrays replace old ones one by
             one; then nothing is checked.
 
     Raises:
         CheckpointError: the arrays exceed the free memory of the default device; or several
-            processes run, and no sharding says which process holds what.
+            processes run, and nothing says which of them holds what.
     """
     if explicit:
         return
     unplaced = [
-        target.spec
-        for target in targets
+        (position, target.spec, leaf)
+        for position, target, leaf in placed
         if target.sharding is None and target.spec.kind in ("jax", "key")
     ]
-    if unplaced and jax.process_count() > 1 and any(item.shardings):
-        raise CheckpointError(
-            f"item {item.name!r}: several processes run and the saved sharding does not fit their "
-            "devices: give a target with shardings, or load with sharding= or as_numpy=True"
-        )
+    if unplaced and jax.process_count() > 1:
+        _refuse_nowhere(item, [at for at, _, leaf in unplaced if not isinstance(leaf, jax.Array)])
     free = transfer.free_bytes()
-    needed = sum(spec.stored_bytes for spec in unplaced)
+    needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(
             f"item {item.name!r}: {needed:,} bytes do not fit into the {free:,} free bytes of the "
             "default device: spread them by a target with shardings or load with sharding=, or keep them on "
             "the host with as_numpy=True"
         )
+
+
+def _refuse_nowhere(item: SavedItem, positions: Sequence[int]) -> None:
+    """Raises CheckpointError for a leaf that was saved with a sharding, which these devices do not allow."""
+    for position in positions:
+        described = item.shardings[position]
+        if described is not None:
+            where = format_path(item.paths[position])
+            kind = described.get("sharding_type")
+            on = described.get("device_str") or (described.get("device_mesh") or {}).get("mesh")
+            raise CheckpointError(
+                f"item {item.name!r}: several processes run and the saved sharding does not fit their devices: "
+                f"{where} was saved with a {kind}{f' on {on!s:.80}' if on else ''}: give a target with shardings, "
+                "or load with sharding= or as_numpy=True"
+            )
 
 
 def dtype_while_read(saved: LeafSpec, spec: LeafSpec) -> np.dtype[Any] | None:

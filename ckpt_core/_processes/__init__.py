@@ -7,7 +7,6 @@ background thread.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import time
@@ -22,12 +21,12 @@ from ckpt_core._processes.awaiting import awaited as awaited
 from ckpt_core._processes.jobs import coordination
 from ckpt_core._processes.jobs import coordinator_host as coordinator_host
 from ckpt_core._processes.jobs import join_from_environment as join_from_environment
+from ckpt_core._processes.jobs import preemption_service_listens as preemption_service_listens
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
 from ckpt_core._processes.messages import Failure, Message, answer_to, parse
 from ckpt_core._processes.messages import NotTogether as NotTogether
 
 logger = logging.getLogger("ckpt_core")
-_rounds = itertools.count()
 _REPORT_SECS = 5.0
 """Interval at which a waiting process logs which processes it waits for."""
 
@@ -80,7 +79,7 @@ class Processes:
             except BaseException as error:
                 self._give_up(client, tag, Failure.of(0, error))
                 raise
-            service.unread_answers(id(client), self.count).put(client, tag, answer.dump())
+            service.unread_answers(client, self.count).put(client, tag, answer.dump())
             # One delete for the values of all processes, which are no longer needed.
             client.key_value_delete(service.values_folder(tag))
             return answer.value_for(call)
@@ -88,7 +87,7 @@ class Processes:
     def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
         """On process 0: publishes the failure, so that no process waits for an answer."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may be gone
-            service.unread_answers(id(client), self.count).put(
+            service.unread_answers(client, self.count).put(
                 client, tag, failure.dump(), refused=True
             )
 
@@ -96,7 +95,7 @@ class Processes:
         """On the other processes: blocks until process 0 answers."""
         with self._reporting_failure(client, tag, tag):
             found = self._fetch(client, tag, timeout_secs)
-        service.read_reports(id(client), self.index).note(client, tag)
+        service.read_reports(client, self.index).note(client, tag)
         try:
             return parse(found).value_for(call)
         except Exception:
@@ -115,7 +114,7 @@ class Processes:
                 failure = Failure.of(self.index, error).dump()
                 client.key_value_set(self._key(opening), failure, allow_overwrite=True)
                 for tag in tags:
-                    service.read_reports(id(client), self.index).note(client, tag)
+                    service.read_reports(client, self.index).note(client, tag)
             raise
 
     def refuse(self, tag: str, call: str, error: BaseException) -> None:
@@ -129,12 +128,12 @@ class Processes:
         client, failure = _client(), Failure.of(self.index, error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             if self.index == 0:
-                service.unread_answers(id(client), self.count).put(
+                service.unread_answers(client, self.count).put(
                     client, tag, failure.dump(), refused=True
                 )
                 return
             client.key_value_set(self._key(tag), failure.dump())
-            service.read_reports(id(client), self.index).note(client, tag)
+            service.read_reports(client, self.index).note(client, tag)
 
     def _key(self, tag: str) -> str:
         return f"{service.values_folder(tag)}{self.index}"
@@ -246,7 +245,7 @@ class Processes:
         with self._service_errors(tag):
             if self.index > 0:
                 return self._await_decision(client, tag, timeout_secs, call)
-            unread = service.unread_answers(id(client), self.count)
+            unread = service.unread_answers(client, self.count)
             slow = unread.wait_for_room(client, timeout_secs)
             if slow:
                 raise self._timed_out(client, tag, timeout_secs, slow)
@@ -303,7 +302,7 @@ class Processes:
                     # If process 0 waits in another call of this round, this tells it of ours.
                     client.key_value_set(self._key(opening), Message(call, "").dump())
                     announced = True
-        service.read_reports(id(client), self.index).note(client, tag)
+        service.read_reports(client, self.index).note(client, tag)
         if announced:
             client.key_value_delete(self._key(opening))
         return parse(found).value_for(call)
@@ -382,8 +381,13 @@ def this_run() -> Processes:
 
 
 def next_tag() -> str:
-    """The next round: the same on all processes, if all make the same calls in the same order."""
-    return str(next(_rounds))
+    """The next round: the same on all processes, if all make the same calls in the same order.
+
+    It counts the calls since jax.distributed was initialized: what a process did alone before that, and in an earlier
+    life of jax.distributed in the same process, is its own.
+    """
+    client = _client()
+    return "" if client is None else str(next(service.rounds(client)))
 
 
 def _client() -> Any:

@@ -43,6 +43,12 @@ def coordinator_host() -> str:
     return (coordination().address or "").rpartition(":")[0].strip("[]")
 
 
+def preemption_service_listens() -> bool:
+    """Whether jax's preemption service is on, which hears SIGTERM in each process and tells the others."""
+    state = coordination()
+    return state.client is not None and state.preemption_sync_manager is not None
+
+
 def preemption_sync_point(step: int) -> bool | None:
     """Whether all processes agreed, through jax's preemption service, to stop at this step.
 

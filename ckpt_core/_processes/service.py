@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ckpt_core._lazy import jax
@@ -150,13 +152,21 @@ class ReadReports:
         client.key_value_set(key, "\n".join(tags))
 
 
+# Kept for the client that is in use. It is the key itself, so it stays while its state is kept: the next client of a process
+# that ends jax.distributed and begins it again often gets the same id.
 @functools.lru_cache(1)
-def unread_answers(client_id: int, count: int) -> UnreadAnswers:
-    """On process 0: the answers it has published at the"""
+def rounds(client: Any) -> Iterator[int]:
+    """Numbers of the rounds that the processes of this client take together."""
+    return itertools.count()
+
+
+@functools.lru_cache(1)
+def unread_answers(client: Any, count: int) -> UnreadAnswers:
+    """On process 0: the answers that it has published through this client."""
     return UnreadAnswers(count)
 
 
 @functools.lru_cache(1)
-def read_reports(client_id: int, index: int) -> ReadReports:
-    """On the other processes: the answers that this one has read at the"""
+def read_reports(client: Any, index: int) -> ReadReports:
+    """On the other processes: the answers that this one has read through this client."""
     return ReadReports(index)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_core._events import logger
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes, preemption_sync_point
+from ckpt_core._processes import Processes, preemption_service_listens, preemption_sync_point
 
 _NEXT_SAVE_SECS = 10.0
 """So long after the signal a loop goes on for the next save, if the last step was declined just before it."""
@@ -33,13 +33,16 @@ class StopSignal:
 
     Args:
         names: signals to listen for, such as ``"SIGTERM"``.
+        passes_on: each of them is answered by raising SIGTERM here, for which somebody else listens; then no
+            signal ends the process.
 
     Attributes:
         noticed_at: ``time.monotonic()`` of the first signal; None before it.
     """
 
-    def __init__(self, names: Sequence[str] = ("SIGTERM",)) -> None:
+    def __init__(self, names: Sequence[str] = ("SIGTERM",), *, passes_on: bool = False) -> None:
         self._numbers = [signal.Signals[name] for name in names]
+        self._passes_on = passes_on
         self._previous: dict[int, Any] = {}
         self._native: dict[int, int] = {}
         self._pid = os.getpid()
@@ -81,6 +84,9 @@ class StopSignal:
         for listener in listening:
             if listener.noticed_at is None:
                 listener.noticed_at = time.monotonic()
+        if any([listener._passes_on for listener in listening]):
+            seen_before = False  # the others of the run are told, and this one must not be missing
+            signal.raise_signal(signal.SIGTERM)
         first = chain[-1]
         previous = first._previous.get(number, signal.SIG_DFL)
         if number in first._native:  # jax's preemption service, installed without Python
@@ -156,9 +162,9 @@ def _call_native(address: int, number: int) -> None:
 class Preemption:
     """Whether the run was told to stop: by a signal to this process or, with several, by agreement.
 
-    With several processes, jax's preemption service listens for the signal in each of them, and its
-    sync point gives all of them the same step to stop at. A handler of ours would take the signal
-    away from that service, so none is installed.
+    With several processes, jax's preemption service listens for SIGTERM in each of them, and its
+    sync point gives all of them the same step to stop at. A handler of ours would take SIGTERM
+    away from that service, so none is installed for it; other signals are passed on as SIGTERM.
 
     Args:
         processes: the processes of this run.
@@ -169,7 +175,12 @@ class Preemption:
     def __init__(self, processes: Processes, policy: object, options: Options) -> None:
         self._alone = processes.count == 1
         self._asked = bool(getattr(policy, "listens", False))
-        self._signal = StopSignal(options.stop_signals)
+        self._others = [name for name in options.stop_signals if name != "SIGTERM"]
+        self._signal = (
+            StopSignal(options.stop_signals)
+            if self._alone
+            else StopSignal(self._others, passes_on=True)
+        )
         self._agreed_at: float | None = None
         self._step = 0
         self._asked_at_step: int | None = None
@@ -178,7 +189,12 @@ class Preemption:
         self._grace_secs = options.grace_secs
         # A Checkpointer dropped without close() must not keep swallowing signals.
         weakref.finalize(self, self._signal.close).atexit = False
-        if self._asked and self._alone:
+        if self._asked:
+            self._listen()
+
+    def _listen(self) -> None:
+        # without the service nobody would hear what is passed on, and SIGTERM would end this process
+        if self._alone or (self._others and preemption_service_listens()):
             self._signal.listen()
 
     def note_step(self, step: int) -> None:
@@ -188,9 +204,9 @@ class Preemption:
     @property
     def should_stop(self) -> bool:
         """Whether the signal came; starts listening. With several processes: whether all agreed."""
+        self._listen()
         if not self._alone:
             return self._agreed(self._step)
-        self._signal.listen()
         noticed_at = self._signal.noticed_at
         if noticed_at is None:
             return False
@@ -228,9 +244,10 @@ class Preemption:
             elif agreed is None and not self._told_of_no_service:
                 self._told_of_no_service = True
                 logger.warning(
-                    "SIGTERM will not be noticed: several processes agree when to stop through "
+                    "%s will not be noticed: several processes agree when to stop through "
                     "jax's preemption service, and it is off. Set jax_enable_preemption_service "
-                    "before jax.distributed.initialize"
+                    "before jax.distributed.initialize",
+                    ", ".join(["SIGTERM", *self._others]),
                 )
         return self._agreed_at is not None
 

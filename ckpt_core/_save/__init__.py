@@ -57,7 +57,8 @@ def save(
     Blocks until every file is written, fsynced and renamed into place. Where several processes run,
     all must call it, with the same structure, shardings, path and options; before anything is
     written, the processes compare all that decides what is stored where. Each process writes its
-    shards; Python numbers, text, numpy arrays and metadata are taken from process 0.
+    shards; metadata is taken from process 0. Python numbers, text, numpy arrays and arrays that no
+    sharding places must be equal on all, unless an object with ``per_process = True`` holds them.
 
     Args:
         path: directory of the checkpoint. It must not exist; missing parents are created.
@@ -72,7 +73,7 @@ def save(
     Raises:
         CheckpointExists: there is something at ``path``, and ``overwrite`` is False.
         UnsupportedLeaf: a value cannot be saved; the message says its path and type.
-        CheckpointError: processes save different things, or another process failed.
+        CheckpointError: processes save different things or values, or another process failed.
         BarrierTimeout: a process did not come within ``Options.timeout_secs``.
         OSError: the system refused (disk full, no permission). Partial files are removed.
 
@@ -110,7 +111,8 @@ def save_async(
 
     Takes the arguments of ``save`` and raises its errors. An error in the background thread is
     raised by ``.result()``; if nobody calls that, it is printed when the interpreter exits, and the
-    exit status is 1. The interpreter does not exit before the save has ended.
+    exit status is 1. The interpreter does not exit before the save has ended. If the system has no thread
+    for it, ``RuntimeError`` is raised here, and nothing of it is left.
 
     Example:
         >>> import ckpt_core as ckpt, jax.numpy as jnp
@@ -121,12 +123,15 @@ def save_async(
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, checked_options(options), overwrite=overwrite, copy=np.copy)
     prepared = prepare_save(job, chosen)
+    pending = None
     try:
         low = job.options.background_priority == "low"
         pending = PendingSave(job.target, prepared.run, "ckpt-save", low=low)
         pending.start()
         return pending
     except BaseException:
+        if pending is not None:  # interpreter exit would wait for a thread that never started
+            pending.abandon()
         prepared.undo()  # does nothing if the background thread has begun to write
         raise
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._processes import Processes
+from ckpt_core._save.compared import digest_of
 from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._save.plan_digest import (
     Fact,
@@ -94,8 +95,8 @@ def agree_to_save(
         combine: makes the answer from the offers of all, on process 0; by default it is its own.
 
     Raises:
-        CheckpointError: another process cannot save, or saves something else; the message names the
-            first leaf or setting that differs, with both values.
+        CheckpointError: another process cannot save, for which its own class is raised here, or saves
+            something else; the message names the first leaf or setting that differs, with both values.
         Exception: ``refusal``, after the others have been told.
     """
     layout = _NOTHING
@@ -111,7 +112,7 @@ def agree_to_save(
     if refusal is not None:
         raise refusal
     if answer["error"]:
-        raise CheckpointError(f"{target}: {answer['error']}")
+        raise told_by_another(answer["kind"], f"{target}: {answer['error']}")
     if answer["differing"]:
         text = _how_they_differ(
             processes, tag, items, answer["differing"], answer["size"], timeout_secs
@@ -135,7 +136,8 @@ def done_by_all(
     """
 
     def failed(index: int, text: str) -> CheckpointError:
-        return CheckpointError(f"{job.target}: process {index} failed to {what}: {text}")
+        kind = text.partition(": ")[0]
+        return told_by_another(kind, f"{job.target}: process {index} failed to {what}: {text}")
 
     writers.run_on_all(tag, work, job.options.timeout_secs, failed, **telling)
 
@@ -145,15 +147,17 @@ def judge_start(
 ) -> str:
     """Called on process 0: its answer as JSON, from what all processes sent (``Start``).
 
-    The answer holds the offer; an error, if a process refuses or settings differ; or the processes
+    The answer holds the offer; an error and the name of its class, if a process refuses or settings differ; or the processes
     whose layouts differ from that of process 0.
     """
     everyone = [Start.parse(text) for text in texts]
     first = everyone[0]
-    answer: dict[str, Any] = {"offer": None, "error": "", "differing": [], "size": 0}
+    answer: dict[str, Any] = {"offer": None, "error": "", "kind": "", "differing": [], "size": 0}
     for index, one in enumerate(everyone):
         if one.refusal:
-            return json.dumps(answer | {"error": f"process {index} cannot save: {one.refusal}"})
+            kind = one.refusal.partition(": ")[0]
+            error = f"process {index} cannot save: {one.refusal}"
+            return json.dumps(answer | {"error": error, "kind": kind})
     for name in dict.fromkeys(name for one in everyone for name in one.settings):
         values = [one.settings.get(name) for one in everyone]
         other = _differing(values)
@@ -215,7 +219,10 @@ def items_layout(items: Sequence[PreparedItem]) -> Layout:
     ordered = sorted(items, key=lambda item: item.name)
     layouts = [_NOTHING if item.plan is None else item.plan.layout for item in ordered]
     pairs = zip(ordered, layouts, strict=True)
-    whole = layout_of(_head(item)._replace(chunk=layout.digest) for item, layout in pairs)
+    whole = layout_of(
+        _head(item)._replace(chunk=layout.digest, value=digest_of(item.values))
+        for item, layout in pairs
+    )
     return Layout(whole.digest, len(items) + sum(layout.length for layout in layouts))
 
 
@@ -223,7 +230,7 @@ def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
     """All facts that must be equal on all processes, item by item."""
     for item in sorted(items, key=lambda item: item.name):
         yield _head(item)
-        for fact in () if item.plan is None else item.plan.facts():
+        for fact in () if item.plan is None else item.plan.facts(item.values):
             path = fact.path if len(items) == 1 else f"{item.name}/{fact.path}"
             yield fact._replace(path=path)
 
@@ -231,4 +238,5 @@ def items_facts(items: Sequence[PreparedItem]) -> Iterator[Fact]:
 def _head(item: PreparedItem) -> Fact:
     record = item.record
     kind = _KINDS[record.form]
-    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes")
+    value = item.values.get("", "")
+    return Fact(f"item {item.name}", f"{kind}, of {record.process_count} processes", value=value)

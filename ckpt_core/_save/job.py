@@ -109,6 +109,10 @@ class SaveJob:
         return Processes(0, 1) if self.own else self.processes
 
 
+Landed = tuple[tuple[ArrayToWrite, ...], dict[str, str]]
+"""What is written, and what is compared; see ``PreparedItem``."""
+
+
 @dataclass(frozen=True)
 class PreparedItem:
     """One item after the snapshot: later changes by the caller do not reach it.
@@ -124,8 +128,10 @@ class PreparedItem:
         sources: of ``Files``, the larger files, which are copied while the save runs.
         scratch: the directory in which they are, if a function wrote them.
         handler: of ``Files``, type name of the handler by which Orbax loads them; None: as JSON.
-        landing: function that waits until all data is on the host and returns the arrays; None if
-            ``arrays`` holds them. Called by the thread that writes.
+        values: with several processes, the values of which each has one of its own, as texts that
+            they compare, by array name; complete when ``landing`` was called.
+        landing: function that waits until all data is on the host and returns arrays and values; None
+            if the item has them. Called by the thread that writes.
     """
 
     name: str
@@ -137,7 +143,8 @@ class PreparedItem:
     sources: tuple[SourceFile, ...] = ()
     scratch: Scratch | None = None
     handler: str | None = None
-    landing: Callable[[], tuple[ArrayToWrite, ...]] | None = None
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    landing: Callable[[], Landed] | None = None
 
     @functools.cached_property
     def folder(self) -> str:
@@ -148,7 +155,8 @@ class PreparedItem:
         """The item with its arrays on the host; blocks until they are there."""
         if self.landing is None:
             return self
-        return replace(self, arrays=self.landing(), landing=None)
+        arrays, values = self.landing()
+        return replace(self, arrays=arrays, values=values, landing=None)
 
     @property
     def names(self) -> tuple[str, ...]:

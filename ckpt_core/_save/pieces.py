@@ -297,7 +297,7 @@ class _PieceWrite(Write):
         if tree is None:
             tree = self._trees[item.name] = PieceTree(item)
             self._items.append(item)
-        arrays = item.landing() if item.landing else item.arrays
+        arrays = item.landed().arrays
         tree.add(item)
         self.put(item.name, arrays)
 

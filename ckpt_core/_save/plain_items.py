@@ -20,6 +20,7 @@ from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._options import MIB
+from ckpt_core._save.compared import text_of_text
 from ckpt_core._save.dedup_links import Links
 from ckpt_core._save.job import PreparedItem, SaveJob
 from ckpt_core._tree import NONE
@@ -49,7 +50,10 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
     if job.writers.index == 0:
         files |= dict.fromkeys(NOTES, data)
     record = ItemRecord("json", NONE, process_count=job.writers.count)
-    return PreparedItem(name, record, state_files=files)
+    told: dict[str, str] = {}
+    if job.processes.count > 1 and not job.own:  # the order of keys is no difference
+        told[""] = text_of_text(json.dumps(item.value, sort_keys=True))
+    return PreparedItem(name, record, state_files=files, values=told)
 
 
 def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> PreparedItem:

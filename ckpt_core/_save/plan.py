@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, descr
 _REMEMBERED = 8
 """Number of plans in the cache: a Checkpointer saves few different items."""
 
+_NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
 Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
 """A codec for all leaves; or the name of the item, and pairs of a path pattern and a codec."""
 
@@ -113,11 +115,15 @@ class TreePlan:
         kinds = (leaf.spec.kind for leaf in self.leaves)
         return tuple(position for position, kind in enumerate(kinds) if kind in TEXT_KINDS)
 
-    def facts(self) -> Iterator[Fact]:
-        """All facts that must be equal on all processes, leaf by leaf."""
+    def facts(self, values: Mapping[str, str] = _NO_VALUES) -> Iterator[Fact]:
+        """All facts that must be equal on all processes, leaf by leaf.
+
+        Args:
+            values: ``PreparedItem.values``.
+        """
         signature = self.signature
         described = (
-            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding)
+            Leaf(leaf.spec, leaf.chunk, leaf.codec, stored, sharding, values.get(leaf.name, ""))
             for leaf, stored, sharding in zip(
                 self.leaves, signature.stored, signature.shardings, strict=True
             )
@@ -126,7 +132,7 @@ class TreePlan:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Digest of all facts; computed once for each plan."""
+        """Digest of all facts but values; computed once for each plan."""
         return layout_of(self.facts())
 
     @functools.cached_property
@@ -296,8 +302,9 @@ def plan_tree(
         if sharding is not None:
             if sharding[0] not in distinct:
                 description = shardings.describe_sharding(sharding[0])
-                distinct[sharding[0]] = None if description is None else len(saved), description
-                saved += [] if description is None else [description]
+                distinct[sharding[0]] = len(saved), description
+                # the name of a type that Orbax does not describe: the array lies somewhere all the same
+                saved.append(description or {"sharding_type": type(sharding[0]).__name__})
             position, described = distinct[sharding[0]]
         described_shardings.append(described)
         bound = sharding is not None and sharding[1]

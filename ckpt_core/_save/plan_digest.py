@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax.sharding import NamedSharding, SingleDeviceSharding
-
+from ckpt_core._devices.shardings import where_text
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 
@@ -31,6 +30,7 @@ class Fact(NamedTuple):
         chunk: shape of the stored chunks.
         codec: compression codec.
         sharding: which device holds which part.
+        value: the value, where one is saved and each process has its own; shown, or its digest.
     """
 
     path: str
@@ -38,6 +38,7 @@ class Fact(NamedTuple):
     chunk: str = ""
     codec: str = ""
     sharding: str = ""
+    value: str = ""
 
 
 _ASPECTS = {
@@ -48,6 +49,12 @@ _ASPECTS = {
     ),
     "chunk": ("the shape of stored chunks", "save with the same Options(chunk_bytes=)"),
     "codec": ("the compression", "save with the same Options(compression=)"),
+    "value": (
+        "a value that every process has of its own",
+        "hold the same value there, since one is saved and all get it back. What belongs to each process alone, such as "
+        "the position of its data, goes into an object with per_process = True, get_state and set_state, passed as an "
+        "item of its own",
+    ),
 }
 """For each field of a Fact that may differ, causes before effects: how a message names it, and what
 all processes must do."""
@@ -56,7 +63,7 @@ all processes must do."""
 class Leaf(NamedTuple):
     """The planned leaf from which facts are made.
 
-    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding.
+    See ``PlannedLeaf`` for spec, chunk and codec, ``TreeSignature`` for stored and sharding, ``Fact`` for value.
     """
 
     spec: LeafSpec
@@ -64,6 +71,7 @@ class Leaf(NamedTuple):
     codec: str | None
     stored: tuple[Any, bool] | None
     sharding: tuple[Any, bool] | None
+    value: str = ""
 
 
 def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
@@ -106,7 +114,7 @@ class _Teller:
                 yield from self.tell(child, inner, leaves)
 
     def _leaf(self, path: Path, leaf: Leaf) -> Fact:
-        spec, chunk, codec, stored, sharding = leaf
+        spec, chunk, codec, stored, sharding, value = leaf
         kind = self._kinds.get(spec)
         if kind is None:
             text = str(spec) if str(spec).startswith(spec.kind) else f"{spec.kind} {spec}"
@@ -116,7 +124,7 @@ class _Teller:
             where = self._sharding(stored, spec.stored_shape)
             if sharding is not None and sharding is not stored:
                 where += f"; {self._sharding(sharding, spec.shape)}"
-        return Fact(format_path(path), kind, self._text(chunk), codec or "none", where)
+        return Fact(format_path(path), kind, self._text(chunk), codec or "none", where, value)
 
     def _text(self, value: Any) -> str:
         text = self._texts.get(value)
@@ -128,55 +136,8 @@ class _Teller:
         # the signature keeps these pairs alive, so an id identifies one of them
         known = self._where.get((id(bound), shape))
         if known is None:
-            known = self._where[id(bound), shape] = _where_text(*bound, shape, self._own)
+            known = self._where[id(bound), shape] = where_text(*bound, shape, self._own)
         return known
-
-
-def _where_text(sharding: Any, committed: bool, shape: tuple[int, ...], own: bool) -> str:
-    """Which device holds which part of an array, as text that is equal on all processes."""
-    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
-    if isinstance(sharding, SingleDeviceSharding) and not committed:
-        return f"not bound to a device{memory}"
-    # in a process-local checkpoint, arrays on this process's devices concern no other process
-    local = own and len({device.process_index for device in sharding.device_set}) == 1
-    if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        where = "of one process" if local else f"{device.id} of process {device.process_index}"
-        return f"device {where}{memory}"
-    if isinstance(sharding, NamedSharding):
-        mesh: Any = sharding.mesh
-        where = "of one process" if local else _ids(device.id for device in mesh.devices.flat)
-        axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-        return f"{_spec(sharding)} over the mesh ({axes}) of devices {where}{memory}"
-    if local:
-        return f"{type(sharding).__name__} of one process{memory}"
-    return f"{type(sharding).__name__} {_regions(sharding, shape)}{memory}"
-
-
-def _spec(sharding: Any) -> str:
-    """The PartitionSpec as text, without None at its end, which changes nothing."""
-    parts = list(sharding.spec)
-    while parts and parts[-1] is None:
-        parts.pop()
-    return f"P({', '.join(map(repr, parts))})"
-
-
-def _ids(numbers: Iterable[int]) -> str:
-    """Numbers in their order, consecutive ones as ranges: ``0-7 16``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] + 1 == number:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _regions(sharding: Any, shape: tuple[int, ...]) -> str:
-    """Which device holds which region, for types of shardings that have no shorter description."""
-    entries: Any = sharding.devices_indices_map(shape)
-    ordered = sorted(entries.items(), key=lambda entry: entry[0].id)
-    return "; ".join(f"device {device.id} {index}" for device, index in ordered)
 
 
 class Layout(NamedTuple):

@@ -19,9 +19,10 @@ from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._layout.regions import within
+from ckpt_core._save.compared import text_of_array, text_of_text
 from ckpt_core._save.compression import refuse_idle
+from ckpt_core._save.job import Landed, SaveJob
 from ckpt_core._save.job import PreparedItem as PreparedItem
-from ckpt_core._save.job import SaveJob
 from ckpt_core._save.plain_items import prepare_files, prepare_json
 from ckpt_core._save.plan import (
     Compression,
@@ -114,19 +115,23 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
         orbax_write.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
     prepared = PreparedItem(name, plan.record, plan, texts=texts)
     leaves = _snapshots(plan, flat.leaves, data, job.copy)
+    alone = job.processes.count == 1 or job.own
+    compared = [] if alone else _compared(plan, leaves, data, job.copy)
+    held = [*leaves, *(one for one in compared if not one.plan.takes)]
+    told = {} if alone else texts
     # on an accelerator, the transfer to the host makes a copy anyway
     copy_now = copy_jax if jax.default_backend() == "cpu" else None
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so
     # arrays that need copy_now are copied here instead
     if job.options.snapshot != "host" and job.copy is not None and copy_now is None:
-        transfer.stage([leaf.parts for leaf in leaves], job.options.snapshot)
-        return replace(prepared, landing=functools.partial(_landed, leaves))
-    transfer.start_transfers(leaf.parts for leaf in leaves)
+        transfer.stage([leaf.parts for leaf in held], job.options.snapshot)
+        return replace(prepared, landing=functools.partial(_landed, held, leaves, compared, told))
+    transfer.start_transfers(leaf.parts for leaf in held)
     to_host: Callable[[Any], Any] = np.asarray
     if copy_now is not None:
         to_host = functools.partial(_copied, copy_now)
-    _bring_to_host(leaves, to_host)
-    return replace(prepared, landing=functools.partial(_arrays, leaves))
+    _bring_to_host(held, to_host)
+    return replace(prepared, landing=functools.partial(_arrays, leaves, compared, told))
 
 
 def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
@@ -160,13 +165,24 @@ def _copied(copy: Copy, part: Any) -> Any:
     return copy(np.asarray(part))
 
 
-def _landed(leaves: list[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
-    """Brings staged copies to the host and frees their device memory; blocks meanwhile."""
+def _landed(
+    held: list[LeafSnapshot],
+    leaves: list[LeafSnapshot],
+    compared: list[LeafSnapshot],
+    texts: Mapping[str, str],
+) -> Landed:
+    """Brings staged copies to the host and frees their device memory; blocks meanwhile.
+
+    Args:
+        held: all snapshots.
+        leaves, compared, texts: as for ``_arrays``.
+    """
     try:
-        _bring_to_host(leaves, np.asarray)
-        return _arrays(leaves)
+        _bring_to_host(held, np.asarray)
+        return _arrays(leaves, compared, texts)
     finally:
-        leaves.clear()
+        for one in (held, leaves, compared):
+            one.clear()
 
 
 def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Compression:
@@ -196,14 +212,40 @@ def _snapshots(
             held = transfer.held_data(stored, leaf.held)
             parts = [held[position] for position, _ in leaf.takes]
         elif leaf.takes:
-            host = to_host_array(stored, leaf.spec)
-            if copy_numpy is not None and leaf.spec.kind == "numpy":
-                host = copy_numpy(host)
-            parts = [host]
+            parts = [_host_part(leaf, stored, copy_numpy)]
         else:
             parts = []
         found.append(LeafSnapshot(leaf, parts, source))
     return found
+
+
+def _compared(
+    plan: TreePlan, leaves: Sequence[LeafSnapshot], data: Sequence[Any], copy_numpy: Copy | None
+) -> list[LeafSnapshot]:
+    """Snapshots of all values of which every process has one of its own, but for texts.
+
+    Process 0 writes them, so its snapshots are those of ``leaves``; the others take them for comparison only.
+
+    Args:
+        plan, data, copy_numpy: as for ``_snapshots``.
+        leaves: the snapshot of each leaf.
+    """
+    found: list[LeafSnapshot] = []
+    for snapshot, stored in zip(leaves, data, strict=True):
+        leaf = snapshot.plan
+        if leaf.name not in plan.unshared or leaf.spec.kind in TEXT_KINDS:
+            continue
+        if not leaf.takes:
+            part = stored if leaf.held is not None else _host_part(leaf, stored, copy_numpy)
+            snapshot = LeafSnapshot(leaf, [part], None)
+        found.append(snapshot)
+    return found
+
+
+def _host_part(leaf: PlannedLeaf, value: Any, copy_numpy: Copy | None) -> np.ndarray[Any, Any]:
+    """The array as which a value of the host is stored, copied if the caller could change it."""
+    host = to_host_array(value, leaf.spec)
+    return copy_numpy(host) if copy_numpy is not None and leaf.spec.kind == "numpy" else host
 
 
 def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]) -> None:
@@ -216,8 +258,16 @@ def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]
                     parts[position] = to_host(part)
 
 
-def _arrays(leaves: Iterable[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
-    """The arrays that this process writes, from parts on the host; text leaves are left out."""
+def _arrays(
+    leaves: Iterable[LeafSnapshot], compared: Iterable[LeafSnapshot], texts: Mapping[str, str]
+) -> Landed:
+    """The arrays that this process writes, from parts on the host, and the values that all compare.
+
+    Args:
+        leaves: the snapshot of each leaf.
+        compared: those of arrays of which each process has one of its own.
+        texts: those that are stored as text, which are no arrays.
+    """
     arrays: list[ArrayToWrite] = []
     for leaf in leaves:
         plan = leaf.plan
@@ -235,7 +285,8 @@ def _arrays(leaves: Iterable[LeafSnapshot]) -> tuple[ArrayToWrite, ...]:
                 plan.name, plan.spec, plan.chunk, pieces, plan.size_bytes, plan.codec, leaf.source
             )
         )
-    return tuple(arrays)
+    told = {leaf.plan.name: text_of_array(leaf.parts[0], leaf.plan.spec) for leaf in compared}
+    return tuple(arrays), told | {name: text_of_text(text) for name, text in texts.items()}
 
 
 def _device_pieces(

@@ -80,7 +80,7 @@ class _Save:
     def __init__(self, job: SaveJob) -> None:
         self._job = job
         self._events = SaveEvents(job.target, job.step, job.options)
-        self._tag = _processes.next_tag()
+        self._tag = _processes.next_tag() if job.processes.count > 1 else ""
         self._token = job.token or secrets.token_hex(16)
         self._attempt: Attempt | None = None
         self._agreeing = False

@@ -106,15 +106,18 @@ class Write:
                 does not see the files of process 0.
         """
         job = self._job
-        self._activity.enter("agreeing what is saved")
         if job.processes.count == 1:
             assert attempt is not None
             return attempt
         try:
+            if refusal is None:  # values are compared, so they must be there
+                self._activity.enter("waiting for arrays on their way to the host")
+                self._items[:] = [item.landed() for item in self._items]
             if attempt is not None:
                 attempt.write("ckpt.token", self._token.encode(), passing=True)
         except Exception as error:
             refusal = error  # the other processes wait for this one: tell them, then raise
+        self._activity.enter("agreeing what is saved")
         said = agree_to_save(
             job.processes,
             self._tag,

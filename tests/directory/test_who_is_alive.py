@@ -119,6 +119,51 @@ def test_unknown_is_not_dead_before_an_age(tmp_path: Path, age: float, dead: boo
     assert owner.is_dead("elsewhere-1-1", str(folder)) is dead
 
 
+@pytest.mark.parametrize("names", ["unnamed", "named", "none"])
+@pytest.mark.parametrize("ahead_secs", [-7200.0, 0.0, 7200.0, 1e8])
+@pytest.mark.parametrize("old", [False, True])
+def test_the_file_system_tells_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, ahead_secs: float, old: bool
+) -> None:
+    """A host with a wrong clock deleted what another one was saving, or kept what was left for ever."""
+    folder = tmp_path / "run" / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "file").touch()
+    if old:
+        for path in (folder / "deep" / "file", folder / "deep", folder):
+            os.utime(path, (LONG_AGO_SECS, LONG_AGO_SECS))
+    real_open, real_time = os.open, time.time
+
+    def opened(path: str, flags: int, *arguments: int) -> int:
+        without_a_name = flags & os.O_TMPFILE == os.O_TMPFILE
+        if names == "none" or (
+            names == "named" and without_a_name
+        ):  # as on NFS, or without permission
+            raise OSError(95, "EOPNOTSUPP")
+        return real_open(path, flags, *arguments)
+
+    before = [os.stat(one).st_mtime_ns for one in (folder, folder / "deep")]
+    with monkeypatch.context() as wrong:
+        wrong.setattr(time, "time", lambda: real_time() + ahead_secs)
+        wrong.setattr(os, "open", opened)
+        found = [owner.is_dead("elsewhere-1-1", str(folder)) for _ in range(2)]
+    assert found == [old and names != "none"] * 2
+    assert [os.stat(one).st_mtime_ns for one in (folder, folder / "deep")] == before
+    assert os.listdir(tmp_path / "run") == ["folder"]
+
+
+def test_a_save_of_another_host_outlives_a_wrong_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = tmp_path / f".ckpt-tmp.7.0123abcd-4242-1.{'0' * 24}"
+    (running / "state").mkdir(parents=True)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * owner.FOREIGN_AGE_SECS)
+    with ckpt.Checkpointer(tmp_path, options=ckpt.Options(durable=False)) as run:
+        run.save(8, {"w": 1})
+    assert (running / "state").is_dir()
+
+
 # ---- a real /proc with hidepid ------------------------------------------------------------------
 
 HIDDEN = """

@@ -341,7 +341,7 @@ def function(folder):
     (folder / "who").write_text(str(index))
     (folder / "big").write_bytes(bytes(3 << 20))
 path = f"{{directory}}/step"
-ckpt.save(path, state=state(1), tokenizer=ckpt.Files({str(source)!r}), own=ckpt.Files(function), j=ckpt.Json(index), options=options)
+ckpt.save(path, state=state(1), tokenizer=ckpt.Files({str(source)!r}), own=ckpt.Files(function), j=ckpt.Json(7), options=options)
 found = ckpt.load(path, dict(state=state(9), tokenizer=None, own=None, j=None))
 report(
     names=found["tokenizer"].names(),
@@ -352,7 +352,7 @@ report(
 )
 """
     told = reports(launch(_PRELUDE + code, tmp_path / "run"))
-    expected = {"who": "0", "big": 3 * MIB, "j": 0, "verified": True}
+    expected = {"who": "0", "big": 3 * MIB, "j": 7, "verified": True}
     assert told == [expected | {"names": sorted(contents())}] * 2
 
 

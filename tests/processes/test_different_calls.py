@@ -180,7 +180,8 @@ for number, (name, both) in enumerate(cases.items()):
         path = f"{directory}/n{number}"
         next_call[name] = raised(lambda: ckpt.save(path, state(), options=options))
     meet(f"tried {number}")
-    _processes._rounds = __import__("itertools").count(1000 * (number + 1))
+    again = __import__("itertools").count(1000 * (number + 1))
+    _processes.service.rounds = lambda client, again=again: again
     ckpt.save(f"{directory}/after{number}", state(), options=options)
 report(failed=failed, next_call=next_call)
 """,
@@ -273,7 +274,7 @@ def test_what_fails_in_one_process_alone_is_told_to_all(tmp_path: Path) -> None:
     assert "process 1 gave up: KeyboardInterrupt" in error(first, "snapshot")
     assert error(first, "first snapshot") == "KeyboardInterrupt: "
     assert "process 0 gave up: KeyboardInterrupt" in error(second, "first snapshot")
-    assert "process 0 failed to save: OSError" in error(second, "landing")
+    assert "process 0 cannot save: OSError" in error(second, "landing")
     assert error(second, "metadata").startswith("TypeError")
     assert "process 1 cannot save: TypeError" in error(first, "metadata")
     assert error(first, "policy 0") == "ValueError: no step 0"

@@ -47,6 +47,20 @@ failed["other leaves"] = raised(
     lambda: ckpt.load(f"{steps}/0", only="vw"[index], options=options))
 failed["other dtypes"] = raised(lambda: ckpt.load(
     f"{steps}/0", like((jnp.float32, jnp.bfloat16)[index]), cast=True, unexpected="ignore", options=options))
+def onto(spec, order=1):
+    place = NamedSharding(Mesh(np.array(jax.devices()[::order]), ("data",)), spec)
+    return {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=place)}
+failed["other shardings"] = raised(lambda: ckpt.load(
+    f"{steps}/0", onto((P("data"), P())[index]), unexpected="ignore", options=options))
+failed["other order of devices"] = raised(lambda: ckpt.load(
+    f"{steps}/0", onto(P("data"), (1, -1)[index]), unexpected="ignore", options=options))
+at_home = {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))}
+failed["other places"] = raised(lambda: ckpt.load(
+    f"{steps}/0", (like(), at_home)[index], unexpected="ignore", options=options))
+failed["other places, seen from the first"] = raised(lambda: ckpt.load(
+    f"{steps}/0", (at_home, like())[index], unexpected="ignore", options=options))
+# one that each holds on a device of its own is its own
+assert ckpt.load(f"{steps}/0", at_home, unexpected="ignore", options=options)["w"].sharding == at_home["w"].sharding
 # what is each process's own may differ
 own = np.array(ckpt.load(f"{steps}/{index}", as_numpy=True)["w"])
 assert own[0] == index
@@ -67,7 +81,10 @@ def test_different_checkpoints_are_refused(tmp_path: Path) -> None:
         assert {error["type"], other["type"]} <= {"CheckpointError", "NotTogether"}, (name, error)
         text = error["text"] + other["text"]
         if name.startswith("other"):
-            assert "process 1 loads other leaves, or into other dtypes" in text, (name, text)
+            assert "process 1 loads other leaves, or into other dtypes or onto other" in text, (
+                name,
+                text,
+            )
         else:
             assert "which are different checkpoints" in text, (name, text)
             assert "steps/0" in text, (name, text)

@@ -181,10 +181,10 @@ values = {"rows": put(np.arange(24.0), by), "mine": np.arange(3) + index}
 
 
 def test_values_of_processes_that_are_gone_are_not_dropped(tmp_path: Path) -> None:
-    """In the persistent directory those of the first process stand for all; a local part's do not."""
+    """What goes to the persistent directory must be equal on all; a local part may have its own."""
     saves = """
 with start(by) as checkpointer:
-    checkpointer.save(0, values)
+    checkpointer.save(0, values | {"mine": np.arange(3)})
     checkpointer.save(1, values)
 """
     run(tmp_path, 2, DIFFERENT + saves)

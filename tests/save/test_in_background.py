@@ -493,6 +493,48 @@ def test_a_thread_that_cannot_start_leaves_the_step_to_be_saved(
     assert ckpt.Checkpointer(tmp_path).all_steps() == [0]
 
 
+NO_THREADS = """
+import sys
+import numpy as np
+import ckpt_core as ckpt
+from ckpt_core._background import pending
+directory, call = sys.argv[1:]
+start = pending._thread.start_new_thread
+def refused(function, arguments):
+    if getattr(function, "__name__", "") == "_launch" and isinstance(function.__self__, pending.Pending):
+        raise RuntimeError("can't start new thread")
+    return start(function, arguments)
+ckpt.save(directory + "/there", {"w": np.ones(3)})
+pending._thread.start_new_thread = refused
+try:
+    if call == "save":
+        ckpt.save_async(directory + "/one", {"w": np.ones(3)})
+    else:
+        ckpt.load_async(directory + "/there")
+except RuntimeError as error:
+    print(error)
+pending._thread.start_new_thread = start
+assert not pending._unfinished
+ckpt.save_async(directory + "/two", {"w": np.ones(3)})
+"""
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_a_process_without_threads_ends(tmp_path: Path, call: str) -> None:
+    """Interpreter exit waited for the thread that could not be started, without end."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_THREADS, str(tmp_path), call],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_SECS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("can't start new thread")
+    assert not [name for name in os.listdir(tmp_path) if name not in ("there", "two")]
+    assert ckpt.load(tmp_path / "two")["w"].tolist() == [1, 1, 1]
+
+
 def test_a_checkpointer_that_is_left_open_says_nothing_at_exit(tmp_path: Path) -> None:
     code = """
 import sys

@@ -1,0 +1,65 @@
+"""Signals other than SIGTERM that tell a run of several processes to stop: all stop at one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import launch, reports
+
+CODE = """
+import logging
+import jax.experimental.multihost_utils
+heard = []
+handler = logging.Handler()
+handler.emit = lambda record: heard.append(record.getMessage())
+logging.getLogger("ckpt_core").addHandler(handler)
+import dataclasses
+options = dataclasses.replace(options, stop_signals=("SIGTERM", "SIGUSR1"))
+mesh = Mesh(np.array(jax.devices()), ("x",))
+def state(step):
+    return {"w": jax.make_array_from_callback(
+        (8,), NamedSharding(mesh, P("x")), lambda at: np.full(8, step, np.float32)[at])}
+stopped, at_stop = None, ckpt.when.preempted() if policy else ckpt.when.at_steps([])
+with ckpt.Checkpointer(f"{directory}/steps", save_policy=at_stop, options=options) as run:
+    assert not run.should_stop
+    for step in range(600):
+        if step % 20 == 0:
+            jax.experimental.multihost_utils.sync_global_devices(f"step {step}")
+        if index in who and step in times:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.01)
+        run.save(step, state(step))
+        if run.should_stop:
+            stopped = step
+            run.save(step, state(step), force=True)
+            break
+steps = run.all_steps()
+default = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+report(stopped=stopped, steps=steps, heard=heard, default=default)
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "times", "policy"),
+    [([1], [10], True), ([0], [10, 12], False), ([0, 1], [10, 11], True)],
+)
+def test_all_stop_at_one_step(
+    tmp_path: Path, who: list[int], times: list[int], policy: bool
+) -> None:
+    """It ended every process that got it, with status -10 and no word."""
+    code = f"who, times, policy = {who}, {times}, {policy}\n{CODE}"
+    told = reports(launch(code, tmp_path / "run"))
+    assert told[0]["stopped"] is not None
+    assert told[0]["stopped"] == told[1]["stopped"]
+    assert told[0]["steps"] == told[1]["steps"] == [told[0]["stopped"]]
+    assert told[0]["default"] and told[1]["default"]  # given back at the end
+
+
+def test_without_the_service_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
+    code = f"who, times, policy = [], [], True\n{CODE.replace('range(600)', 'range(3)')}"
+    for told in reports(launch(code, tmp_path / "run")):
+        assert told["default"]
+        assert any("SIGTERM, SIGUSR1 will not be noticed" in text for text in told["heard"])
