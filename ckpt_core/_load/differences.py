@@ -19,8 +19,9 @@ from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf of any item."""
     trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
-    whole = [(plan.item.name, [()]) for plan in plans if plan.item.form != "tree"]
-    idle = idle_patterns(request.only, [*trees, *whole])
+    # what another item has is no misspelling: one list may serve calls that restore different items
+    others = [(item.name, item.paths or [()]) for item in checkpoint.items.values()]
+    idle = idle_patterns(request.only, [*trees, *others])
     if not idle and any(position is not None for plan in plans for position in plan.positions):
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]

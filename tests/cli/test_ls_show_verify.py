@@ -82,7 +82,7 @@ def test_a_file_and_a_strangers_folder_are_called_so(call, tmp_path: Path, comma
     for name, said in (
         (
             "weights.npz",
-            "a file of numpy, and a checkpoint is a directory: load it with numpy.load",
+            "a file of numpy, and a checkpoint is a directory: make a checkpoint of it with `ckpt import",
         ),
         ("plain", "it is a file, and a checkpoint is a directory"),
         ("notes", "a.txt, b.txt, c.txt, d.txt, e.txt and 2 more, and nothing that ckpt or Orbax"),

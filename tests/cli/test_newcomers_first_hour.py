@@ -171,7 +171,7 @@ def test_a_state_in_the_place_of_the_step_is_told_without_its_numbers(tmp_path: 
 def test_a_file_is_no_checkpoint_and_says_what_reads_it(tmp_path: Path):
     np.savez(tmp_path / "weights.npz", w=np.ones(3))
     for call in (ckpt.load, ckpt.inspect, ckpt.verify):
-        with pytest.raises(ckpt.CheckpointNotFound, match=r"a file of numpy.*numpy\.load"):
+        with pytest.raises(ckpt.CheckpointNotFound, match=r"a file of numpy.*ckpt import"):
             call(tmp_path / "weights.npz")
     with pytest.raises(ckpt.CheckpointExists, match="is a file: a checkpoint is a directory"):
         ckpt.save(tmp_path / "weights.npz", STATE, overwrite=True)
@@ -336,7 +336,7 @@ def test_so_are_those_of_pending_work(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("file", "told"),
-    [("x.npz", "file of numpy.*numpy.load"), ("x.pt", "torch.load"), ("x", "a file")],
+    [("x.npz", "file of numpy.*ckpt import"), ("x.pt", "ckpt import"), ("x", "a file")],
 )
 def test_a_file_is_no_directory_of_steps(file: str, told: str, tmp_path: Path):
     (tmp_path / file).write_bytes(b"x")

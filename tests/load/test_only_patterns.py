@@ -89,3 +89,13 @@ def test_the_other_ways_in_that_take_patterns(path, tmp_path):
     assert len(list(statistics.leaf_statistics(path, only=iter(["params/w", "step"])))) == 2
     with pytest.raises(ckpt.CheckpointNotFound, match=r"only=\['params'\] matches no leaf"):
         list(statistics.leaf_statistics(path, only=["params", "step"]))
+
+
+def test_a_pattern_may_name_an_item_that_is_not_restored(tmp_path):
+    ckpt.save(tmp_path / "two", model={"w": np.ones(2)}, fit={"step": 3}, note=ckpt.Json(1))
+    only = ["model/w", "fit/**", "note/**"]
+    assert ckpt.restore(tmp_path / "two", model={"w": np.zeros(2)}, only=only)["model"]["w"][0] == 1
+    with pytest.raises(ckpt.CheckpointNotFound, match="matches no leaf"):
+        ckpt.restore(tmp_path / "two", model={"w": np.zeros(2)}, only=only[1:])
+    with pytest.raises(ckpt.CheckpointNotFound, match="'fitt/"):
+        ckpt.restore(tmp_path / "two", model={"w": np.zeros(2)}, only=["model/w", "fitt/**"])

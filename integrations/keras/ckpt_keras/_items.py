@@ -32,12 +32,14 @@ class Contents:
         weights_only: whether it lacks optimizer and metrics.
         has_config: whether the step holds a configuration.
         others: names of the other items.
+        tops: the groups of variables in the model's state.
     """
 
     item: str
     weights_only: bool
     has_config: bool
     others: frozenset[str]
+    tops: frozenset[str] = frozenset(WEIGHTS)
 
     @property
     def has_progress(self) -> bool:
@@ -51,7 +53,8 @@ class Contents:
 
     def only_weights(self) -> list[str]:
         """The ``only=`` that selects weights and random state of the model, and the item ``fit``."""
-        return [*(f"{self.item}/{name}/**" for name in WEIGHTS), "fit/**", f"{ASSETS}/**"]
+        weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.tops]
+        return [*weights, *(f"{name}/**" for name in ("fit", ASSETS) if name in self.others)]
 
 
 def contents_of(info: CheckpointInfo) -> Contents:
@@ -64,7 +67,8 @@ def contents_of(info: CheckpointInfo) -> Contents:
         if name in info.items:
             tops = {leaf.path.partition("/")[0] for leaf in info.items[name].leaves}
             others = frozenset(info.items) - {name, CONFIG}
-            return Contents(name, tops <= set(WEIGHTS), CONFIG in info.items, others)
+            has_config, weights_only = CONFIG in info.items, tops <= set(WEIGHTS)
+            return Contents(name, weights_only, has_config, others, frozenset(tops))
     known = ", ".join(info.items) or "none"
     raise CheckpointNotFound(
         f"{info.path} holds no Keras model: items are {known}, and none is called {MODEL!r} or {OLD_MODEL!r}"
