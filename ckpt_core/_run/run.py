@@ -328,7 +328,7 @@ class Run:
         """Restores the newest intact step; None if there is no step."""
         self._begin_restore()
 
-        def candidates() -> list[tuple[int, bool]]:
+        def candidates() -> list[tuple[int, bool | None]]:
             found = self.on_first("go through the steps", self.tiers.candidates)
             return [(step, local_first) for step, local_first in found]
 
@@ -351,10 +351,8 @@ class Run:
         """Restores one step."""
         step = check_step(step)
         self._begin_restore()
-        local_first = False
-        if self._local is not None and step in self._local.complete:
-            local_first = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
-        return self._restore(step, local_first, targets, request)
+        local = self._local is not None and step in self._local.complete
+        return self._restore(step, None if local else False, targets, request)
 
     def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
         """The saved tree of one step."""
@@ -364,10 +362,19 @@ class Run:
             return _load.load_checkpoint(self.tiers.opening(step), like, item, request, step)
 
     def _restore(
-        self, step: int, local_first: bool, targets: Mapping[str, Any], request: _load.Request
+        self,
+        step: int,
+        local_first: bool | None,
+        targets: Mapping[str, Any],
+        request: _load.Request,
     ) -> Restored:
+        first: bool = (
+            self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
+            if local_first is None
+            else local_first
+        )
         with self._handing_no_damage_on():
-            restored, token = self.tiers.restore(step, local_first, targets, request)
+            restored, token = self.tiers.restore(step, first, targets, request)
         self._unread.watch(restored, targets, request.rules.unexpected)
         self._trail = history.restored(self._trail, Identity(step, token))
         self._lineage = ""  # the next save begins from here
