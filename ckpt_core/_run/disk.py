@@ -67,7 +67,7 @@ class Disk:
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
-        run = read_run(self._directory)[0] if lineage else None
+        run = read_run(self._directory) if lineage else None
         if run is not None and run.name:
             last = history.last_before(plan, call.step) if plan.cuts else MAX_STEP
             run = run.branch(lineage, last)
@@ -175,33 +175,29 @@ class Disk:
 
     # ----------------------------------------------------------------------- delete, roll back
 
-    def leave_step(self, step: int, local: Mapping[int, str]) -> str:
-        """Deletes the persistent copies of a step; gives the run file if a lineage begins.
+    def leave_step(self, step: int, local: Collection[int]) -> str:
+        """Deletes the persistent copies of a step; gives the run file, if there is one.
 
-        Its local copies count no more, until ``end_leaving`` after they are gone.
+        From then on no local copy counts, not even one of a host that is away.
 
         Args:
             step: its number.
-            local: the steps in local directories, with the tokens of their saves.
+            local: the steps in local directories.
         """
         if self.lease.taken:
             self.lease.check()
-        listing, token = self.look(), local.get(step)
-        if token is None:
+        listing = self.look()
+        if step not in local:
             self._steps.refuse_absent(step)
         left = self._retention.left([step], listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        run, _ = read_run(self._directory)
-        # the newest one must not come back from a host that is away
-        newest = max({*listing.names, *local}) == step
-        branch = run.branch(secrets.token_hex(8), step - 1) if run.name and newest else None
-        hidden = left if token is None else [*left, Left("", step, token, None)]
-        self._retention.leave(hidden, branch, ends=token is None)
-        return "" if branch is None else branch.dump().decode()
-
-    def end_leaving(self) -> None:
-        """After all processes have deleted their copies of a step."""
-        self._retention.finish(self._steps.look().leaving)
+        run = read_run(self._directory)
+        run = run.without(step) if run.name else None
+        if run is not None and max({*listing.names, *local}) == step:
+            # newer ones of a host that is away were continued from it
+            run = run.branch(secrets.token_hex(8), step - 1)
+        self._retention.leave(left, run)
+        return "" if run is None else run.dump().decode()
 
     def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file.
@@ -217,7 +213,7 @@ class Disk:
         newer = [other for other in there if other > step]
         left = self._retention.left(newer, listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        run, _ = read_run(self._directory)
+        run = read_run(self._directory)
         branch = run.branch(secrets.token_hex(8), step) if run.name else None
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)

@@ -32,12 +32,12 @@ from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.disk import Call, Disk
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
-from ckpt_core._run.lineage import Leaving, Lineage, parse_leaving, parse_lineage
+from ckpt_core._run.lineage import Lineage, parse_lineage
 from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_texts
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_text
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 
@@ -79,8 +79,8 @@ class Run:
         self._disk = Disk(directory, self._retention)
         self._local: LocalTier | None = None
         if local_root is not None:
-            run, leaving = self._find_run(make=not directory.read_only)
-            self._local = LocalTier(local_root, run, leaving, directory)
+            run = self._find_run(make=not directory.read_only)
+            self._local = LocalTier(local_root, run, directory)
         self.tiers = Tiers(directory.steps, self._local)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
@@ -396,21 +396,19 @@ class Run:
                 )
         if self._local is None:
             return
-        self._local.follow(*self._find_run(make=False))
+        self._local.follow(self._find_run(make=False))
         if not self.directory.read_only:
             self._local.claim()
         self._local.look()
 
-    def _find_run(self, *, make: bool) -> tuple[Lineage, Leaving]:
-        """The run of the directory, and what is leaving it, as process 0 sees it; all processes must call it.
+    def _find_run(self, *, make: bool) -> Lineage:
+        """The run of the directory, as process 0 sees it; all processes must call it.
 
         Args:
             make: give it a name if it has none, by which local steps are found.
         """
-        run, leaving = self.on_first(
-            "find the run of local steps", lambda: run_texts(self.directory, make)
-        )
-        return parse_lineage(run.encode()), parse_leaving(leaving.encode())
+        run = self.on_first("find the run of local steps", lambda: run_text(self.directory, make))
+        return parse_lineage(run.encode())
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:
@@ -436,9 +434,7 @@ class Run:
         with self._leaving(history.deleted(before, step), before):
             run = self.on_first("delete a step", lambda: self._disk.leave_step(step, held))
             if local is not None:
-                local.leave(parse_lineage(run.encode()) if run else None, lambda n: n == step)
-                if step in held:
-                    self.on_first("end the deletion", self._disk.end_leaving)
+                local.leave(parse_lineage(run.encode()), lambda other: other == step)
 
     def rollback_to(self, step: int) -> list[int]:
         """Deletes every step newer than ``step``; returns them."""
