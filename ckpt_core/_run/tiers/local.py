@@ -11,15 +11,15 @@ from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import MAX_STEP
 from ckpt_core._errors import (
-    BarrierTimeout,
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    known_to_all,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
 from ckpt_core._load.checkpoint import NativeCheckpoint
-from ckpt_core._processes import NotTogether, next_tag
+from ckpt_core._processes import next_tag
 from ckpt_core._results import Restored
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.in_flight import InFlight
@@ -319,9 +319,9 @@ class LocalTier:
                 restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
                 self._copy_again(step)
                 return restored
-            except (BarrierTimeout, NotTogether):
-                raise  # the other processes would not take part in another agreement
             except Exception as error:
+                if self._processes.count > 1 and not known_to_all(error):
+                    raise  # the other processes would not take part in another agreement
                 verdict = self._agree_after(step, error)
                 if verdict == "raise":
                     raise
