@@ -116,12 +116,12 @@ def _refuse_different(texts: list[str]) -> None:
     for index, path, attempt, leaves in told[1:]:
         first, other, before, these = told[0]
         if attempt != before:
-            raise CheckpointError(
+            raise _processes.NotTogether(
                 f"process {first} loads {other} and process {index} {path}, which are different checkpoints: all "
                 "processes must load the same step of one directory"
             )
         if leaves != these:
-            raise CheckpointError(
+            raise _processes.NotTogether(
                 f"{path}: process {index} loads other leaves, or into other dtypes, than process {first}: all "
                 "processes must load the same"
             )

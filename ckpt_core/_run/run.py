@@ -21,10 +21,11 @@ from ckpt_core._errors import (
     CheckpointExists,
     GraceExceeded,
     is_visible,
+    known_to_all,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
-from ckpt_core._processes import next_tag
+from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import Restored
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
@@ -496,8 +497,10 @@ class Run:
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
-        if error is not None and self._processes.count > 1:
-            # The others may wait for this process in the next agreement: they are told that it left.
+        told = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
+        if error is not None and not told and self._processes.count > 1:
+            # The others may wait for this process in the next agreement: they are told that it left. Of what
+            # all know no process tells: it would take a tag alone.
             self._processes.refuse(next_tag(), "leave the with block", error)
         if not any(running.running for running in self.saves):
             self._disk.lease.release()

@@ -224,9 +224,6 @@ def left(call):
 
 calls = {
     "save": lambda c: (c.save(3, state(30)), c.wait_until_finished()),
-    "rollback": lambda c: c.rollback_to(1),
-    "delete": lambda c: c.delete(1),
-    "restore": lambda c: c.restore_latest(state=like()),
 }
 told["left"] = {}
 for name, call in calls.items():
@@ -241,7 +238,7 @@ report(**told)
 
 def test_others_hear_soon_of_a_process_that_left(tmp_path: Path) -> None:
     """By an exception out of the ``with`` block; not after Options.timeout_secs."""
-    told = reports(launch(LEFT, tmp_path / "run", limit_secs=200))
+    told = reports(launch(LEFT, tmp_path / "run", limit_secs=25))
     for name, (error, secs) in told[0]["left"].items():
         assert error is not None, name
         assert secs < 40, (name, secs, error)
