@@ -23,6 +23,7 @@ nothing of the bytes that were being read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import traceback
@@ -263,6 +264,20 @@ def raised_by_a_handler(error: BaseException | None) -> BaseException | None:
             return error
         error = error.__cause__
     return None
+
+
+_KNOWN = "_ckpt_known_to_all"
+
+
+def known_to_all(error: BaseException) -> bool:
+    """Whether every process learned of this failure, so that each raises an error of its own for it."""
+    return getattr(error, _KNOWN, False)
+
+
+def mark_known_to_all(error: BaseException) -> None:
+    """Notes that every process learned of a failure; see ``known_to_all``."""
+    with contextlib.suppress(AttributeError):  # an error with slots
+        setattr(error, _KNOWN, True)
 
 
 def passed_a_handler(error: BaseException) -> bool:

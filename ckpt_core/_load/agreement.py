@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._errors import CheckpointError, told_by_another
+from ckpt_core._errors import told_by_another
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
@@ -167,7 +167,7 @@ def _refuse_different(texts: list[str]) -> None:
     for index, one in same[1:]:
         first, other = same[0]
         if one.attempt != other.attempt:
-            raise CheckpointError(
+            raise _processes.NotTogether(
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
@@ -182,7 +182,7 @@ def _refuse_different(texts: list[str]) -> None:
         index, one = next(
             (index, one) for index, one in sharing if one.everything != other.everything
         )
-        raise CheckpointError(
+        raise _processes.NotTogether(
             f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
             f"process {first}: all processes must load the same"
         )

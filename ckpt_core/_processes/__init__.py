@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout
+from ckpt_core._errors import BarrierTimeout, mark_known_to_all
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -359,8 +359,9 @@ class Processes:
                 if error is not None:  # our error may be the reason why the others did not come
                     late.__cause__ = error
                 raise
-            if first and error is None:
-                raise failed(*json.loads(first))
+            if first:
+                error = failed(*json.loads(first)) if error is None else error
+                mark_known_to_all(error)
         if error is not None:
             raise error
         return result

@@ -66,10 +66,10 @@ class Disk:
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
-        run = None
-        if lineage:
+        run = self._lineage(listing) if lineage else None
+        if run is not None:
             last = history.last_before(plan, call.step) if plan.cuts else MAX_STEP
-            run = self._branch(listing, lineage, last)
+            run = run.branch(lineage, last)
         moves = self._directory.local
         left: list[Left] = []
         if plan.retire:
@@ -114,13 +114,12 @@ class Disk:
         self._retention.finish(listing.leaving, wait_secs)
         return self._steps.look()
 
-    def _branch(self, listing: Listing, lineage: str, last: int) -> Lineage | None:
-        """The run with a lineage that goes on from step ``last``; None if no writer has local directories."""
+    def _lineage(self, listing: Listing) -> Lineage | None:
+        """The lineages of the run; None if no writer has local directories."""
         if not listing.has_run_file:
             return None
-        data = self._directory.backend.read(self._directory.path, RUN_FILE)
-        run = parse_lineage(data)
-        return run.branch(lineage, last) if run.name else None
+        run = parse_lineage(self._directory.backend.read(self._directory.path, RUN_FILE))
+        return run if run.name else None
 
     def guard(self, trail: Trail, call: Call, plan: Plan, *, looks_later: bool) -> Guard:
         """Asked before the persistent save begins, and right before its commit.
@@ -180,32 +179,30 @@ class Disk:
 
     # ----------------------------------------------------------------------- delete, roll back
 
-    def leave_step(self, step: int, local: Mapping[int, str]) -> str:
-        """Deletes the persistent copies of a step; gives the run file if a lineage begins.
+    def leave_step(self, step: int, local: Collection[int]) -> str:
+        """Deletes the persistent copies of a step; gives the run file, if there is one.
 
-        Its local copies count no more, until ``end_leaving`` after they are gone.
+        From then on no local copy counts, not even one of a host that is away.
 
         Args:
             step: its number.
-            local: the steps in local directories, with the tokens of their saves.
+            local: the steps in local directories.
         """
         if self.lease.taken:
             self.lease.check()
-        listing, token = self.look(), local.get(step)
-        if token is None:
+        listing = self.look()
+        if step not in local:
             self._steps.refuse_absent(step)
         left = self._retention.left([step], listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        # the newest one must not come back from a host that is away
-        newest = max({*listing.names, *local}) == step
-        branch = self._branch(listing, secrets.token_hex(8), step - 1) if newest else None
-        hidden = left if token is None else [*left, Left("", step, token, None)]
-        self._retention.leave(hidden, branch, ends=token is None)
-        return "" if branch is None else branch.dump().decode()
-
-    def end_leaving(self) -> None:
-        """After all processes have deleted their copies of a step."""
-        self._retention.finish(self._steps.look().leaving)
+        run = self._lineage(listing)
+        if run is not None:
+            run = run.without(step)
+            if max({*listing.names, *local}) == step:
+                # newer ones of a host that is away were continued from it
+                run = run.branch(secrets.token_hex(8), step - 1)
+        self._retention.leave(left, run)
+        return "" if run is None else run.dump().decode()
 
     def leave_newer(self, step: int, local: Mapping[int, str]) -> dict[str, Any]:
         """Deletes the steps newer than ``step``; gives those, the newest that stays, and the run file.
@@ -221,7 +218,8 @@ class Disk:
         newer = [other for other in there if other > step]
         left = self._retention.left(newer, listing, self._directory.options.trash_directory)
         self._retention.refuse_read(left)
-        branch = self._branch(listing, secrets.token_hex(8), step)
+        run = self._lineage(listing)
+        branch = None if run is None else run.branch(secrets.token_hex(8), step)
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
         if target is not None and token is None:

@@ -1,9 +1,10 @@
 """Which saves of a run count, and what is about to leave it: the texts of two small files beside the steps.
 
 A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the
-tokens of its saves begin. ``.ckpt-run`` holds the lineages of a run, and of each earlier one the last
-step that still counts. So a step in a local directory, which may be that of a host that was away, counts
-or not by its token alone, and one write of this file leaves a branch in all local directories at once.
+tokens of its saves begin. ``.ckpt-run`` holds the lineages of a run, of each earlier one the last step that
+still counts, and which numbers were deleted. So a step in a local directory, which may be that of a host that
+was away, counts or not by its token alone, and one write of this file removes steps from all local
+directories at once.
 
 ``.ckpt-leaving`` is there while steps are being removed: it was written before, in one piece. What it names
 counts no more, in any tier, and whoever writes next finishes the removal.
@@ -20,16 +21,20 @@ from typing import NamedTuple
 from ckpt_core._errors import CheckpointCorrupt
 
 RUN_FILE = ".ckpt-run"
-"""File in the persistent directory: name of the run, its lineage, and the earlier ones as JSON; one per line."""
+"""File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and the
+deleted numbers, if there are any, as JSON."""
 LEAVING_FILE = ".ckpt-leaving"
 """File in the persistent directory while steps are being removed."""
 _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
+_MOST_DELETED = 256
+"""Deleted numbers that are kept."""
 _LINEAGE = re.compile(r"[0-9a-f]{16}")
 _HEAD = re.compile(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n")
 
 Order = tuple[int, int, float]
 """Of the saves of one number, the one with the greatest order counts."""
+_NO_ORDER: Order = (-1, -1, 0.0)
 
 
 def token_of(lineage: str, count: int) -> str:
@@ -45,17 +50,24 @@ class Lineage:
         name: of the run, and of its folder in local directories; empty if it has none yet.
         current: the lineage of the last writer.
         earlier: the ones before, oldest first, each with the last step that counts.
+        deleted: numbers of which no save of the lineage beside them, or of one before it, counts.
     """
 
     name: str = ""
     current: str = ""
     earlier: tuple[tuple[str, int], ...] = ()
+    deleted: tuple[tuple[int, str], ...] = ()
 
     def branch(self, lineage: str, last: int) -> Lineage:
         """The run when a writer goes on from step ``last``, or -1, with a lineage of its own."""
         before = [*self.earlier, *([(self.current, last)] if self.current else [])]
         bounded = tuple((one, min(bound, last)) for one, bound in before)
         return replace(self, current=lineage, earlier=bounded[-_MOST_EARLIER:])
+
+    def without(self, step: int) -> Lineage:
+        """The run without any save of a number; later lineages may save it again."""
+        others = [one for one in self.deleted if one[0] != step]
+        return replace(self, deleted=(*others[1 - _MOST_DELETED :], (step, self.current)))
 
     def order(self, step: int, token: str, marked: str, created_unix_secs: float) -> Order | None:
         """Where a save stands among those of its number; None if it does not count.
@@ -65,14 +77,22 @@ class Lineage:
             marked: lineage that is noted in its local directory: versions up to 0.1 wrote tokens without one.
             created_unix_secs: time of the save, which decides among those versions' saves only.
         """
-        bounds = [*self.earlier, (self.current, step)]
-        for position, (lineage, last) in enumerate(bounds):
-            if lineage and len(token) == 32 and token.startswith(lineage):
-                return (position, int(token[16:], 16), 0.0) if step <= last else None
-        for position, (lineage, last) in enumerate(bounds):
-            if lineage and lineage == marked:
-                return (position, -1, created_unix_secs) if step <= last else None
-        return None
+        lineages = [*(lineage for lineage, _ in self.earlier), self.current]
+        order = _NO_ORDER
+        if token[:16] in lineages and len(token) == 32:
+            order = (lineages.index(token[:16]), int(token[16:], 16), 0.0)
+        elif marked and marked in lineages:
+            order = (lineages.index(marked), -1, created_unix_secs)
+        lasts = [*(last for _, last in self.earlier), step]
+        deleted = max(
+            (
+                lineages.index(one)
+                for other, one in self.deleted
+                if other == step and one in lineages
+            ),
+            default=-1,
+        )
+        return order if order[0] > deleted and step <= lasts[order[0]] else None
 
     def newer(self, step: int, token: str, than: str) -> bool:
         """Whether, of two saves of a number, the one with ``token`` is known to be newer."""
@@ -81,7 +101,8 @@ class Lineage:
 
     def dump(self) -> bytes:
         """The run as the content of its file."""
-        return f"{self.name}\n{self.current}\n{json.dumps(self.earlier)}\n".encode()
+        deleted = f"{json.dumps(self.deleted)}\n" if self.deleted else ""
+        return f"{self.name}\n{self.current}\n{json.dumps(self.earlier)}\n{deleted}".encode()
 
 
 def parse_lineage(data: bytes | None) -> Lineage:
@@ -90,21 +111,22 @@ def parse_lineage(data: bytes | None) -> Lineage:
     found = _HEAD.match(text)
     if found is None:
         return Lineage()
-    rest = text[found.end() :]  # empty in versions up to 0.1
+    rest = [*text[found.end() :].splitlines(), "[]", "[]"]  # empty in versions up to 0.1
     try:
-        earlier = tuple((str(one), int(last)) for one, last in json.loads(rest or "[]"))
+        earlier = tuple((str(one), int(last)) for one, last in json.loads(rest[0]))
+        deleted = tuple((int(step), str(one)) for step, one in json.loads(rest[1]))
     except (ValueError, TypeError, RecursionError):
         return Lineage()
-    if not all(_LINEAGE.fullmatch(one) for one, _ in earlier):
+    if not all(map(_LINEAGE.fullmatch, [*dict(earlier), *(one for _, one in deleted)])):
         return Lineage()
-    return Lineage(found[1], found[2], earlier)
+    return Lineage(found[1], found[2], earlier, deleted)
 
 
 class Left(NamedTuple):
     """A step that is being removed.
 
     Attributes:
-        name: of its directory; empty if no persistent copy is meant.
+        name: of its directory.
         step, token: the save that leaves.
         into: name of the directory it is moved to; None to delete it.
     """
@@ -130,10 +152,6 @@ class Leaving:
     def names(self, name: str, token: str) -> bool:
         """Whether the save with this token in a directory of this name leaves."""
         return any((left.name, left.token) == (name, token) for left in self.steps)
-
-    def tokens(self) -> set[tuple[int, str]]:
-        """Number and token of each step that leaves."""
-        return {(left.step, left.token) for left in self.steps}
 
     def dump(self) -> bytes:
         """As the content of the file."""

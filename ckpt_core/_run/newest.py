@@ -15,9 +15,9 @@ _LOOKS = 3
 
 def restore_newest(
     directory: str,
-    restore: Callable[[int, bool], Restored],
+    restore: Callable[[int, bool | None], Restored],
     strict_latest: bool,
-    list_steps: Callable[[], Sequence[tuple[int, bool]]],
+    list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
     damaged: Callable[[int], None],
 ) -> Restored | None:
     """The result of ``restore`` for the newest step it can restore; None if there is no step.

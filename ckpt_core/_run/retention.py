@@ -108,8 +108,6 @@ class Retention:
         steps: Sequence[Left],
         lineage: Lineage | None,
         wait_secs: float = 0.0,
-        *,
-        ends: bool = True,
     ) -> None:
         """Removes steps and begins a lineage: killed at any moment, all count or none does.
 
@@ -117,26 +115,24 @@ class Retention:
             steps: that leave.
             lineage: that of the run from now on; None if it stays.
             wait_secs: how long to wait for readers of a step.
-            ends: False if copies in local directories are still to be deleted; then ``finish`` ends it.
 
         Raises:
             CheckpointError: a step is still being read. It counts no more; the next save removes it.
         """
         run = "" if lineage is None else lineage.dump().decode()
         leaving = Leaving(newest_first(steps), run)
-        alone = ends and len(steps) + bool(run) < 2
+        alone = len(steps) + bool(run) < 2
         if not alone:
             self._backend.put(self._steps.directory, LEAVING_FILE, leaving.dump())
         self._carry_out(leaving, wait_secs)
-        if not alone and ends:
+        if not alone:
             self._backend.remove(self._steps.directory, LEAVING_FILE)
 
     def finish(self, leaving: Leaving, wait_secs: float = 0.0) -> bool:
         """Ends what ``leave`` began, perhaps in a writer that died; whether there was anything to do."""
         if not leaving.steps and not leaving.run:
             return False
-        found = [left for left in leaving.steps if left.name]
-        found = [left for left in found if self._steps.token(left.name) == left.token]
+        found = [left for left in leaving.steps if self._steps.token(left.name) == left.token]
         self._carry_out(Leaving(tuple(found), leaving.run), wait_secs)
         self._backend.remove(self._steps.directory, LEAVING_FILE)
         return True
@@ -146,8 +142,7 @@ class Retention:
             self._backend.put(self._steps.directory, RUN_FILE, leaving.run.encode())
         deadline = time.monotonic() + wait_secs
         for left in leaving.steps:
-            if left.name:
-                self._drop(left, deadline)
+            self._drop(left, deadline)
 
     def _drop(self, left: Left, deadline: float) -> None:
         path = f"{self._steps.directory}/{left.name}"

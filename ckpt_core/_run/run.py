@@ -21,10 +21,11 @@ from ckpt_core._errors import (
     CheckpointExists,
     GraceExceeded,
     is_visible,
+    known_to_all,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
-from ckpt_core._processes import next_tag
+from ckpt_core._processes import NotTogether, next_tag
 from ckpt_core._results import Restored
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
@@ -32,12 +33,12 @@ from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.disk import Call, Disk
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
-from ckpt_core._run.lineage import Leaving, Lineage, parse_leaving, parse_lineage
+from ckpt_core._run.lineage import Lineage, parse_lineage
 from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_texts
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_text
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 
@@ -79,8 +80,8 @@ class Run:
         self._disk = Disk(directory, self._retention)
         self._local: LocalTier | None = None
         if local_root is not None:
-            run, leaving = self._find_run(make=not directory.read_only)
-            self._local = LocalTier(local_root, run, leaving, directory)
+            run = self._find_run(make=not directory.read_only)
+            self._local = LocalTier(local_root, run, directory)
         self.tiers = Tiers(directory.steps, self._local)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
@@ -328,7 +329,7 @@ class Run:
         """Restores the newest intact step; None if there is no step."""
         self._begin_restore()
 
-        def candidates() -> list[tuple[int, bool]]:
+        def candidates() -> list[tuple[int, bool | None]]:
             found = self.on_first("go through the steps", self.tiers.candidates)
             return [(step, local_first) for step, local_first in found]
 
@@ -351,10 +352,8 @@ class Run:
         """Restores one step."""
         step = check_step(step)
         self._begin_restore()
-        local_first = False
-        if self._local is not None and step in self._local.complete:
-            local_first = self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
-        return self._restore(step, local_first, targets, request)
+        local = self._local is not None and step in self._local.complete
+        return self._restore(step, None if local else False, targets, request)
 
     def load(self, step: int, like: Any, item: str | None, arguments: dict[str, Any]) -> Any:
         """The saved tree of one step."""
@@ -364,10 +363,19 @@ class Run:
             return _load.load_checkpoint(self.tiers.opening(step), like, item, request, step)
 
     def _restore(
-        self, step: int, local_first: bool, targets: Mapping[str, Any], request: _load.Request
+        self,
+        step: int,
+        local_first: bool | None,
+        targets: Mapping[str, Any],
+        request: _load.Request,
     ) -> Restored:
+        first: bool = (
+            self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
+            if local_first is None
+            else local_first
+        )
         with self._handing_no_damage_on():
-            restored, token = self.tiers.restore(step, local_first, targets, request)
+            restored, token = self.tiers.restore(step, first, targets, request)
         self._unread.watch(restored, targets, request.rules.unexpected)
         self._trail = history.restored(self._trail, Identity(step, token))
         self._lineage = ""  # the next save begins from here
@@ -389,21 +397,19 @@ class Run:
                 )
         if self._local is None:
             return
-        self._local.follow(*self._find_run(make=False))
+        self._local.follow(self._find_run(make=False))
         if not self.directory.read_only:
             self._local.claim()
         self._local.look()
 
-    def _find_run(self, *, make: bool) -> tuple[Lineage, Leaving]:
-        """The run of the directory, and what is leaving it, as process 0 sees it; all processes must call it.
+    def _find_run(self, *, make: bool) -> Lineage:
+        """The run of the directory, as process 0 sees it; all processes must call it.
 
         Args:
             make: give it a name if it has none, by which local steps are found.
         """
-        run, leaving = self.on_first(
-            "find the run of local steps", lambda: run_texts(self.directory, make)
-        )
-        return parse_lineage(run.encode()), parse_leaving(leaving.encode())
+        run = self.on_first("find the run of local steps", lambda: run_text(self.directory, make))
+        return parse_lineage(run.encode())
 
     @contextlib.contextmanager
     def _handing_no_damage_on(self) -> Generator[None]:
@@ -429,9 +435,7 @@ class Run:
         with self._leaving(history.deleted(before, step), before):
             run = self.on_first("delete a step", lambda: self._disk.leave_step(step, held))
             if local is not None:
-                local.leave(parse_lineage(run.encode()) if run else None, lambda n: n == step)
-                if step in held:
-                    self.on_first("end the deletion", self._disk.end_leaving)
+                local.leave(parse_lineage(run.encode()), lambda other: other == step)
 
     def rollback_to(self, step: int) -> list[int]:
         """Deletes every step newer than ``step``; returns them."""
@@ -493,8 +497,10 @@ class Run:
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
-        if error is not None and self._processes.count > 1:
-            # The others may wait for this process in the next agreement: they are told that it left.
+        told = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
+        if error is not None and not told and self._processes.count > 1:
+            # The others may wait for this process in the next agreement: they are told that it left. Of what
+            # all know no process tells: it would take a tag alone.
             self._processes.refuse(next_tag(), "leave the with block", error)
         if not any(running.running for running in self.saves):
             self._disk.lease.release()

@@ -17,7 +17,7 @@ from ckpt_core._results import Restored
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.places import local_root as local_root
-from ckpt_core._run.tiers.run_file import run_texts as run_texts
+from ckpt_core._run.tiers.run_file import run_text as run_text
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 
 
@@ -46,14 +46,22 @@ class Tiers:
         newest = self._persistent.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
 
-    def candidates(self) -> list[tuple[int, bool]]:
-        """The steps, ascending, each with whether its local copy is tried first."""
+    def candidates(self) -> list[tuple[int, bool | None]]:
+        """The steps, ascending, each with whether its local copy is tried first; None: ``prefers_local`` knows.
+
+        That reads the record of a step which is in both tiers, so it is asked of the newest one alone.
+        """
         listing = self._persistent.look()
         local = {} if self._local is None else self._local.complete
-        return [
-            (step, step in local and self.prefers_local(step, listing))
-            for step in sorted({*listing.committed(), *local})
-        ]
+        persistent = listing.committed()
+        steps = sorted({*persistent, *local})
+
+        def local_first(step: int) -> bool | None:
+            if step in local and step in persistent:
+                return self.prefers_local(step, listing) if step == steps[-1] else None
+            return step in local
+
+        return [(step, local_first(step)) for step in steps]
 
     def prefers_local(self, step: int, listing: Listing | None = None) -> bool:
         """Whether the local copy of a step counts: the persistent one, if any, is no newer save."""

@@ -11,20 +11,20 @@ from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import MAX_STEP
 from ckpt_core._errors import (
-    BarrierTimeout,
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    known_to_all,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
 from ckpt_core._load.checkpoint import NativeCheckpoint
-from ckpt_core._processes import NotTogether, next_tag
+from ckpt_core._processes import next_tag
 from ckpt_core._results import Restored
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.in_flight import InFlight
 from ckpt_core._run.lease import OWNER_FILE, Lease
-from ckpt_core._run.lineage import Leaving, Lineage
+from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.agreement import damage_of, judge_failure, vote
 from ckpt_core._run.tiers.copying import Copier
@@ -47,11 +47,10 @@ class LocalTier:
     Args:
         root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
         run: the run whose steps count; if its name is empty, there are no local steps yet.
-        leaving: what is being removed from it.
         directory: the persistent directory.
     """
 
-    def __init__(self, root: str, run: Lineage, leaving: Leaving, directory: RunDirectory) -> None:
+    def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options, names = directory.processes, directory.options, directory.steps.names
         index, count = processes.index, processes.count
         folder = folder_of(run, directory.path)
@@ -64,7 +63,6 @@ class LocalTier:
         self._read_only = directory.read_only
         self._lease = Lease(self.directory, self._backend)
         self._run = run
-        self._leaving = leaving.tokens()
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._has_saved = False
@@ -111,11 +109,10 @@ class LocalTier:
                 raise
             logger.warning("%s could not be claimed for this run: %s", self.directory, error)
 
-    def follow(self, run: Lineage, leaving: Leaving) -> None:
+    def follow(self, run: Lineage) -> None:
         """Takes over which saves count, as another writer may have changed it."""
         if run.name:
             self._run = run
-        self._leaving = leaving.tokens()
 
     def leave(self, run: Lineage | None, unwanted: Callable[[int], bool] | None = None) -> None:
         """Takes over a new lineage of the run; deletes what counts no more; all processes must call it.
@@ -144,9 +141,7 @@ class LocalTier:
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         index, count, names = self._processes.index, self._processes.count, self._steps.names
-        around = look_around(
-            self.directory, index, count, names, self._backend, self._run, self._leaving
-        )
+        around = look_around(self.directory, index, count, names, self._backend, self._run)
         places = self._mender.whole(around)
         self._offers.replace(offered_of(places, index))
         sight = Sight([place.seen for place in places], mends=not self._read_only)
@@ -325,9 +320,9 @@ class LocalTier:
                 restored = _load.restore_checkpoint(self.opening(step), targets, request, step)
                 self._copy_again(step)
                 return restored
-            except (BarrierTimeout, NotTogether):
-                raise  # the other processes would not take part in another agreement
             except Exception as error:
+                if self._processes.count > 1 and not known_to_all(error):
+                    raise  # the other processes would not take part in another agreement
                 verdict = self._agree_after(step, error)
                 if verdict == "raise":
                     raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ckpt_core._directory import Backend, refuse_file, resolve
@@ -82,7 +82,6 @@ def look_around(
     names: StepNames,
     backend: Backend,
     run: Lineage,
-    leaving: Set[tuple[int, str]],
 ) -> list[Place]:
     """The readable parts that count in a process's directory, first its own, and beside it.
 
@@ -92,7 +91,6 @@ def look_around(
         names: names of step directories.
         backend: reads.
         run: parts of histories that it has left do not count.
-        leaving: number and token of saves that are being removed.
     """
     root, _, mine = directory.rpartition("/")
     others = (name for name in backend.children(root) if FOLDER.fullmatch(name) and name != mine)
@@ -110,7 +108,7 @@ def look_around(
                     step, token = place.seen.step, place.seen.token
                     created = place.opened.record.created_unix_secs
                     order = run.order(step, token, marked, created)
-                    if order is not None and (step, token) not in leaving:
+                    if order is not None:
                         found.append(replace(place, seen=place.seen._replace(order=order)))
         except OSError as error:
             if raised_by_a_handler(error) is not None:

@@ -9,22 +9,21 @@ from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.lineage import (
     LEAVING_FILE,
     RUN_FILE,
-    Leaving,
     Lineage,
     parse_leaving,
     parse_lineage,
 )
 
 
-def read_run(directory: RunDirectory) -> tuple[Lineage, Leaving]:
-    """The run of a persistent directory, and what is leaving it."""
+def read_run(directory: RunDirectory) -> Lineage:
+    """The run of a persistent directory; while steps are being removed, the one without them."""
     leaving = parse_leaving(directory.backend.read(directory.path, LEAVING_FILE))
     data = leaving.run.encode() or directory.backend.read(directory.path, RUN_FILE)
-    return parse_lineage(data), leaving
+    return parse_lineage(data)
 
 
-def run_texts(directory: RunDirectory, make: bool) -> list[str]:
-    """On process 0: ``read_run`` as two texts for the other processes.
+def run_text(directory: RunDirectory, make: bool) -> str:
+    """On process 0: ``read_run`` as a text for the other processes.
 
     Local steps are found by the run's name alone, so steps that another run left in the same local
     directory are never restored: neither those of a run whose persistent directory was deleted, nor
@@ -34,11 +33,11 @@ def run_texts(directory: RunDirectory, make: bool) -> list[str]:
         directory: the persistent directory.
         make: give the run a name if it has none; otherwise the result has an empty name.
     """
-    run, leaving = read_run(directory)
+    run = read_run(directory)
     if make and not run.name:
         run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
         directory.backend.put(directory.path, RUN_FILE, run.dump())
-    return [run.dump().decode(), leaving.dump().decode()]
+    return run.dump().decode()
 
 
 def folder_of(run: Lineage, directory: str) -> str:

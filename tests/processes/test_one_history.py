@@ -1,0 +1,302 @@
+"""One number, one value, over the tiers of several processes: replaced, left and deleted steps, and parts that are lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import launch, reports
+from tests.support.local_tiers import ON_ALL
+
+COMMON = (
+    ON_ALL
+    + """
+import logging, shutil, warnings
+warnings.simplefilter("ignore", RuntimeWarning)
+never, always = ckpt.when.at_steps([0]), ckpt.when.every_steps(1)
+by = P("data")
+
+def state(value, spec=by):
+    rows = np.arange(24 << 8, dtype=np.float32).reshape(24, -1) + value
+    return {"rows": put(rows, spec), "n": value}
+
+def like(dtype=np.float32):
+    sharding = NamedSharding(mesh, by)
+    return {"rows": jax.ShapeDtypeStruct((24, 256), dtype, sharding=sharding), "n": 0}
+
+def start(policy=never, local=own, **more):
+    set_ = {"timeout_secs": 30, "persist_policy": policy, "partners": "host", "local_max_to_keep": 4}
+    only = more.pop("read_only", False)
+    options = ckpt.Options(**set_ | more)
+    return ckpt.Checkpointer(persistent, local_directory=local, options=options, read_only=only)
+
+def save(checkpointer, step, value, **more):
+    assert checkpointer.save(step, state(value), metadata=value, **more), step
+    checkpointer.wait_until_finished()
+
+def settle(checkpointer):
+    checkpointer._run._local._copier.finish(20)
+    meet(f"turn{next(turns)}")
+
+def on(process, work):
+    meet(f"turn{next(turns)}")
+    if index == process:
+        work()
+    meet(f"turn{next(turns)}")
+
+def seen(local=own, policy=never, **more):
+    # all that a restart tells of its steps, which must agree
+    with start(policy, local, **more) as checkpointer:
+        steps = checkpointer.all_steps()
+        values = {step: checkpointer.load(step, like())["n"] for step in steps}
+        infos = {step: checkpointer.inspect(step).metadata for step in steps}
+        assert infos == values, (infos, values)
+        found = checkpointer.restore_latest(state=like())
+        if found is None:
+            assert not steps
+            return {}
+        tree = found["state"]
+        assert (found.step, tree["n"]) == max(values.items()), (found.step, tree["n"], values)
+        for shard in tree["rows"].addressable_shards:
+            wanted = np.arange(24 << 8, dtype=np.float32).reshape(24, -1) + tree["n"]
+            assert np.array_equal(np.asarray(shard.data), wanted[shard.index]), found.step
+        return {str(step): value for step, value in values.items()}
+
+def part(step, folder=None):
+    (found,) = own.glob(f"run-*/{folder or f'process_{index}-of-{count}'}/{step}")
+    return found
+
+def flip(path):
+    file = max(path.rglob("d/*"), key=lambda one: one.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+def lose(step):
+    shutil.rmtree(part(step))
+"""
+)
+
+REPLACED = (
+    COMMON
+    + """
+c = start(always)
+save(c, 4, 40)
+save(c, 5, 50)
+settle(c)
+meet("saved")
+# the job dies before copies of the new save are made
+c._run._local._copier.copy = lambda step, token: None
+save(c, 5, 55, overwrite=True)
+c._run._local._copier._now = (-1, "")
+c._run._local._copier._state = "idle"
+c.close()
+meet("replaced")
+on(1, lambda: lose(5))
+with start(always, read_only=True) as reader:
+    told["read"] = reader.load(5, like())["n"]
+told["first"] = seen(policy=always)
+told["again"] = seen(policy=always)
+told["part"] = json.loads((part(5) / "ckpt.json").read_text())["record"]["metadata"] if index == 0 else 55
+report(**told)
+"""
+)
+
+
+def test_a_replaced_step_of_which_a_part_is_lost(tmp_path: Path) -> None:
+    """The persistent copy of the new save counts, and not what partners have of the old one."""
+    for one in reports(launch(REPLACED, tmp_path / "run")):
+        assert one["read"] == 55
+        assert one["first"] == one["again"] == {"4": 40, "5": 55}
+        assert one["part"] == 55, "the good new part was replaced by the old one"
+
+
+AWAY = (
+    COMMON
+    + """
+with start() as c:
+    for step in range(4):
+        save(c, step, step * 10)
+        settle(c)
+meet("saved")
+# a host goes away with its directory, and the others go on without it
+shutil.copytree(own, str(own) + ".away")
+with start() as c:
+    {back}
+    told["steps"] = c.all_steps()
+    for step in {saved}:
+        save(c, step, step * 10 + 1)
+        settle(c)
+meet("went on")
+for process in range(count):
+    def comes_back():
+        shutil.rmtree(own)
+        shutil.copytree(str(own) + ".away", own)
+    if process < {many}:
+        on(process, comes_back)
+told["found"] = seen()
+told["again"] = seen()
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize("many", [1, 3])
+@pytest.mark.parametrize(
+    ("back", "saved", "kept"),
+    [
+        ("c.rollback_to(1)", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
+        ("c.restore(1, state=like())['state']", "(2, 3, 4)", {1: 10, 2: 21, 3: 31, 4: 41}),
+        ("c.rollback_to(1)", "()", {0: 0, 1: 10}),
+        ("c.restore_latest(state=like())['state']; c.delete(3)", "()", {0: 0, 1: 10, 2: 20}),
+        ("c.restore_latest(state=like())['state']; c.delete(2)", "()", {0: 0, 1: 10, 3: 30}),
+    ],
+)
+def test_a_host_that_was_away_brings_nothing_back(
+    tmp_path: Path, many: int, back: str, saved: str, kept: dict[int, int]
+) -> None:
+    """Whatever comes back is of the history that the run is on, as far as parts of it are left."""
+    code = AWAY.replace("{back}", back).replace("{saved}", saved).replace("{many}", str(many))
+    told = reports(launch(code, tmp_path / "run", processes=3, devices=1, limit_secs=150))
+    allowed = {str(step): value for step, value in ({0: 0} | kept).items()}
+    for one in told:
+        assert one["found"] == one["again"] == told[0]["found"]
+        assert one["found"].items() <= allowed.items(), one
+        if many == 1:  # partners have what one host lost
+            assert max(one["found"]) == str(max(kept)), one
+
+
+DAMAGED = (
+    COMMON
+    + """
+with start(ckpt.when.every_steps(2)) as c:
+    for step in range(5):
+        save(c, step, step * 10)
+        settle(c)
+meet("saved")
+on(0, lambda: flip(part(4)))
+on(1, lambda: lose(4))
+on(2, lambda: shutil.rmtree(own))
+told["found"] = seen(policy=ckpt.when.every_steps(2))
+told["again"] = seen(policy=ckpt.when.every_steps(2))
+# two hosts change places
+import pathlib
+meet("swap")
+if index == 0:
+    one, other = (pathlib.Path(f"{directory}/local/{n}") for n in (0, 1))
+    one.rename(str(one) + ".x"); other.rename(one); pathlib.Path(str(one) + ".x").rename(other)
+meet("swapped")
+told["swapped"] = seen(policy=ckpt.when.every_steps(2))
+report(**told)
+"""
+)
+
+
+def test_parts_lost_flipped_wiped_and_swapped(tmp_path: Path) -> None:
+    told = reports(launch(DAMAGED, tmp_path / "run", processes=4, devices=1, limit_secs=150))
+    for one in told:
+        assert one["found"].get("4") == one["again"].get("4") == one["swapped"].get("4") == 40, one
+        for name in ("found", "again", "swapped"):
+            assert all(value == int(step) * 10 for step, value in one[name].items()), one
+
+
+LEFT = (
+    COMMON
+    + """
+class Own(Exception):
+    pass
+
+def left(call):
+    began = time.monotonic()
+    error = None
+    try:
+        with start(timeout_secs=60) as c:
+            save(c, 1, 10)
+            save(c, 2, 20)
+            if index == 1:
+                raise Own("its data ended")
+            call(c)
+    except Exception as raised:
+        error = type(raised).__name__
+    meet(f"turn{next(turns)}")
+    return [error, time.monotonic() - began]
+
+calls = {
+    "save": lambda c: (c.save(3, state(30)), c.wait_until_finished()),
+}
+told["left"] = {}
+for name, call in calls.items():
+    told["left"][name] = left(call)
+    if index == 0:
+        shutil.rmtree(Path(directory), ignore_errors=True)
+    meet(f"turn{next(turns)}")
+report(**told)
+"""
+)
+
+
+def test_others_hear_soon_of_a_process_that_left(tmp_path: Path) -> None:
+    """By an exception out of the ``with`` block; not after Options.timeout_secs."""
+    told = reports(launch(LEFT, tmp_path / "run", limit_secs=25))
+    for name, (error, secs) in told[0]["left"].items():
+        assert error is not None, name
+        assert secs < 40, (name, secs, error)
+        assert told[1]["left"][name][0] == "Own"
+
+
+REFUSED = (
+    COMMON
+    + """
+with start() as c:
+    save(c, 1, 10)
+    save(c, 2, 20)
+meet("saved")
+reader = start(timeout_secs=60)
+odd = index == count - 1
+atomic = ckpt.Options(atomic_restore=True, timeout_secs=60)
+
+class Broken(dict):
+    pass
+
+def unflatten(_, children):
+    if odd:
+        raise RuntimeError("only here")
+    return Broken(children)
+
+jax.tree_util.register_pytree_node(Broken, lambda b: (tuple(b.items()), None), unflatten)
+calls = {
+    "other leaves": lambda c: c.restore(2, state=like(), only="n" if odd else "rows"),
+    "other dtypes": lambda c: c.restore(
+        2, state=like(np.float16 if odd else np.float32), cast=True),
+    "other shapes": lambda c: c.restore(
+        2, state={"rows": jax.ShapeDtypeStruct((4, 4), np.float32)} if odd else like()),
+    "latest, other dtypes": lambda c: c.restore_latest(
+        state=like(np.float16 if odd else np.float32), cast=True),
+}
+told["refused"], told["later"] = {}, {}
+for name, call in calls.items():
+    told["refused"][name] = raised(lambda: call(reader))
+    meet(f"turn{next(turns)}")
+    found = reader.restore_latest(state=like())
+    told["later"][name] = [found.step, found["state"]["n"]]
+save(reader, 3, 30)
+told["saved"] = reader.all_steps()
+reader.close()
+report(**told)
+"""
+)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_refused_restore_leaves_no_process_alone(tmp_path: Path, processes: int) -> None:
+    told = reports(
+        launch(REFUSED, tmp_path / "run", processes=processes, devices=1, limit_secs=200)
+    )
+    for one in told:
+        for name, error in one["refused"].items():
+            assert error is not None, name
+            assert error["secs"] < 25, (name, error)
+            assert error["type"] != "BarrierTimeout", (name, error)
+        assert all(found == [2, 20] for found in one["later"].values()), one["later"]
+        assert one["saved"] == [1, 2, 3] or one["saved"] == [0, 1, 2, 3], one["saved"]
