@@ -76,16 +76,23 @@ class Trail:
 
     def continued_from(self, step: int) -> Identity | None:
         """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        if self.went_back and step <= (self.end or 0):
+        if self.is_ahead(step) and self.went_back and step <= _at(self.end):
             return None if self.place is None else self.before(self.place + 1)
         return self.before(step)
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether a save of this number goes on, from the end or from where it went back to."""
+        return step > _at(self.end) or (self.went_back and step > _at(self.place))
+
+    def is_between(self, step: int) -> bool:
+        """Whether the number is none of its own, and not beyond: what is on disk says what a save of it is."""
+        return not self.is_ahead(step) and step not in self.own
 
     def repeats(self, step: int) -> bool:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
         if step in self.doubtful or step in self.damaged:
             return False
-        ahead = self.went_back and step > _at(self.place)
-        return not ahead and any(one.step == step for one in (*self.stood, *self.beside))
+        return not (self.went_back and self.is_ahead(step)) and step in self.own
 
 
 # What happens to a Checkpointer, as functions from trail to trail.
@@ -102,9 +109,9 @@ def restored(trail: Trail, identity: Identity) -> Trail:
     )
 
 
-def found_nothing(trail: Trail) -> Trail:
-    """There was no step to restore: it stands at the beginning."""
-    return trail if trail.stood else replace(trail, leads=True, since=-1)
+def found_nothing() -> Trail:
+    """There was no step to restore: it stands at the beginning, whatever it saved before."""
+    return Trail(leads=True, since=-1)
 
 
 def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Trail:
@@ -124,10 +131,11 @@ def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Tr
         found = replace(found, beside=(*kept, identity))
     else:
         if plan.cuts:
-            found = cut(found, -1 if plan.base is None else plan.base.step, but=identity)
+            last = last_before(plan, identity.step)
+            found = cut(found, last)
+            since = last if found.since is None else min(last, found.since)
+            found = replace(found, since=since, stood=() if plan.base is None else found.stood)
         found = _with(found, identity)
-        if found.since is None:
-            found = replace(found, since=last_before(plan, identity.step))
         at = identity.step if found.place is None else max(found.place, identity.step)
         found = replace(found, place=at, leads=True)
     doubtful = found.doubtful - {identity.step}
@@ -168,9 +176,9 @@ def found_damaged(trail: Trail, identity: Identity) -> Trail:
     return replace(trail, damaged={**trail.damaged, identity.step: identity.token})
 
 
-def cut(trail: Trail, last: int, but: Identity | None = None) -> Trail:
-    """The trail without the steps beyond ``last``, of which ``but`` stays."""
-    kept = tuple(one for one in trail.stood if one.step <= last or one == but)
+def cut(trail: Trail, last: int) -> Trail:
+    """The trail without the steps beyond ``last``."""
+    kept = tuple(one for one in trail.stood if one.step <= last)
     return replace(
         trail,
         stood=kept,
@@ -183,7 +191,8 @@ def cut(trail: Trail, last: int, but: Identity | None = None) -> Trail:
 
 def _with(trail: Trail, identity: Identity) -> Trail:
     others = (one for one in trail.stood if one.step != identity.step)
-    return replace(trail, stood=tuple(sorted((*others, identity))))
+    beside = tuple(one for one in trail.beside if one.step != identity.step)
+    return replace(trail, stood=tuple(sorted((*others, identity))), beside=beside)
 
 
 def _but(trail: Trail, step: int) -> dict[int, str]:
@@ -220,11 +229,19 @@ def last_before(plan: Plan, step: int) -> int:
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """Those of the steps on disk that ``plan_save`` must be told of: not the own ones that it continues."""
+    """Those of the steps on disk that are not beneath ``step``: ``plan_save`` must be told of them.
+
+    That is: newer than what it continues, or left by going back to the beginning, or of another history.
+    """
     base, own = trail.continued_from(step), trail.own
-    after = step - 1 if base is None else min(step - 1, base.step)
+    after = step - 1 if base is None else base.step
     since = after if trail.since is None else trail.since
-    return {other for other in names if other > after or (other > since and other not in own)}
+    left = {one.step for one in trail.stood} if base is None else set[int]()
+    return {
+        other
+        for other in names
+        if other > after or other in left or (other > since and other not in own)
+    }
 
 
 def plan_save(
@@ -253,12 +270,10 @@ def plan_save(
         CheckpointExists: the step, or newer ones, are there, and this Checkpointer may not leave them.
     """
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
-    own = step in trail.own
-    end = trail.end
-    if end is None or step > end or (trail.went_back and step > _at(trail.place)):
+    if trail.is_ahead(step):
         return _going_on(trail, step, there, directory, replaces, force, moves)
-    damaged = (step,) if moves and step in trail.damaged and not replaces else ()
-    if own and (replaces or damaged):
+    damaged = _one(step, trail.damaged, moves and not replaces)
+    if step in trail.own and (replaces or damaged):
         beside = any(one.step == step for one in trail.beside)
         return Plan(trail.before(step), aside=damaged, replace=replaces, beside=beside, cuts=False)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
@@ -269,7 +284,9 @@ def plan_save(
         raise _older(directory, step, newer, trail)
     if newer:
         return Plan(aside=damaged, replace=replaces, beside=True, cuts=False)
-    return Plan(trail.before(step), aside=damaged, replace=replaces)
+    return _going_on(
+        trail, step, there, directory, replaces, force, moves
+    )  # what was newer is gone
 
 
 def _going_on(
@@ -283,11 +300,7 @@ def _going_on(
 ) -> Plan:
     """The plan of a save that continues from the place or the end of the trail, or begins one."""
     base = trail.continued_from(step)
-    after = step - 1 if base is None else base.step
-    since = after if trail.since is None else trail.since
-    newer = {
-        other for other in there if other > after or (other > since and other not in trail.own)
-    }
+    newer = of_interest(trail, step, there)
     damaged = newer & trail.damaged.keys()
     others = newer - damaged
     if others and not trail.leads and not (replaces and step in others):

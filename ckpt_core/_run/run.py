@@ -219,44 +219,50 @@ class Run:
         """What this save does to other steps, which has been done; all processes must call it."""
         trail = self._caught_up()
         begins = not self._lineage
-        if not begins and not persists:
+        looks = begins or trail.is_between(call.step)
+        if not looks and not persists:
             return self._planned(trail, call, trail.own)
         if begins and self._local is not None:
             self._local.claim()
         said = self.directory.on_first(
-            "make way for a step", lambda: self._make_way(trail, call, begins)
+            "make way for a step", lambda: self._make_way(trail, call, looks)
         )
         plan = _plan_from(said["plan"])
-        if begins:
+        if said["lineage"] is not None:
             if self._local is not None:
                 self._local.leave(parse_lineage(said["run"].encode()))
             self._count, self._lineage = 0, said["lineage"]
         return plan
 
-    def _make_way(self, trail: Trail, call: _Call, begins: bool) -> dict[str, Any]:
+    def _make_way(self, trail: Trail, call: _Call, looks: bool) -> dict[str, Any]:
         """On process 0, on the caller's thread."""
         self._lease.take()
-        if not begins and self._looks_later:
-            return {"plan": asdict(self._planned(trail, call, trail.own))}
-        lineage = secrets.token_hex(8) if begins else None
-        plan, run = self._clear(trail, call, lineage)
+        if not looks and self._looks_later:
+            return {"plan": asdict(self._planned(trail, call, trail.own)), "lineage": None}
+        plan, lineage, run = self._clear(trail, call, begins=looks)
         return {"plan": asdict(plan), "lineage": lineage, "run": run.dump().decode()}
 
-    def _clear(self, trail: Trail, call: _Call, lineage: str | None) -> tuple[Plan, Lineage]:
+    def _clear(
+        self, trail: Trail, call: _Call, *, begins: bool
+    ) -> tuple[Plan, str | None, Lineage]:
         """On process 0: looks at the steps, and removes those that the save leaves behind.
 
         Args:
             trail: of this writer at the call.
             call: the save.
-            lineage: that begins with it, or None.
+            begins: a lineage begins with it, unless one has, and it stands beneath newer steps; on the caller's thread.
+
+        Returns:
+            The plan, the lineage that begins or None, and the run from then on.
         """
         listing = self._listing(_READER_SECS)
         there = {*listing.committed(history.of_interest(trail, call.step, listing.names))}
-        if self._local is not None and lineage is not None:
+        if self._local is not None and begins:
             there |= history.of_interest(trail, call.step, self._local.complete)
         plan = self._planned(trail, call, there)
-        run = Lineage()
-        if lineage is not None:
+        run, lineage = Lineage(), None
+        if begins and not (self._lineage and plan.beside):
+            lineage = secrets.token_hex(8)
             run, _ = read_run(self.directory)
             run = run.branch(lineage, last_of(plan, call.step, trail)) if run.name else run
         left = self._left(plan.retire, listing, RETIRED) + self._left(plan.aside, listing, DAMAGED)
@@ -265,38 +271,40 @@ class Run:
         if left or run.name:
             self._retention.leave(left, run if run.name else None, _READER_SECS)
         self._say_left(plan, listing)
-        return plan, run
+        if plan.beside and begins:
+            self._say_beside(call.step, there)
+        return plan, lineage, run
 
     def _listing(self, wait_secs: float = 0.0) -> Listing:
         """On process 0 that writes: the steps, after what a dead writer was removing is gone."""
         listing = self._steps.look()
+        if self._lease.taken and (listing.leaving.steps or listing.leaving.run):
+            self._lease.check()  # else it may be what a newer writer does now
         return self._steps.look() if self._retention.finish(listing.leaving, wait_secs) else listing
 
     def _left(self, steps: Iterable[int], listing: Listing, into: str) -> list[Left]:
         return self._retention.left(steps, listing, into if self.directory.local else None)
 
     def _planned(self, trail: Trail, call: _Call, there: Iterable[int]) -> Plan:
-        """The plan of a save; logs a step that is saved beside newer ones."""
-        path, moves = self.directory.path, self.directory.local
-        there = {*there}
-        plan = history.plan_save(
+        """The plan of a save."""
+        return history.plan_save(
             trail,
             call.step,
-            there,
-            directory=path,
+            {*there},
+            directory=self.directory.path,
             overwrite=call.overwrite,
             force=call.force,
-            moves=moves,
+            moves=self.directory.local,
         )
-        if plan.beside and (newer := sorted(other for other in there if other > call.step)):
-            logger.warning(
-                "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
-                "the newest step, not from this one",
-                path,
-                call.step,
-                ", ".join(map(str, newer[:5])),
-            )
-        return plan
+
+    def _say_beside(self, step: int, there: Iterable[int]) -> None:
+        logger.warning(
+            "%s: step %d is saved with force=True, and is older than %s: restore_latest goes on from "
+            "the newest step, not from this one",
+            self.directory.path,
+            step,
+            ", ".join(map(str, sorted(other for other in there if other > step)[:5])),
+        )
 
     def _say_left(self, plan: Plan, listing: Listing) -> None:
         moved = [step for step in plan.retire if step in listing.names]
@@ -387,7 +395,9 @@ class Run:
         moves = self.directory.local and not plan.replace
         return Guard(
             self._lease,
-            at_begin=(lambda: self._clear(trail, call, None)) if self._looks_later else None,
+            at_begin=(lambda: self._clear(trail, call, begins=False))
+            if self._looks_later
+            else None,
             at_commit=move_same_step if moves else None,
         )
 
@@ -459,7 +469,7 @@ class Run:
             damaged,
         )
         if restored is None:
-            self._trail = history.found_nothing(self._trail)
+            self._trail, self._lineage = history.found_nothing(), ""
             _adapters.notice(targets.values())
         return restored
 
@@ -543,7 +553,8 @@ class Run:
             left = self._retention.left([step], listing, self._options.trash_directory)
             self._retention.refuse_read(left)
             run, _ = read_run(self.directory)
-            newest = max({*listing.names, *(() if local is None else local.complete)})
+            held = () if local is None else local.complete
+            newest = max({*listing.committed(n for n in listing.names if n >= step), *held})
             # the newest one must not come back from a host that is away
             branch = (
                 run.branch(secrets.token_hex(8), step - 1) if run.name and newest == step else None
@@ -606,12 +617,13 @@ class Run:
         # Already before the removal, as an interrupt may come at any moment. A step that is forgotten though
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
+        leaving = (before.own - after.own) & {*self.tiers.all()}  # retention has taken others
         self._trail, self._lineage = after, ""
         self._decision.forget()
         try:
             yield
         except Exception:
-            if before.own - after.own <= {*self._steps.all()}:
+            if leaving <= {*self.tiers.all()}:
                 self._trail = before
             raise
 
@@ -664,7 +676,9 @@ def last_of(plan: Plan, step: int, trail: Trail) -> int:
     """The last step of earlier lineages that counts after a save."""
     if plan.beside or not plan.cuts:
         return MAX_STEP
-    return history.last_before(plan, step)
+    last = history.last_before(plan, step)
+    # Found nothing to continue: what a host that is away still has is of another history.
+    return min(last, trail.since) if plan.base is None and trail.since is not None else last
 
 
 def _plan_from(value: dict[str, Any]) -> Plan:
