@@ -84,9 +84,9 @@ class Trail:
         """Whether a save of this number goes on, from the end or from where it went back to."""
         return step > _at(self.end) or (self.went_back and step > _at(self.place))
 
-    def is_between(self, step: int) -> bool:
-        """Whether the number is none of its own, and not beyond: what is on disk says what a save of it is."""
-        return not self.is_ahead(step) and step not in self.own
+    def turns_at(self, step: int) -> bool:
+        """Whether a save of this number leaves own steps, or is between them: then what is on disk matters."""
+        return step <= _at(self.end) and (self.is_ahead(step) or step not in self.own)
 
     def repeats(self, step: int) -> bool:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""

@@ -29,6 +29,7 @@ from ckpt_core._results import Restored
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.following import Following
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
 from ckpt_core._run.lease import Guard, Lease
@@ -107,6 +108,7 @@ class Run:
 
         self._decision = deciding(save_policy, self.tiers.latest)
         self._persists = None if persist is None else deciding(persist, directory.steps.latest)
+        self._following = Following(directory.steps, directory.local)
         self._unread = UnreadValues()
         self._links = Links()
         self._stagings = [Staging(options.max_host_bytes) for _ in self.saves]
@@ -219,7 +221,7 @@ class Run:
         """What this save does to other steps, which has been done; all processes must call it."""
         trail = self._caught_up()
         begins = not self._lineage
-        looks = begins or trail.is_between(call.step)
+        looks = begins or trail.turns_at(call.step)
         if not looks and not persists:
             return self._planned(trail, call, trail.own)
         if begins and self._local is not None:
@@ -639,6 +641,13 @@ class Run:
 
     # ----------------------------------------------------------------------------------- other
 
+    def wait_for_new_step(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """The newest step in the persistent directory, once it is newer than ``after``; None at the timeout."""
+        first = self._processes.index == 0
+        following = self._following if first else Following(self._steps, locks=False)
+        seen = following.wait(after, timeout_secs)
+        return self.directory.on_first("wait for a new step", lambda: seen)
+
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
         return self._retention.explain({*self._trail.damaged})
@@ -650,6 +659,7 @@ class Run:
             error: the exception by which the caller's ``with`` block was left.
         """
         self.closed = True
+        self._following.end()
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()

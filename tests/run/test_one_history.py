@@ -168,11 +168,14 @@ class History(RuleBasedStateMachine):
         self.restore_latest()
         if had_claimed:
             with pytest.raises(ckpt.CheckpointError, match="took this directory over"):
-                before.save(step, {"value": -1}, force=True, overwrite=True)
-                before.wait_until_finished()
+                self.save_and_wait(before, step)
             with pytest.raises(ckpt.CheckpointError, match="took this directory over"):
                 before.rollback_to(0)
         before.close()
+
+    def save_and_wait(self, writer: ckpt.Checkpointer, step: int) -> None:
+        writer.save(step, {"value": -1}, force=True, overwrite=True)
+        writer.wait_until_finished()
 
     def _start(
         self, policy: tuple[int | None, int], prefix: str | None, asynchronous: bool
