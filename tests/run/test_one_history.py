@@ -288,7 +288,7 @@ def _run(machine: type[History], operations: int) -> None:
 
 @pytest.mark.parametrize("machine", [OnDisk, InMemory, WithTiers])
 def test_any_order_of_calls(machine: type[History]) -> None:
-    _run(machine, 500)
+    _run(machine, 250)
 
 
 @pytest.mark.slow
