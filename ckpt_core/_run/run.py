@@ -583,6 +583,8 @@ class Run:
         before = self._caught_up()
         self._agree_on_call(f"roll back to step {step}")
         local = self._local
+        if local is not None:
+            local.claim()  # with the persistent one: claimed later, it might be that of a newer writer
         held: Mapping[int, str] = {} if local is None else local.complete
 
         def leave() -> dict[str, Any]:

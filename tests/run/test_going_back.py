@@ -181,6 +181,21 @@ def test_a_step_saved_beside_and_then_restored_is_stood_on(start: Any) -> None:
     check(start, {2: 20, 3: 3})
 
 
+def test_who_rolled_back_and_was_taken_over_stops_nobody(start: Any) -> None:
+    """Its claims of both tiers are made at once: a later call takes none of them from the newer writer."""
+    with start() as first:
+        first.save(1, state(1))
+    older = start()
+    older.rollback_to(1)
+    with start() as newer:
+        restored = newer.restore_latest(state(0))
+        assert restored is not None and value_of(restored.state) == 1
+        with pytest.raises(ckpt.CheckpointError, match="took this directory over"):
+            older.save(2, state(-2), overwrite=True)
+        assert newer.save(2, state(2))
+    check(start, {1: 1, 2: 2})
+
+
 # ---- an evaluator -----------------------------------------------------------------------------------
 
 
