@@ -395,11 +395,12 @@ class Run:
                 self._retention.leave(self._left([call.step], listing, RETIRED), None, _READER_SECS)
 
         moves = self.directory.local and not plan.replace
+        looks = (
+            self._looks_later and plan.cuts
+        )  # beside newer steps, of which some may be local only, it leaves none
         return Guard(
             self._lease,
-            at_begin=(lambda: self._clear(trail, call, begins=False))
-            if self._looks_later
-            else None,
+            at_begin=(lambda: self._clear(trail, call, begins=False)) if looks else None,
             at_commit=move_same_step if moves else None,
         )
 

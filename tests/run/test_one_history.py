@@ -228,6 +228,10 @@ class History(RuleBasedStateMachine):
         if not self.settled:
             return
         steps = self.model.steps
+        if self.root is None and os.path.isdir(self.url):
+            names = [name for name in os.listdir(self.url) if name[-1].isdigit()]
+            numbers = [int(name.rpartition("_")[2]) for name in names]
+            assert sorted(numbers) == sorted(self.model.disk), names  # each under one name
         self.asks += 1
         asked = {*sorted(steps)[-1:], *[sorted(steps)[self.asks % len(steps)] for _ in steps][:1]}
         prefix = (None, "other", "run")[self.asks % 3]
