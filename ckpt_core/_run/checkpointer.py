@@ -309,9 +309,12 @@ class Checkpointer:
         """Blocks until the newest step is newer than ``after``; returns it, or None at the timeout.
 
         For evaluators. Lists the directory about once a second. All processes get that of process 0.
+
+        Retention does not delete the step until the next call, ``close``, or the end of this object; in an
+        object store, for the ``Options.delete_grace_secs`` of the program that saves. Training that goes back
+        behind it, and ``delete``, remove it all the same.
         """
-        seen = self._run.directory.steps.wait_for_newer(after, timeout_secs)
-        return self._run.on_first("wait for a new step", lambda: seen)
+        return self._run.wait_for_new_step(after, timeout_secs)
 
     @property
     def should_stop(self) -> bool:

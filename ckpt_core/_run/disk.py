@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._directory.step_names import MAX_STEP
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._run import history
@@ -51,25 +50,34 @@ class Disk:
     # ------------------------------------------------------------------------------------ save
 
     def make_way(
-        self, trail: Trail, call: Call, lineage: str, local: Collection[int]
-    ) -> tuple[Plan, str]:
-        """Removes the steps that a save leaves behind; gives its plan, and the run file if there is one.
+        self,
+        trail: Trail,
+        call: Call,
+        lineage: str,
+        local: Collection[int],
+        *,
+        begins: bool = False,
+    ) -> tuple[Plan, str, str]:
+        """Removes the steps that a save leaves behind; gives its plan, the run file if there is one, and the lineage.
 
         Args:
             trail: of this writer at the call.
             call: the save.
-            lineage: that begins with it; empty if one has begun before.
-            local: steps in local directories, if one begins.
+            lineage: that begins with it, unless one has and the save stands beneath newer steps; empty on the
+                thread that writes, and where the save goes on as before.
+            local: steps in local directories, if one may begin.
+            begins: none has begun yet.
         """
         listing = self.look(_READER_SECS)
         there = {*filter(listing.has, history.of_interest(trail, call.step, listing.names))}
         if local:
             there |= history.of_interest(trail, call.step, local)
         plan = self.plan(trail, call, there)
+        if plan.beside and not begins:
+            lineage = ""
         run = self._lineage(listing) if lineage else None
         if run is not None:
-            last = history.last_before(plan, call.step) if plan.cuts else MAX_STEP
-            run = run.branch(lineage, last)
+            run = run.branch(lineage, history.last_of(plan, call.step, trail))
         moves = self._directory.local
         left: list[Left] = []
         if plan.retire:
@@ -82,7 +90,7 @@ class Disk:
             self._retention.leave(left, run, _READER_SECS)
         if plan.retire:
             self._say_left(plan, listing)
-        return plan, "" if run is None else run.dump().decode()
+        return plan, "" if run is None else run.dump().decode(), lineage
 
     def plan(self, trail: Trail, call: Call, there: Collection[int]) -> Plan:
         """The plan of a save, given what is there; logs a step that is saved beside newer ones."""
@@ -111,6 +119,8 @@ class Disk:
         listing = self._steps.look()
         if not listing.leaving.steps and not listing.leaving.run:
             return listing
+        if self.lease.taken:
+            self.lease.check()  # else it may be what a newer writer does now
         self._retention.finish(listing.leaving, wait_secs)
         return self._steps.look()
 
@@ -139,12 +149,15 @@ class Disk:
 
         return Guard(
             self.lease,
-            at_begin=(lambda: self.make_way(trail, call, "", ())) if looks_later else None,
+            # beside newer steps, of which some may be local only, it leaves none
+            at_begin=(lambda: self.make_way(trail, call, "", ()))
+            if looks_later and plan.cuts
+            else None,
             at_commit=move_same_step if self._directory.local and not plan.replaces else None,
         )
 
-    def committed(self, trail: Trail, step: int) -> None:
-        """After a commit: moves strangers away, then applies retention.
+    def committed(self, trail: Trail, step: int, plan: Plan) -> None:
+        """After a commit: moves strangers away if the save went on, then applies retention.
 
         If another writer has claimed the directory, deletes nothing: the steps there may be that
         writer's.
@@ -152,7 +165,7 @@ class Disk:
         try:
             self.lease.check()
             listing = self.look()
-            unknown = [*filter(listing.has, {*listing.names} - trail.own)]
+            unknown = [*filter(listing.has, {*listing.names} - trail.own)] if plan.cuts else []
             strangers = history.beyond(trail, step, unknown) if unknown else ()
             if strangers:
                 into = RETIRED if self._directory.local else None
@@ -198,7 +211,8 @@ class Disk:
         run = self._lineage(listing)
         if run is not None:
             run = run.without(step)
-            if max({*listing.names, *local}) == step:
+            newer = listing.committed(other for other in listing.names if other >= step)
+            if max({*newer, *local}, default=step) == step:
                 # newer ones of a host that is away were continued from it
                 run = run.branch(secrets.token_hex(8), step - 1)
         self._retention.leave(left, run)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointExists
 
+_ANY_STEP = 2**63 - 1
+"""No step has a greater number."""
 _SHOWN = 5
 """Maximum number of steps that a message names."""
 
@@ -65,23 +67,34 @@ class Trail:
         """Number of the last step on it."""
         return self.stood[-1].step if self.stood else None
 
+    @property
+    def went_back(self) -> bool:
+        """Whether it stands on an earlier step than the last one."""
+        return self.place != self.end
+
     def before(self, step: int) -> Identity | None:
         """The last identity on it with a smaller number."""
         return next((one for one in reversed(self.stood) if one.step < step), None)
 
     def continued_from(self, step: int) -> Identity | None:
         """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        end = self.end
-        if self.place != end and step <= (end or 0):
+        if self.is_ahead(step) and self.went_back and step <= _at(self.end):
             return None if self.place is None else self.before(self.place + 1)
         return self.before(step)
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether a save of this number goes on, from the end or from where it went back to."""
+        return step > _at(self.end) or (self.went_back and step > _at(self.place))
+
+    def turns_at(self, step: int) -> bool:
+        """Whether a save of this number leaves own steps, or is between them: then what is on disk matters."""
+        return step <= _at(self.end) and (self.is_ahead(step) or step not in self.own)
 
     def repeats(self, step: int) -> bool:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
         if step in self.doubtful or step in self.damaged:
             return False
-        ahead = self.place != self.end and step > _at(self.place)
-        return not ahead and any(one.step == step for one in (*self.stood, *self.beside))
+        return not (self.went_back and self.is_ahead(step)) and step in self.own
 
 
 # What happens to a Checkpointer, as functions from trail to trail.
@@ -92,9 +105,9 @@ def restored(trail: Trail, identity: Identity) -> Trail:
     return replace(_standing(trail, identity), place=identity.step, leads=True, since=None)
 
 
-def found_nothing(trail: Trail) -> Trail:
-    """There was no step to restore: it stands at the beginning."""
-    return trail if trail.stood else replace(trail, leads=True, since=-1)
+def found_nothing() -> Trail:
+    """There was no step to restore: it stands at the beginning, whatever it saved before."""
+    return Trail(leads=True, since=-1)
 
 
 def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Trail:
@@ -114,13 +127,15 @@ def saved(trail: Trail, identity: Identity, plan: Plan, sure: bool = True) -> Tr
         damaged = {other: token for other, token in found.damaged.items() if other != step}
         found = replace(found, beside=(*kept, identity), damaged=damaged)
     else:
-        last = last_before(plan, step)
-        if plan.cuts and found.end is not None and found.end > last:
-            found = cut(found, last)
+        if plan.cuts:
+            last = last_before(plan, step)
+            if max(found.own, default=-1) > last:
+                found = cut(found, last)
+            since = last if found.since is None else min(last, found.since)
+            found = replace(found, since=since, stood=() if plan.base is None else found.stood)
         found = _standing(found, identity)
         place = step if found.place is None else max(found.place, step)
-        since = last if found.since is None else found.since
-        found = replace(found, place=place, since=since, leads=True)
+        found = replace(found, place=place, leads=True)
     doubtful = found.doubtful - {step}
     return replace(found, doubtful=doubtful if sure else doubtful | {step})
 
@@ -175,8 +190,9 @@ def _standing(trail: Trail, identity: Identity) -> Trail:
     """The trail with an identity on it, which is sound."""
     step = identity.step
     others = (one for one in trail.stood if one.step != step)
+    beside = tuple(one for one in trail.beside if one.step != step)
     damaged = {other: token for other, token in trail.damaged.items() if other != step}
-    return replace(trail, stood=tuple(sorted((*others, identity))), damaged=damaged)
+    return replace(trail, stood=tuple(sorted((*others, identity))), beside=beside, damaged=damaged)
 
 
 # What a save does.
@@ -202,17 +218,40 @@ class Plan(NamedTuple):
     cuts: bool = True
 
 
+def parse_plan(value: Sequence[Any]) -> Plan:
+    """A plan, after it went through JSON."""
+    base, *rest = value
+    return Plan(None if base is None else Identity(*base), *rest)
+
+
 def last_before(plan: Plan, step: int) -> int:
     """The last number that is not beyond what a planned save continues from."""
     return step - 1 if plan.base is None else plan.base.step
 
 
+def last_of(plan: Plan, step: int, trail: Trail) -> int:
+    """The last step of earlier lineages that counts after a save."""
+    if not plan.cuts:
+        return _ANY_STEP
+    last = last_before(plan, step)
+    # Found nothing to continue: what a host that is away still has is of another history.
+    return min(last, trail.since) if plan.base is None and trail.since is not None else last
+
+
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """Those of the steps on disk that ``plan_save`` must be told of: not the own ones that it continues."""
+    """Those of the steps on disk that are not beneath ``step``: ``plan_save`` must be told of them.
+
+    That is: newer than what it continues, or left by going back to the beginning, or of another history.
+    """
     base, own = trail.continued_from(step), trail.own
-    after = step - 1 if base is None else min(step - 1, base.step)
+    after = step - 1 if base is None else base.step
     since = after if trail.since is None else trail.since
-    return {other for other in names if other > after or (other > since and other not in own)}
+    left = {one.step for one in trail.stood} if base is None else set[int]()
+    return {
+        other
+        for other in names
+        if other > after or other in left or (other > since and other not in own)
+    }
 
 
 def plan_save(
@@ -241,12 +280,10 @@ def plan_save(
         CheckpointExists: the step, or newer ones, are there, and this Checkpointer may not leave them.
     """
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
-    own = step in trail.own
-    end = trail.end
-    if end is None or step > end or (trail.place != end and step > _at(trail.place)):
+    if trail.is_ahead(step):
         return _going_on(trail, step, there, directory, replaces, force, moves)
-    damaged = (step,) if moves and step in trail.damaged and not replaces else ()
-    if own and (replaces or damaged):
+    damaged = _one(step, trail.damaged, moves and not replaces)
+    if step in trail.own and (replaces or damaged):
         beside = any(one.step == step for one in trail.beside)
         return Plan(trail.before(step), aside=damaged, replaces=replaces, beside=beside, cuts=False)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
@@ -257,7 +294,9 @@ def plan_save(
         raise _older(directory, step, newer, trail)
     if newer:
         return Plan(aside=damaged, replaces=replaces, beside=True, cuts=False)
-    return Plan(trail.before(step), aside=damaged, replaces=replaces)
+    return _going_on(
+        trail, step, there, directory, replaces, force, moves
+    )  # what was newer is gone
 
 
 def _going_on(
@@ -271,11 +310,7 @@ def _going_on(
 ) -> Plan:
     """The plan of a save that continues from the place or the end of the trail, or begins one."""
     base = trail.continued_from(step)
-    after = step - 1 if base is None else base.step
-    since = after if trail.since is None else trail.since
-    newer = {
-        other for other in there if other > after or (other > since and other not in trail.own)
-    }
+    newer = of_interest(trail, step, there)
     damaged = newer & trail.damaged.keys()
     others = newer - damaged
     if others and not trail.leads and not (replaces and step in others):

@@ -1,7 +1,7 @@
 """Which saves of a run count, and what is about to leave it: the texts of two small files beside the steps.
 
 A Checkpointer draws a lineage whenever it begins to save from a step: 16 hex digits, with which the
-tokens of its saves begin. ``.ckpt-run`` holds the lineages of a run, of each earlier one the last step that
+tokens of its saves begin, followed by their count in 16 more. ``.ckpt-run`` holds the lineages of a run, of each earlier one the last step that
 still counts, and which numbers were deleted. So a step in a local directory, which may be that of a host that
 was away, counts or not by its token alone, and one write of this file removes steps from all local
 directories at once.
@@ -35,11 +35,6 @@ _HEAD = re.compile(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n")
 Order = tuple[int, int, float]
 """Of the saves of one number, the one with the greatest order counts."""
 _NO_ORDER: Order = (-1, -1, 0.0)
-
-
-def token_of(lineage: str, count: int) -> str:
-    """The token of the ``count``-th save of a lineage."""
-    return f"{lineage}{count:016x}"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._run.directory import RunDirectory
+from ckpt_core._run.following import unless_wanted
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
 from ckpt_core._run.policies import keep
 from ckpt_core._run.steps import Listing
@@ -64,7 +65,9 @@ class Retention:
             try:
                 self._remove(step, listing)
             except BlockingIOError:
-                logger.info("%s is being read, and stays for now", self._path(step, listing))
+                logger.info(
+                    "%s is being read, or waited for, and stays for now", self._path(step, listing)
+                )
             except (OSError, CheckpointError) as error:
                 logger.warning("could not delete %s: %s", self._path(step, listing), error)
                 self._send_event("delete_failed", step, error)
@@ -177,7 +180,8 @@ class Retention:
     def _remove(self, step: int, listing: Listing) -> None:
         path = self._path(step, listing)
         trash = self._options.trash_directory
-        self._backend.delete(path, trash)
+        with unless_wanted(path, self._moves):
+            self._backend.delete(path, trash)
         self._forget(step)
         logger.info("deleted %s", path)
         self._send_event("deleted", step)

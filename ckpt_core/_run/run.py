@@ -18,11 +18,11 @@ from ckpt_core._directory.step_names import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
-    CheckpointExists,
     GraceExceeded,
     is_visible,
     known_to_all,
     raised_by_a_handler,
+    told_by_another,
 )
 from ckpt_core._events import logger
 from ckpt_core._processes import NotTogether, next_tag
@@ -31,6 +31,7 @@ from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.disk import Call, Disk
+from ckpt_core._run.following import Following
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
 from ckpt_core._run.lineage import Lineage, parse_lineage
@@ -95,6 +96,7 @@ class Run:
 
         self._decision = deciding(save_policy, self.tiers.latest)
         self._persists = None if persist is None else deciding(persist, directory.steps.latest)
+        self._following = Following(directory.steps, directory.local)
         self._unread = UnreadValues()
         self._links = Links()
         # A listing takes the time of a round trip, and where local directories take every save, the caller
@@ -200,7 +202,8 @@ class Run:
         """What this save does to other steps, which has been done; all processes must call it."""
         trail = self._caught_up()
         begins = not self._lineage
-        if not begins and not persists:
+        looks = begins or trail.turns_at(call.step)
+        if not looks and not persists:
             return self._disk.plan(trail, call, trail.own)
         local = self._local
         if begins and local is not None:
@@ -209,21 +212,21 @@ class Run:
         def make_way() -> tuple[Plan, str, str]:
             if begins:
                 self._disk.lease.take()
-            elif self._looks_later:
+            if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
-            lineage = secrets.token_hex(8) if begins else ""
-            held = local.complete if begins and local is not None else ()
-            return *self._disk.make_way(trail, call, lineage, held), lineage
+            held = local.complete if looks and local is not None else ()
+            drawn = secrets.token_hex(8) if looks else ""
+            return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
-        call_name, limit_secs = "make way for a step", self._options.timeout_secs
+        name, limit_secs = "make way for a step", self._options.timeout_secs
         plan, run, lineage = self._processes.run_on_first(
-            make_way, limit_secs, call_name, failed_on_first
+            make_way, limit_secs, name, failed_on_first
         )
-        if begins:
+        if lineage:
             if local is not None:
                 local.leave(parse_lineage(run.encode()))
             self._count, self._lineage = 0, lineage
-        return Plan(*plan) if plan[0] is None else Plan(Identity(*plan[0]), *plan[1:])
+        return history.parse_plan(plan)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
@@ -310,7 +313,7 @@ class Run:
             self._stagings[-1].release()
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
-            self._disk.committed(history.saved(trail, identity, plan), identity.step)
+            self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)
 
     def _copying(self, staging: Staging) -> Copy | None:
         """The copy function of the next snapshot; None if synchronous, which needs no copy.
@@ -344,7 +347,7 @@ class Run:
             damaged,
         )
         if restored is None:
-            self._trail = history.found_nothing(self._trail)
+            self._trail, self._lineage = history.found_nothing(), ""
             _adapters.notice(targets.values())
         return restored
 
@@ -445,6 +448,8 @@ class Run:
         before = self._caught_up()
         self._agree_on_call(f"roll back to step {step}")
         local = self._local
+        if local is not None:
+            local.claim()  # with the persistent one: claimed later, it might be that of a newer writer
         held = {} if local is None else local.complete
 
         with self._leaving(history.rolled_back(before, step, None), before):
@@ -462,12 +467,13 @@ class Run:
         # Already before the removal, as an interrupt may come at any moment. A step that is forgotten though
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
+        leaving = (before.own - after.own) & {*self.tiers.all()}  # retention has taken others
         self._trail, self._lineage = after, ""
         self._decision.forget()
         try:
             yield
         except Exception:
-            if before.own - after.own <= {*self._steps.all()}:
+            if leaving <= {*self.tiers.all()}:
                 self._trail = before
             raise
 
@@ -483,6 +489,13 @@ class Run:
 
     # ----------------------------------------------------------------------------------- other
 
+    def wait_for_new_step(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """The newest step in the persistent directory, once it is newer than ``after``; None at the timeout."""
+        first = self._processes.index == 0
+        following = self._following if first else Following(self._steps, locks=False)
+        seen = following.wait(after, timeout_secs)
+        return self.on_first("wait for a new step", lambda: seen)
+
     def explain(self) -> dict[int, str]:
         """For every step in the persistent directory whether it stays, and why."""
         return self._retention.explain({*self._trail.damaged})
@@ -494,6 +507,7 @@ class Run:
             error: the exception by which the caller's ``with`` block was left.
         """
         self.closed = True
+        self._following.end()
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
@@ -520,6 +534,4 @@ class Run:
 
 def failed_on_first(kind: str, text: str) -> Exception:
     """The error of the other processes, from type name and text of that of process 0."""
-    if kind == "CheckpointExists":
-        return CheckpointExists(f"process 0: {text}")
-    return CheckpointError(f"process 0: {kind}: {text}")
+    return told_by_another(kind, f"process 0: {kind}: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -202,15 +201,3 @@ class Steps:
         listing = self.look()
         steps = listing.committed()
         return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
-
-    def wait_for_newer(self, after: int | None, timeout_secs: float | None) -> int | None:
-        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout."""
-        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
-        while True:
-            newest = self.latest()
-            if newest is not None and (after is None or newest > after):
-                return newest
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            time.sleep(1.0 if left is None else min(1.0, left))
