@@ -174,6 +174,8 @@ class Disk:
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
             return
+        if self._retention.policy is None:
+            return
         self._retention.apply(step, listing, {*strangers}, {*trail.damaged})
 
     def _say_left(self, plan: Plan, listing: Listing) -> None:

@@ -67,24 +67,19 @@ class Trail:
         """Number of the last step on it."""
         return self.stood[-1].step if self.stood else None
 
-    @property
-    def went_back(self) -> bool:
-        """Whether it stands on an earlier step than the last one."""
-        return self.place != self.end
-
     def before(self, step: int) -> Identity | None:
         """The last identity on it with a smaller number."""
         return next((one for one in reversed(self.stood) if one.step < step), None)
 
     def continued_from(self, step: int) -> Identity | None:
         """What a save of this number continues: the place if it went back and ``step`` is on the rest, else the end."""
-        if self.is_ahead(step) and self.went_back and step <= _at(self.end):
+        if self.is_ahead(step) and self.place != self.end and step <= _at(self.end):
             return None if self.place is None else self.before(self.place + 1)
         return self.before(step)
 
     def is_ahead(self, step: int) -> bool:
         """Whether a save of this number goes on, from the end or from where it went back to."""
-        return step > _at(self.end) or (self.went_back and step > _at(self.place))
+        return step > _at(self.end) or (self.place != self.end and step > _at(self.place))
 
     def turns_at(self, step: int) -> bool:
         """Whether a save of this number leaves own steps, or is between them: then what is on disk matters."""
@@ -94,7 +89,7 @@ class Trail:
         """Whether a step was saved, or stood on, already, so that saving it again changes nothing."""
         if step in self.doubtful or step in self.damaged:
             return False
-        return not (self.went_back and self.is_ahead(step)) and step in self.own
+        return (self.place == self.end or not self.is_ahead(step)) and step in self.own
 
 
 # What happens to a Checkpointer, as functions from trail to trail.

@@ -31,6 +31,9 @@ class Retention:
     Args:
         run: directory of the run.
         policy: keep policy; None keeps all steps.
+
+    Attributes:
+        policy: the same.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Retention:
         self._steps = run.steps
         self._backend = run.backend
         self._moves = run.local
-        self._policy = policy
+        self.policy = policy
         self._options = run.options
         self._unneeded_since: dict[int, float] = {}
         self._known: dict[int, keep.StepFacts] = {}
@@ -56,8 +59,6 @@ class Retention:
             but: steps that were removed since the listing.
             damaged: steps that could not be restored.
         """
-        if self._policy is None:
-            return []
         self._known.pop(saved, None)
         deleted: list[int] = []
         steps = [step for step in listing.committed() if step not in but]
@@ -229,9 +230,9 @@ class Retention:
         whole = [step for step in steps if step not in damaged]
         facts = {step: self._facts(step, listing) for step in whole}
         known = [entry for entry in facts.values() if entry is not None]
-        kept = (self._policy or keep.all())(known)
-        if self._policy is not None and self._policy.ranks_by:
-            self._keep_unranked(self._policy, known, kept)
+        kept = (self.policy or keep.all())(known)
+        if self.policy is not None and self.policy.ranks_by:
+            self._keep_unranked(self.policy, known, kept)
         for step, entry in facts.items():
             if entry is None:
                 kept.setdefault(step, "its record cannot be read, so it is never deleted")

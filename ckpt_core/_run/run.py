@@ -149,7 +149,11 @@ class Run:
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
-        self._wait_for_tiers(persists)
+        before = self.saves if persists else self.saves[:1]  # a tier takes one save at a time
+        if self._options.on_pending == "fail":
+            for running in before:
+                running.refuse_if_running()
+        settle_all(before)
         call = Call(step, overwrite, force)
         plan = self._plan(call, persists)
         base = plan.base
@@ -182,14 +186,6 @@ class Run:
                 self.directory.path,
                 step,
             )
-
-    def _wait_for_tiers(self, persists: bool) -> None:
-        """Waits for running saves in the tiers of the new one; raises if ``on_pending="fail"``."""
-        before = self.saves if persists else self.saves[:1]
-        if self._options.on_pending == "fail":
-            for running in before:
-                running.refuse_if_running()
-        settle_all(before)
 
     def _caught_up(self) -> Trail:
         """The trail, with what the saves of earlier calls became."""
@@ -226,7 +222,7 @@ class Run:
             if local is not None:
                 local.leave(parse_lineage(run.encode()))
             self._count, self._lineage = 0, lineage
-        return history.parse_plan(plan)
+        return plan if isinstance(plan, Plan) else history.parse_plan(plan)
 
     def on_first(self, call: str, work: Callable[[], Any]) -> Any:
         """The result of ``work``, plain JSON values, which process 0 runs; if it fails, every process raises.
