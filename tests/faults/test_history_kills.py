@@ -108,7 +108,8 @@ NAMES = [
     for name in CASES
     for restarted in ((False, True) if layout != "persistent only" else (True,))
 ]
-_QUICK = [one for one in NAMES if one[2] == (one[0] == "persistent only")]
+# Each call once, over all layouts; the exhaustive form has every call in every layout.
+_QUICK = [one for one in NAMES if one[2] == (one[0] == "persistent only")][::5]
 exhaustive = [pytest.mark.slow]
 
 
