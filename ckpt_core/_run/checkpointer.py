@@ -129,8 +129,11 @@ class Checkpointer:
     ) -> bool:
         """Saves a step if the policy wants it; True if a save was started (asynchronous) or done.
 
-        Returns False if the policy declines, or if this Checkpointer already saved the step, so an
+        Returns False if the policy declines, or if this Checkpointer already saved or restored the step, so an
         extra save after the training loop does no harm. All processes must call it.
+
+        After an older step was restored, or a rollback, a later number goes on from there, and the steps that
+        are left are retired. A number beyond all steps goes on from the newest one.
 
         Blocks until the snapshot is taken; with ``asynchronous=False``, until the step is
         committed. First waits for a running save; with ``local_directory``, only in the tiers that
@@ -144,7 +147,7 @@ class Checkpointer:
             metadata: your own JSON-serializable value.
             force: save regardless of the policies, and in the persistent directory too; also a step
                 that is older than the newest one, from which restore_latest still goes on.
-            overwrite: replace a step that is on disk.
+            overwrite: replace a step that is on disk; of another history, the steps after it are retired too.
             items: named items, for names that are also parameters of this method.
             **named: named items.
 
@@ -239,8 +242,8 @@ class Checkpointer:
         See ``ckpt_core.restore``. All processes must call it.
 
         Claims the directory, and the next save moves newer steps away, as with ``restore_latest``.
-        Restoring an older step only to compare is safe: a save continues from the newest earlier
-        step that this Checkpointer restored or saved.
+        Restoring an older step only to compare is safe: a save of a number beyond the newest step that
+        this Checkpointer restored or saved continues from that one.
         """
         settle_all(self._run.saves)
         options = options or self._run.directory.options
