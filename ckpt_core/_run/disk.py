@@ -36,13 +36,11 @@ class Disk:
     Args:
         directory: of the run.
         retention: removes steps.
-
-    Attributes:
         lease: who may write there.
     """
 
-    def __init__(self, directory: RunDirectory, retention: Retention) -> None:
-        self.lease = Lease(directory.path, directory.backend)
+    def __init__(self, directory: RunDirectory, retention: Retention, lease: Lease) -> None:
+        self.lease = lease
         self._directory = directory
         self._steps = directory.steps
         self._retention = retention

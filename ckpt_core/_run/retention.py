@@ -14,6 +14,7 @@ from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.following import unless_wanted
+from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
 from ckpt_core._run.policies import keep
 from ckpt_core._run.steps import Listing
@@ -31,6 +32,7 @@ class Retention:
     Args:
         run: directory of the run.
         policy: keep policy; None keeps all steps.
+        lease: who may write there; asked before each removal, as another writer may come in between.
 
     Attributes:
         policy: the same.
@@ -40,7 +42,9 @@ class Retention:
         self,
         run: RunDirectory,
         policy: keep.KeepPolicy | None,
+        lease: Lease,
     ) -> None:
+        self._lease = lease
         self._steps = run.steps
         self._backend = run.backend
         self._moves = run.local
@@ -143,10 +147,17 @@ class Retention:
 
     def _carry_out(self, leaving: Leaving, wait_secs: float) -> None:
         if leaving.run:
+            self._refuse_after_takeover()
             self._backend.put(self._steps.directory, RUN_FILE, leaving.run.encode())
         deadline = time.monotonic() + wait_secs
         for left in leaving.steps:
+            self._refuse_after_takeover()
             self._drop(left, deadline)
+        self._refuse_after_takeover()
+
+    def _refuse_after_takeover(self) -> None:
+        if self._lease.taken:  # a tool or a deletion may do without
+            self._lease.check()
 
     def _drop(self, left: Left, deadline: float) -> None:
         path = f"{self._steps.directory}/{left.name}"

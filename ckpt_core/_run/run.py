@@ -34,6 +34,7 @@ from ckpt_core._run.disk import Call, Disk
 from ckpt_core._run.following import Following
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
+from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import Lineage, parse_lineage
 from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
@@ -77,8 +78,9 @@ class Run:
         self._options = options
         self._processes = processes
         self._asynchronous = asynchronous
-        self._retention = Retention(directory, keep_policy)
-        self._disk = Disk(directory, self._retention)
+        lease = Lease(directory.path, directory.backend)
+        self._retention = Retention(directory, keep_policy, lease)
+        self._disk = Disk(directory, self._retention, lease)
         self._local: LocalTier | None = None
         if local_root is not None:
             run = self._find_run(make=not directory.read_only)
