@@ -22,6 +22,10 @@ from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, parse_leavin
 from ckpt_core._run.policies import keep
 
 
+_LOOKS = 3
+"""A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
+
+
 def refuse_one_checkpoint(backend: Backend, directory: str, local: bool) -> None:
     """Raises if ``directory`` is itself a checkpoint (ours or Orbax's), not a directory of steps.
 
@@ -101,6 +105,7 @@ class Steps:
         self.directory = directory
         self._backend = backend
         self.names = names
+        self._renames = "://" not in directory
 
     def look(self) -> Listing:
         """Lists the directory."""
@@ -169,12 +174,17 @@ class Steps:
         Raises:
             CheckpointNotFound: no such step; the message lists up to 10 that exist.
         """
-        listing = listing or self.look()
-        try:
-            if found := listing.directories(check_step(step)):
-                return open_checkpoint(f"{self.directory}/{found[0]}", self._options)
-        except CheckpointNotFound:
-            pass  # deleted since the listing
+        check_step(step)
+        for _ in range(_LOOKS):
+            found = (listing or self.look()).directories(step)
+            listing = None
+            try:
+                if found:
+                    return open_checkpoint(f"{self.directory}/{found[0]}", self._options)
+            except CheckpointNotFound:
+                pass  # deleted since the listing, or replaced
+            if not self._renames:
+                break
         raise self._absent(step)
 
     def refuse_absent(self, step: int) -> None:
