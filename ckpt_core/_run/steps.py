@@ -21,7 +21,6 @@ from ckpt_core._options import Options
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, parse_leaving
 from ckpt_core._run.policies import keep
 
-
 _LOOKS = 3
 """A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
 
