@@ -271,7 +271,10 @@ _KNOWN = "_ckpt_known_to_all"
 
 def known_to_all(error: BaseException) -> bool:
     """Whether every process learned of this failure, so that each raises an error of its own for it."""
-    return getattr(error, _KNOWN, False)
+    found: BaseException | None = error
+    while found is not None and not getattr(found, _KNOWN, False):
+        found = found.__cause__  # it was raised again with more of a message
+    return found is not None
 
 
 def mark_known_to_all(error: BaseException) -> None:

@@ -67,8 +67,8 @@ def test_those_of_orbax_may_be_anything(tmp_path: Path):
     policy = ckpt.keep.best("eval", mode="min") | ckpt.keep.best("eval/loss", mode="min")
     with ckpt.Checkpointer(tmp_path, keep_policy=policy) as checkpointer:
         assert checkpointer.metrics(0) == {"eval/loss": 0.5, "n": 0}
-        checkpointer.save(1, {"w": np.ones(2)})
-        checkpointer.save(2, {"w": np.ones(2)})
+        checkpointer.save(1, {"w": np.ones(2)}, metrics={"eval/loss": 0.7})
+        checkpointer.save(2, {"w": np.ones(2)}, metrics={"eval/loss": 0.9})
         checkpointer.wait_until_finished()
         assert checkpointer.all_steps() == [0, 2]
 
