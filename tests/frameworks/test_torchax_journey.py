@@ -187,6 +187,7 @@ import ckpt_core as ckpt
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 sharding = jax.NamedSharding(mesh, jax.P("data"))
 env = torchax.default_env()
+env.manual_seed(7)  # else each process draws its own, which the save refuses
 
 def module(offset):
     made = nn.Linear(4, 8, bias=False)
