@@ -399,7 +399,6 @@ def calls_of(action: Any) -> int:
     return calls
 
 
-
 def test_a_compiled_closure_has_the_old_weights_baked_in(tmp_path: Path):
     """Why the README says to restore before compiling: torchax's way, not ours to change."""
     model, other = net(0).eval(), net(1).eval()
