@@ -173,9 +173,8 @@ class Steps:
         Raises:
             CheckpointNotFound: no such step; the message lists up to 10 that exist.
         """
-        check_step(step)
         for _ in range(_LOOKS):
-            found = (listing or self.look()).directories(step)
+            found = (listing or self.look()).directories(check_step(step))
             listing = None
             try:
                 if found:
