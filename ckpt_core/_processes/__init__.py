@@ -29,6 +29,8 @@ from ckpt_core._processes.messages import NotTogether as NotTogether
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0
 """Interval at which a waiting process logs which processes it waits for."""
+_LOOK_SECS = 1.0
+"""Interval at which a waiting process looks whether another one has left."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Processes:
             found = self._fetch(client, tag, timeout_secs)
         service.read_reports(client, self.index).note(client, tag)
         try:
-            return parse(found).value_for(call)
+            return _value(client, found, call)
         except Exception:
             client.key_value_delete(self._key(tag))  # process 0 will not delete it
             raise
@@ -135,6 +137,27 @@ class Processes:
             client.key_value_set(self._key(tag), failure.dump())
             service.read_reports(client, self.index).note(client, tag)
 
+    def leave(self, error: BaseException) -> None:
+        """Tells that this process takes part in no further round of this life, and why; does not block.
+
+        What it has begun must have ended. The others raise ``NotTogether`` within about a second where they wait
+        for it, in whatever round. Whoever goes on after that is in the next life.
+        """
+        if self.count == 1:
+            return
+        client = _client()
+        rounds = service.rounds(client)
+        text = f"process {self.index} left: {type(error).__name__}: {error}"
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            key = f"{service.left_folder(rounds.life)}{self.index}"
+            client.key_value_set(key, Failure("", text, None, rounds.life).dump())
+        rounds.end(rounds.life)
+
+    def _left(self, client: Any, tag: str) -> dict[int, str]:
+        """The processes that left in the life of a round, and why: they set no key after that."""
+        folder = service.left_folder(service.life_of(tag))
+        return {int(name): text for name, text in service.listing(client, folder)}
+
     def _key(self, tag: str) -> str:
         return f"{service.values_folder(tag)}{self.index}"
 
@@ -142,6 +165,7 @@ class Processes:
         """On process 0: blocks until the values of all processes have arrived."""
         began = time.monotonic()
         report_secs = _REPORT_SECS
+        left: dict[int, str] = {}
         while True:
             listing = time.monotonic()
             values = self._arrived(client, tag)
@@ -150,30 +174,41 @@ class Processes:
             awaiting.note(tag, absent)
             if not absent:
                 return [values[process] for process in range(self.count)]
+            for process in left.keys() & {*absent}:
+                _value(client, left[process], "")
             waited_secs = now - began
             if waited_secs >= timeout_secs:
                 raise self._timed_out(client, tag, timeout_secs, absent)
             if waited_secs >= report_secs:
                 self._report(client, tag, waited_secs, absent)
                 report_secs = waited_secs + _REPORT_SECS
-            wait_secs = min(timeout_secs, report_secs) - waited_secs
-            service.wait_for(client, f"{service.values_folder(tag)}{absent[-1]}", wait_secs)
+            wait_secs = min(min(timeout_secs, report_secs) - waited_secs, _LOOK_SECS)
+            last = f"{service.values_folder(tag)}{absent[-1]}"
+            if service.wait_for(client, last, wait_secs) is None:
+                left = self._left(client, tag)
             # Values may arrive one by one; one listing for each would take quadratic time.
             time.sleep(now - listing)
 
     def _fetch(self, client: Any, tag: str, timeout_secs: float) -> str:
         """On the other processes: blocks until process 0 answers; logs and raises if it is late."""
         began = time.monotonic()
+        report_secs = _REPORT_SECS
+        left: dict[int, str] = {}
         while True:
             left_secs = began + timeout_secs - time.monotonic()
-            found = service.wait_for(client, service.answer_key(tag), min(left_secs, _REPORT_SECS))
+            found = service.wait_for(client, service.answer_key(tag), min(left_secs, _LOOK_SECS))
             if found is not None:
                 return found
+            if 0 in left:
+                _value(client, left[0], "")
             waited_secs = time.monotonic() - began
             if waited_secs < timeout_secs:
-                # Once process 0 has arrived, it logs which other processes are late.
-                if service.try_get(client, f"{service.values_folder(tag)}0") is None:
-                    self._report(client, tag, waited_secs, [0])
+                left = self._left(client, tag)
+                if waited_secs >= report_secs:
+                    report_secs = waited_secs + _REPORT_SECS
+                    # Once process 0 has arrived, it logs which other processes are late.
+                    if service.try_get(client, f"{service.values_folder(tag)}0") is None:
+                        self._report(client, tag, waited_secs, [0])
                 continue
             values = self._arrived(client, tag)
             found = service.try_get(client, service.answer_key(tag))
@@ -289,23 +324,28 @@ class Processes:
         opening = tag.partition("/")[0]
         began = time.monotonic()
         found, announced = None, False
+        left: dict[int, str] = {}
         with self._reporting_failure(client, opening, tag):
             while found is None:
                 left_secs = max(0.0, began + timeout_secs - time.monotonic())
-                wait_secs = min(left_secs, _REPORT_SECS)
+                wait_secs = min(left_secs, _LOOK_SECS)
                 found = service.wait_for(client, service.answer_key(tag), wait_secs)
                 if found is None and announced:
                     found = service.try_get(client, service.answer_key(opening))
+                if found is None and 0 in left:
+                    _value(client, left[0], "")
                 if found is None and wait_secs == left_secs:
                     raise self._no_decision(client, tag, timeout_secs)
                 if found is None and not announced:
                     # If process 0 waits in another call of this round, this tells it of ours.
                     client.key_value_set(self._key(opening), Message(call, "").dump())
                     announced = True
+                if found is None:
+                    left = self._left(client, tag)
         service.read_reports(client, self.index).note(client, tag)
         if announced:
             client.key_value_delete(self._key(opening))
-        return parse(found).value_for(call)
+        return _value(client, found, call)
 
     def _no_decision(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
         return BarrierTimeout(
@@ -367,6 +407,14 @@ class Processes:
         return result
 
 
+def _value(client: Any, text: str, call: str) -> str:
+    """The value in a message; raises if it is the reason of a failure, or belongs to another call."""
+    message = parse(text)
+    if isinstance(message, Failure) and message.ended is not None:
+        service.rounds(client).end(message.ended)
+    return message.value_for(call)
+
+
 def _calls_of_absent(client: Any, absent: list[int]) -> str:
     """In which calls the absent processes wait instead, as the end of a message."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -388,7 +436,7 @@ def next_tag() -> str:
     life of jax.distributed in the same process, is its own.
     """
     client = _client()
-    return "" if client is None else str(next(service.rounds(client)))
+    return "" if client is None else service.rounds(client).next_tag()
 
 
 def _client() -> Any:

@@ -10,7 +10,15 @@ from ckpt_core._errors import BarrierTimeout, CheckpointError
 
 
 class NotTogether(CheckpointError):
-    """Another process makes a different call or failed, so it will not reach the next agreement."""
+    """Another process makes a different call or failed, so it will not reach the next agreement.
+
+    Attributes:
+        ended: the life of the rounds that is over, because a process left; None if that is not the reason.
+    """
+
+    def __init__(self, text: str, ended: int | None = None) -> None:
+        super().__init__(text)
+        self.ended = ended
 
 
 class Message(NamedTuple):
@@ -48,18 +56,22 @@ class Failure(NamedTuple):
         text: message for the other processes.
         absent: processes for which process 0 waited until the timeout; None if that is not the
             reason.
+        ended: the life of the rounds that is over, because a process left; None if that is not the reason.
     """
 
     call: str
     text: str
     absent: list[int] | None = None
+    ended: int | None = None
 
     def dump(self) -> str:
-        return f"!{self.call}\n{json.dumps([self.text, self.absent])}"
+        return f"!{self.call}\n{json.dumps([self.text, self.absent, self.ended])}"
 
     @staticmethod
     def of(index: int, error: BaseException) -> Failure:
         """The message that process ``index`` sends after ``error``."""
+        if isinstance(error, NotTogether) and error.ended is not None:
+            return Failure("", str(error), None, error.ended)
         absent = list(error.absent) if isinstance(error, BarrierTimeout) else None
         return Failure("", f"process {index} gave up: {type(error).__name__}: {error}", absent)
 
@@ -67,7 +79,7 @@ class Failure(NamedTuple):
         """Raises the failure in the process that received it."""
         if self.absent is not None:
             raise BarrierTimeout(self.text, absent=self.absent)
-        raise NotTogether(self.text)
+        raise NotTogether(self.text, self.ended)
 
 
 def parse(text: str) -> Message | Failure:

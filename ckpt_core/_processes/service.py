@@ -12,7 +12,6 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from ckpt_core._lazy import jax
@@ -58,6 +57,39 @@ def answer_key(tag: str) -> str:
 def values_folder(tag: str) -> str:
     """Folder of the processes' values for an agreement; each key ends in the process's index."""
     return f"ckpt/{tag}:/"
+
+
+def left_folder(life: int) -> str:
+    """Folder of what the processes said that left in a life; each key ends in the process's index."""
+    return f"ckpt/left/{life}/"
+
+
+class Rounds:
+    """The rounds that the processes take together, counted from 0, and anew in each life.
+
+    A life ends when a process leaves in the middle: the others hear of it where they wait for that process, maybe
+    some rounds later, and all count from 0 in the next one, so that they are together again.
+    """
+
+    def __init__(self) -> None:
+        self.life = 0
+        self._number = itertools.count()
+
+    def next_tag(self) -> str:
+        """The tag of the next round."""
+        number = next(self._number)
+        return f"{self.life}.{number}" if self.life else str(number)
+
+    def end(self, life: int) -> None:
+        """A life is over; does nothing if this process knows that already."""
+        if life >= self.life:
+            self.life, self._number = life + 1, itertools.count()
+
+
+def life_of(tag: str) -> int:
+    """The life in which a round was begun."""
+    life, dot, _ = tag.partition("/")[0].partition(".")
+    return int(life) if dot else 0
 
 
 class UnreadAnswers:
@@ -155,9 +187,9 @@ class ReadReports:
 # Kept for the client that is in use. It is the key itself, so it stays while its state is kept: the next client of a process
 # that ends jax.distributed and begins it again often gets the same id.
 @functools.lru_cache(1)
-def rounds(client: Any) -> Iterator[int]:
-    """Numbers of the rounds that the processes of this client take together."""
-    return itertools.count()
+def rounds(client: Any) -> Rounds:
+    """The rounds that the processes of this client take together."""
+    return Rounds()
 
 
 @functools.lru_cache(1)

@@ -510,10 +510,8 @@ class Run:
         left_secs = self.preemption.secs_left()
         self.preemption.close()
         told = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
-        if error is not None and not told and self._processes.count > 1:
-            # The others may wait for this process in the next agreement: they are told that it left. Of what
-            # all know no process tells: it would take a tag alone.
-            self._processes.refuse(next_tag(), "leave the with block", error)
+        if error is not None and not told:  # the others may wait for this process
+            self._processes.leave(error)
         if not any(running.running for running in self.saves):
             self._disk.lease.release()
             if self._local is not None:

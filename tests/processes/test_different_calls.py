@@ -180,8 +180,7 @@ for number, (name, both) in enumerate(cases.items()):
         path = f"{directory}/n{number}"
         next_call[name] = raised(lambda: ckpt.save(path, state(), options=options))
     meet(f"tried {number}")
-    again = __import__("itertools").count(1000 * (number + 1))
-    _processes.service.rounds = lambda client, again=again: again
+    _processes.service.rounds(_processes._client()).end(number)
     ckpt.save(f"{directory}/after{number}", state(), options=options)
 report(failed=failed, next_call=next_call)
 """,

@@ -207,42 +207,55 @@ LEFT = (
 class Own(Exception):
     pass
 
-def left(call):
+def left(leaver, call):
     began = time.monotonic()
     error = None
     try:
         with start(timeout_secs=60) as c:
-            save(c, 1, 10)
-            save(c, 2, 20)
-            if index == 1:
+            c.restore_latest(state=like())["state"]
+            if index == leaver:
                 raise Own("its data ended")
             call(c)
     except Exception as raised:
-        error = type(raised).__name__
-    meet(f"turn{next(turns)}")
+        error = f"{type(raised).__name__}: {raised}"
     return [error, time.monotonic() - began]
 
+with start() as c:
+    save(c, 1, 10)
+    save(c, 2, 20)
+meet("saved")
 calls = {
     "save": lambda c: (c.save(3, state(30)), c.wait_until_finished()),
+    "delete": lambda c: c.delete(2),
+    "roll back": lambda c: c.rollback_to(1),
+    "restore": lambda c: c.restore(1, state=like()),
+    "list": lambda c: [c.all_steps() for _ in range(50)] and c.restore_latest(state=like()),
 }
-told["left"] = {}
+told["left"], told["later"] = {}, {}
 for name, call in calls.items():
-    told["left"][name] = left(call)
-    if index == 0:
-        shutil.rmtree(Path(directory), ignore_errors=True)
-    meet(f"turn{next(turns)}")
+    for leaver in {leavers}:
+        # no process meets another in between: the rounds alone bring them together again
+        told["left"][f"{name} {leaver}"] = left(leaver, call)
+        told["later"][f"{name} {leaver}"] = seen()
 report(**told)
 """
 )
 
 
-def test_others_hear_soon_of_a_process_that_left(tmp_path: Path) -> None:
-    """By an exception out of the ``with`` block; not after Options.timeout_secs."""
-    told = reports(launch(LEFT, tmp_path / "run", limit_secs=25))
-    for name, (error, secs) in told[0]["left"].items():
+@pytest.mark.parametrize(("processes", "leavers"), [(2, "(0, 1)"), (3, "(0, 2)")])
+def test_others_hear_soon_of_a_process_that_left(
+    tmp_path: Path, processes: int, leavers: str
+) -> None:
+    """By an exception out of the ``with`` block: not after Options.timeout_secs, and all can go on together."""
+    code = LEFT.replace("{leavers}", leavers)
+    told = reports(launch(code, tmp_path / "run", processes=processes, devices=1, limit_secs=200))
+    for name, (error, secs) in [item for one in told for item in one["left"].items()]:
         assert error is not None, name
-        assert secs < 40, (name, secs, error)
-        assert told[1]["left"][name][0] == "Own"
+        assert "Own: its data ended" in error, (name, error)
+        assert secs < 20, (name, secs, error)
+    for one in told:
+        assert one["later"] == told[0]["later"]
+        assert all(steps == {"1": 10, "2": 20} for steps in one["later"].values()), one["later"]
 
 
 REFUSED = (
