@@ -282,6 +282,20 @@ def checked_options(options: Options | None) -> Options:
     return options
 
 
+_OF_LOCAL_STEPS = (
+    "persist_policy",
+    "local_max_to_keep",
+    "partners",
+    "partner_bytes_per_sec",
+    "peer_secret_file",
+)
+
+
+def of_local_steps(options: Options) -> list[str]:
+    """The fields that were set, and mean nothing without ``local_directory=``."""
+    return [name for name in _OF_LOCAL_STEPS if getattr(options, name) != getattr(DEFAULTS, name)]
+
+
 METRICS_ARE_NUMBERS = (
     'an object that is to be an item of this name is passed as items={"metrics": ...}, to save and restore '
     "it alike"

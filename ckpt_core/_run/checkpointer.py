@@ -9,9 +9,10 @@ from typing import Any
 from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
 from ckpt_core._directory.step_names import StepNames, check_step
 from ckpt_core._errors import CheckpointError
+from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
-from ckpt_core._options import Options, checked_options
+from ckpt_core._options import Options, checked_options, of_local_steps
 from ckpt_core._results import CheckpointInfo, Restored, notebook
 from ckpt_core._run.directory import open_run_directory
 from ckpt_core._run.in_flight import raise_failures, settle_all
@@ -110,6 +111,14 @@ class Checkpointer:
             local_root=None if local_directory is None else local_root(local_directory),
             asynchronous=asynchronous,
         )
+        unused = of_local_steps(run.options) if local_directory is None and not read_only else []
+        if unused:
+            logger.warning(
+                "%s: Options.%s has no effect without Checkpointer(local_directory=): every step that is saved goes "
+                "to this directory",
+                run.path,
+                ", ".join(unused),
+            )
         self._turns = Turns(run.path, self._run.saves)
         self._best = best_metric, best_mode
 

@@ -18,6 +18,7 @@ from ckpt_core._directory.step_names import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointNotFound,
     GraceExceeded,
     is_visible,
     known_to_all,
@@ -466,13 +467,16 @@ class Run:
         # it exists makes way for the next save of its number; one that is gone and not forgotten would
         # never be saved again.
         leaving = (before.own - after.own) & {*self.tiers.all()}  # retention has taken others
+        lineage = self._lineage
         self._trail, self._lineage = after, ""
         self._decision.forget()
         try:
             yield
-        except Exception:
+        except Exception as error:
             if leaving <= {*self.tiers.all()}:
                 self._trail = before
+                if isinstance(error, CheckpointNotFound):  # before anything was changed
+                    self._lineage = lineage
             raise
 
     def _agree_on_call(self, call: str) -> None:

@@ -150,6 +150,40 @@ def _matches_any(pattern: str, names: Iterable[str]) -> bool:
     return any(c in pattern for c in "*?") and any(map(pattern_to_regex(pattern).fullmatch, names))
 
 
+_MOST_PATTERNS = 4
+
+
+def patterns_of(chosen: Sequence[int], paths: Sequence[Path]) -> list[str]:
+    """Patterns that match these leaves and no others; few if the leaves stand together or have one name.
+
+    Args:
+        chosen: indices of the leaves.
+        paths: of all leaves.
+
+    Example:
+        >>> from ckpt_core._tree.patterns import patterns_of
+        >>> patterns_of([0, 1], [("rngs", "key"), ("rngs", "count"), ("w",)])
+        ['rngs/**']
+    """
+    wanted = {*chosen}
+    others = [path for n, path in enumerate(paths) if n not in wanted]
+    heads = {path[:size] for path in others for size in range(1, len(path) + 1)}
+    below: dict[str, None] = {}
+    for n in chosen:
+        path = paths[n]
+        size = next((k for k in range(1, len(path)) if path[:k] not in heads), len(path))
+        below[format_path(path[:size]) + ("/**" if size < len(path) else "")] = None
+    if len(below) <= _MOST_PATTERNS:
+        return [*below]
+    tails = {path[-size:] for path in others for size in range(1, len(path) + 1)}
+    ends: dict[str, None] = {}
+    for n in chosen:
+        path = paths[n]
+        size = next((k for k in range(1, len(path)) if path[-k:] not in tails), len(path))
+        ends["/".join(("**", *(format_path((entry,)) for entry in path[-size:])))] = None
+    return [*min(below, ends, key=len)]
+
+
 def advice_on_pattern(pattern: str, names: Sequence[str]) -> str:
     """What to write instead of a pattern that matches none of these names; empty if nothing is like it."""
     branch = pattern.rstrip("/")

@@ -132,6 +132,9 @@ def export(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Patterns such as 'params/**'.")
     ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", help="Patterns of leaves to leave out.")
+    ] = None,
     rules: Annotated[
         Path | None, typer.Option("--rules", help="Rules of names (JSON), taken backwards.")
     ] = None,
@@ -150,6 +153,7 @@ def export(
             to=to,
             item=item,
             only=only or [],
+            exclude=exclude or [],
             rules=rules,
             max_shard_bytes=max_shard_mib * 2**20,
             as_json=as_json,

@@ -27,6 +27,7 @@ def export(
     to: str | None,
     item: str | None,
     only: list[str],
+    exclude: list[str],
     rules: Path | None,
     max_shard_bytes: int,
     as_json: bool,
@@ -42,7 +43,8 @@ def export(
         raise CheckpointError(f"--to {to}: only {', '.join(exporters)} are written")
     more = {"max_shard_bytes": max_shard_bytes} if to == "safetensors" else {}
     read = None if rules is None else _rules(rules)
-    written = exporters[to](source, target, item=item, only=only or None, rules=read, **more)
+    chosen = {"item": item, "only": only or None, "exclude": exclude or None}
+    written = exporters[to](source, target, **chosen, rules=read, **more)
     if as_json:
         print_json({"files": [{"path": path, "bytes": os.path.getsize(path)} for path in written]})
         return 0

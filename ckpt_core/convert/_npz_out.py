@@ -15,6 +15,7 @@ from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name
 from ckpt_core.convert._outgoing import (
     Arrays,
+    Choice,
     Format,
     PathLike,
     Rules,
@@ -34,7 +35,7 @@ _FORMAT = Format(
             *("float16", "float32", "float64", "complex64", "complex128"),
         )
     ),
-    "numpy has no such dtype: write safetensors, or choose the others with only=",
+    "numpy has no such dtype: write safetensors, or leave them out with",
 )
 
 
@@ -45,6 +46,7 @@ def export_npz(
     *,
     item: str | None = None,
     only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     rules: Rules = None,
     options: Options | None = None,
 ) -> list[str]:
@@ -55,7 +57,7 @@ def export_npz(
     Args:
         checkpoint: path or URL of a checkpoint.
         target: the file, such as ``model.npz``.
-        item, only, rules, options: as for ``export_safetensors``.
+        item, only, exclude, rules, options: as for ``export_safetensors``.
 
     Raises:
         CheckpointError: numpy lacks a dtype, such as bfloat16.
@@ -68,7 +70,13 @@ def export_npz(
         >>> [path] = ckpt.convert.export_npz(f"{folder}/one", f"{folder}/model.npz")
     """
     where = new_file(target)
-    with outgoing(checkpoint, _FORMAT, item=item, only=only, rules=rules, options=options) as found:
+    with outgoing(
+        checkpoint,
+        _FORMAT,
+        Choice(item, only, exclude),
+        rules=rules,
+        options=options,
+    ) as found:
         _refuse_names([one.name for one in found.plan])
         place(where, zip_pieces(_members(found.arrays)))
     return [where]

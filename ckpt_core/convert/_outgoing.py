@@ -24,7 +24,7 @@ from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name
 from ckpt_core._tree.match import positions_of
-from ckpt_core._tree.patterns import idle_patterns, read_again, selector
+from ckpt_core._tree.patterns import idle_patterns, patterns_of, read_again, selector
 from ckpt_core.convert._tied import with_all_names
 
 _KINDS = frozenset({"jax", "numpy", "numpy_scalar", "int", "float", "bool"})
@@ -40,12 +40,20 @@ class Format(NamedTuple):
     Attributes:
         name: its name, for messages.
         dtypes: the dtypes.
-        advice: what to do with others.
+        advice: what to do with others, up to the argument ``exclude=`` that leaves them out.
     """
 
     name: str
     dtypes: Collection[str]
-    advice: str = "choose the others with only="
+    advice: str = "leave them out with"
+
+
+class Choice(NamedTuple):
+    """Which leaves are written: those of one item that ``only`` matches and ``exclude`` does not; None for any."""
+
+    item: str | None
+    only: str | Iterable[str] | None
+    exclude: str | Iterable[str] | None
 
 
 class Outgoing(NamedTuple):
@@ -66,9 +74,8 @@ class Outgoing(NamedTuple):
 def outgoing(
     checkpoint: PathLike,
     format: Format,
+    choice: Choice,
     *,
-    item: str | None,
-    only: str | Iterable[str] | None,
     rules: Rules,
     options: Options | None,
 ) -> Generator[Outgoing]:
@@ -80,21 +87,12 @@ def outgoing(
     chosen = checked_options(options)
     opened = open_checkpoint(checkpoint, chosen)
     context = new_context()
-    saved = _item_of(opened, item)
+    saved = _item_of(opened, choice.item)
     if isinstance(saved, OrbaxItem):
         saved = with_specs(opened, saved, context)
-    only = read_again(only)
     named, leaves = with_all_names(saved.paths)
     specs = [saved.specs[n] for n in leaves]
-    chosen_here = positions_of(named, specs, selector(only, item=saved.name))
-    idle = idle_patterns(only, [(saved.name, named)])
-    if idle or not chosen_here:
-        told = (
-            f"only={idle or only!r} matches no leaf of"
-            if only is not None
-            else "there is no leaf in"
-        )
-        raise CheckpointNotFound(f"{opened.path}: {told} {saved.name!r}")
+    chosen_here = _chosen(opened.path, saved.name, named, specs, choice)
     positions = [leaves[n] for n in chosen_here]
     _refuse_kinds(opened, saved, positions, format)
     paths = ["/".join(map(str, named[n])) for n in chosen_here]
@@ -104,6 +102,28 @@ def outgoing(
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
     with opened.held(), contextlib.closing(arrays):
         yield Outgoing(plan, arrays, described)
+
+
+def _chosen(
+    path: str, item: str, named: Sequence[Path], specs: Sequence[LeafSpec], choice: Choice
+) -> list[int]:
+    """Positions of the leaves to be written.
+
+    Raises:
+        CheckpointNotFound: there are none, or a pattern matches none.
+    """
+    only, exclude = read_again(choice.only), read_again(choice.exclude)
+    chosen = [*positions_of(named, specs, selector(only, item=item))]
+    if exclude is not None:
+        left_out = {*positions_of(named, specs, selector(exclude, item=item))}
+        chosen = [n for n in chosen if n not in left_out]
+    for argument, patterns in (("only", only), ("exclude", exclude)):
+        if idle := idle_patterns(patterns, [(item, named)]):
+            raise CheckpointNotFound(f"{path}: {argument}={idle} matches no leaf of {item!r}")
+    if not chosen:
+        asked = f"only={only!r}, exclude={exclude!r} leave" if only or exclude else "there is"
+        raise CheckpointNotFound(f"{path}: {asked} no leaf of {item!r}")
+    return chosen
 
 
 def new_file(target: PathLike) -> str:
@@ -150,14 +170,18 @@ def _refuse_kinds(
     opened: Checkpoint, item: SavedItem, positions: Sequence[int], format: Format
 ) -> None:
     wrong = [
-        f"{format_path(item.paths[n])} ({item.specs[n]})"
+        n
         for n in positions
         if item.specs[n].kind not in _KINDS or item.specs[n].dtype not in format.dtypes
     ]
     if wrong:
-        shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        shown = ", ".join(f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong[:5])
+        shown += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        patterns = patterns_of(wrong, item.paths)
+        typed = " ".join(f"--exclude '{pattern}'" for pattern in patterns)
         raise CheckpointError(
-            f"{opened.path}: {format.name} has no place for {shown}: {format.advice}"
+            f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns} "
+            f"(on the command line: {typed})"
         )
 
 

@@ -14,6 +14,7 @@ from ckpt_core._options import MIB, Options
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core.convert._outgoing import (
     Arrays,
+    Choice,
     Format,
     PathLike,
     Rules,
@@ -32,6 +33,7 @@ def export_safetensors(
     *,
     item: str | None = None,
     only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     rules: Rules = None,
     max_shard_bytes: int = 5 * 1024 * MIB,
     metadata: Mapping[str, str] | None = None,
@@ -48,6 +50,7 @@ def export_safetensors(
             ``model-00001-of-...`` and their index where that would be larger than ``max_shard_bytes``.
         item: which item; may be left out if the checkpoint has one of arrays only.
         only: patterns of the leaves to write, as for ``load``.
+        exclude: patterns of leaves to leave out, even if ``only`` matches them.
         rules: the rules of a load, which are taken backwards. A leaf that no rule names is called by its
             path, with dots.
         max_shard_bytes: the most bytes of tensors in a file, unless one tensor has more.
@@ -55,7 +58,7 @@ def export_safetensors(
         options: ``storage_options`` of it says how to reach a bucket.
 
     Raises:
-        CheckpointNotFound: no checkpoint or item there, or ``only`` matches no leaf.
+        CheckpointNotFound: no checkpoint or item there, or a pattern matches no leaf.
         CheckpointCorrupt: a byte of it is not as it was saved.
         CheckpointExists: such files are at ``target`` already.
         StructureMismatch: leaves do not fit the rules.
@@ -70,7 +73,13 @@ def export_safetensors(
         Array([1., 1., 1.], dtype=float32)
     """
     where = _checked(target)
-    with outgoing(checkpoint, _FORMAT, item=item, only=only, rules=rules, options=options) as found:
+    with outgoing(
+        checkpoint,
+        _FORMAT,
+        Choice(item, only, exclude),
+        rules=rules,
+        options=options,
+    ) as found:
         shards = _shards(where, found.plan, max_shard_bytes)
         return _write(where, shards, found.arrays, dict(metadata or {}))
 

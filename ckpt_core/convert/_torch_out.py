@@ -11,6 +11,7 @@ from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name
 from ckpt_core.convert._outgoing import (
     Arrays,
+    Choice,
     Format,
     PathLike,
     Rules,
@@ -33,6 +34,7 @@ def export_torch(
     *,
     item: str | None = None,
     only: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     rules: Rules = None,
     options: Options | None = None,
 ) -> list[str]:
@@ -43,7 +45,7 @@ def export_torch(
     Args:
         checkpoint: path or URL of a checkpoint.
         target: the file, such as ``model.pt``.
-        item, only, rules, options: as for ``export_safetensors``.
+        item, only, exclude, rules, options: as for ``export_safetensors``.
 
     Raises:
         CheckpointNotFound, CheckpointCorrupt, CheckpointExists, StructureMismatch, CheckpointError: as
@@ -56,7 +58,13 @@ def export_torch(
         >>> [path] = ckpt.convert.export_torch(f"{folder}/one", f"{folder}/model.pt")
     """
     where = new_file(target)
-    with outgoing(checkpoint, _FORMAT, item=item, only=only, rules=rules, options=options) as found:
+    with outgoing(
+        checkpoint,
+        _FORMAT,
+        Choice(item, only, exclude),
+        rules=rules,
+        options=options,
+    ) as found:
         place(where, zip_pieces(_members(found.plan, found.arrays)))
     return [where]
 

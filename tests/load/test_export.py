@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import ckpt_core as ckpt
 from ckpt_core import Rule
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.patterns import patterns_of, selector
 from ckpt_core.convert import export_safetensors
 from tests.load.test_rules import RULES, by_hand, saved
 from tests.support.same_bits import bits
@@ -87,7 +92,7 @@ def test_only_an_item_of_several(tmp_path: Path):
     )
     with pytest.raises(ckpt.CheckpointNotFound, match="say which with item=, of model, other"):
         export_safetensors(tmp_path / "one", tmp_path / "out")
-    with pytest.raises(ckpt.CheckpointError, match=r"no place for key .*only="):
+    with pytest.raises(ckpt.CheckpointError, match=r"no place for key .*exclude=\['key'\]"):
         export_safetensors(tmp_path / "one", tmp_path / "out", item="model")
     with pytest.raises(ckpt.CheckpointNotFound, match="matches no leaf"):
         export_safetensors(tmp_path / "one", tmp_path / "out", item="model", only="x")
@@ -98,6 +103,44 @@ def test_only_an_item_of_several(tmp_path: Path):
         export_safetensors(tmp_path / "one", tmp_path / "out", item="other")
     with pytest.raises(ckpt.CheckpointError, match="written to a disk"):
         export_safetensors(tmp_path / "one", "memory://x/y")
+
+
+def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
+    """What the message says to leave out is just that, for one leaf, a branch, and a name in many branches."""
+    key = jax.random.key(0)
+    layers = [
+        {"w": np.ones(2, np.float32), "rngs": {"key": key, "count": np.uint32(1)}} for _ in range(9)
+    ]
+    ckpt.save(tmp_path / "one", {"layers": layers, "more": {"a": key, "b": key}, "last": key})
+    with pytest.raises(ckpt.CheckpointError, match="no place for") as caught:
+        export_safetensors(tmp_path / "one", tmp_path / "out")
+    exclude = ast.literal_eval(str(caught.value).partition("exclude=")[2].partition(" (on")[0])
+    assert exclude == ["**/key", "**/a", "**/b", "**/last"]
+    export_safetensors(tmp_path / "one", tmp_path / "out", exclude=exclude)
+    left = {f"layers.{n}.{name}" for n in range(9) for name in ("w", "rngs.count")}
+    assert ckpt.load(tmp_path / "out").keys() == left
+    for wrong in (["last", "lost"], "lost"):
+        with pytest.raises(ckpt.CheckpointNotFound, match=r"exclude=\['lost'\] matches no leaf"):
+            export_safetensors(tmp_path / "one", tmp_path / "x", exclude=wrong)
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"exclude='\*\*' leave no leaf"):
+        export_safetensors(tmp_path / "one", tmp_path / "x", exclude="**")
+
+
+NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(tuple)
+
+
+@given(st.sets(NAMES, min_size=1, max_size=12), st.data())
+def test_patterns_of_leaves(paths: set[tuple[str, ...]], data: st.DataObject):
+    """They match the leaves that they are of, and no others."""
+    leaves = [
+        path
+        for path in sorted(paths)
+        if not any(path == other[: len(path)] for other in paths - {path})
+    ]
+    chosen = data.draw(st.lists(st.sampled_from(range(len(leaves))), min_size=1, unique=True))
+    selected = selector(patterns_of(chosen, leaves), item="(none)")
+    assert selected is not None
+    assert {n for n, path in enumerate(leaves) if selected(path, LeafSpec("int"))} == {*chosen}
 
 
 def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):

@@ -249,6 +249,25 @@ def test_training_goes_back_behind_a_step_that_is_evaluated(tmp_path: Path) -> N
         assert trainer.rollback_to(1) == [2]
 
 
+def test_a_refused_delete_changes_nothing(tmp_path: Path) -> None:
+    """A save between persistent steps goes on as before, and retires nothing that another program put there."""
+    options = ckpt.Options(
+        durable=False, persist_policy=ckpt.when.every_steps(2), local_max_to_keep=2
+    )
+    run = tmp_path / "run"
+    with ckpt.Checkpointer(
+        run, local_directory=tmp_path / "local", options=options
+    ) as checkpointer:
+        checkpointer.save(0, state(0))
+        with pytest.raises(ckpt.CheckpointNotFound):
+            checkpointer.delete(1)
+        checkpointer.wait_until_finished()
+        ckpt.save(run / "2", state(2), options=QUICK)
+        checkpointer.save(1, state(1))
+        checkpointer.wait_until_finished()
+        assert checkpointer.all_steps() == [0, 1, 2]
+
+
 # ---- policies by time and by rank -------------------------------------------------------------------
 
 

@@ -112,6 +112,29 @@ def test_impossible_settings(tmp_path, settings):
         ckpt.Checkpointer(tmp_path / "run", **settings)
 
 
+def test_a_number_as_save_policy(tmp_path):
+    with pytest.raises(TypeError, match=r"save_policy=ckpt\.when\.every_steps\(100\)"):
+        ckpt.Checkpointer(tmp_path / "run", save_policy=100)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"persist_policy": ckpt.when.every_steps(2)}, {"partners": "host"}, {"local_max_to_keep": 3}],
+    ids=str,
+)
+def test_settings_of_local_steps_without_a_local_directory(tmp_path, caplog, settings):
+    (name,) = settings
+    options = ckpt.Options(**settings)
+    for more, said in (
+        ({}, True),
+        ({"read_only": True}, False),
+        ({"local_directory": tmp_path / "l"}, False),
+    ):
+        caplog.clear()
+        ckpt.Checkpointer(tmp_path / "run", options=options, **more).close()
+        assert (f"Options.{name} has no effect" in caplog.text) == said
+
+
 @pytest.mark.parametrize("options", [{"durable": False}, False, "fast"])
 def test_options_of_the_wrong_type(tmp_path, options):
     ckpt.save(tmp_path / "c", tree())

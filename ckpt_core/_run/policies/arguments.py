@@ -19,6 +19,12 @@ def choose_save_policy(policy: when.Decision | None, interval: int | None) -> wh
     if policy is not None and interval is not None:
         raise TypeError("pass save_interval_steps or save_policy, not both")
     if policy is not None:
+        if not callable(policy):
+            every = policy if type(policy) is int and policy > 0 else 100
+            raise TypeError(
+                f"save_policy must be one of ckpt.when, or a function of a step, got {policy!r}: to save every "
+                f"{every} steps, pass save_interval_steps={every} or save_policy=ckpt.when.every_steps({every})"
+            )
         return policy
     interval = whole_number("save_interval_steps", 1 if interval is None else interval)
     return when.every_steps(interval)
