@@ -1,12 +1,15 @@
-"""Tracks restored values that the caller has not read, and raises when a save ignores them."""
+"""Values by which one sees that a training does not save what it uses: restored and not read, or new at each save."""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Mapping, Set
 from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored
+from ckpt_core._events import logger
 from ckpt_core._items import Files, names_a_form
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
@@ -25,6 +28,8 @@ class UnreadValues:
         self._read: Set[str] = frozenset()
         self._returned: set[str] = set()
         self._left_out: Set[str] = frozenset()
+        self._pipelines: dict[str, tuple[weakref.ref[Any], str | None]] = {}
+        """Item -> the last one and its position; None once the user was warned."""
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out.
@@ -65,6 +70,32 @@ class UnreadValues:
                     'unexpected="ignore"',
                     item=name,
                 )
+            adapter = _adapters.adapter_for(value)
+            if adapter is not None and _adapters.is_per_process(adapter):
+                with contextlib.suppress(Exception):  # what is wrong with it the save itself raises
+                    self._compare(name, value, adapter)
+
+    def _compare(self, name: str, pipeline: Any, adapter: Any) -> None:
+        """Warns, once, if a third pipeline is saved at the position of the second."""
+        last, position = self._pipelines.get(name, (None, ""))
+        if position is None or (last is not None and last() is pipeline):
+            return
+        now: str | None = ""
+        if last is not None:
+            has_position = isinstance(adapter, _adapters.verbs.HasPosition)
+            take = adapter.get_position if has_position else adapter.get_state
+            now = repr(take(pipeline))
+            if now == position:
+                logger.warning(
+                    "item %r is another %s at each save, and always at one position: a restart reads its first data "
+                    "again. Pass the iterator from which training takes its batches: data = iter(dataset) once, before "
+                    "the loop, then save(..., %s=data)",
+                    name,
+                    type(pipeline).__name__,
+                    name,
+                )
+                now = None
+        self._pipelines[name] = weakref.ref(pipeline), now
 
 
 def _comes_back(target: Any) -> bool:

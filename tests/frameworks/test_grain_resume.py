@@ -19,7 +19,7 @@ import grain
 import numpy as np
 from grain import experimental as gx
 
-from ckpt_grain import ADAPTER
+from ckpt_grain import ADAPTER, with_proof
 from tests.support.grain_pipelines import (
     BINS,
     READ,
@@ -280,3 +280,53 @@ def test_workers_that_have_not_started_yet(tmp_path: Path, opened: Open) -> None
     assert take(other, 4) == expected[1:]
     ckpt.restore(tmp_path / "0", data=iterator)  # all of its workers are under way
     assert take(iterator, 4) == expected[:4]
+
+
+class Own:
+    """A reader of the user's own, whose state belongs to its process."""
+
+    per_process = True
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("kind", ["grain", "proven", "own"])
+def test_another_iterator_at_each_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """The one that training draws from is not saved: said once, and not of one that moves or of copies that move."""
+    dataset = grain.MapDataset.range(100).to_iter_dataset()
+    make = {
+        "grain": lambda: iter(dataset),
+        "proven": lambda: with_proof(iter(dataset)),
+        "own": Own,
+    }[kind]
+
+    def moved(by: int) -> Any:
+        data = make()
+        if kind == "own":
+            data.at = by
+        else:
+            for _ in range(by):
+                next(data)
+        return data
+
+    training = make()
+    with ckpt.Checkpointer(tmp_path, options=ckpt.Options(durable=False)) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, data=training)
+        for step in range(4, 8):
+            checkpointer.save(step, data=moved(step))
+        assert "another" not in caplog.text
+        for step in range(8, 14):
+            checkpointer.save(step, data=make())
+    said = [record for record in caplog.records if "another" in record.getMessage()]
+    assert len(said) == 1
+    assert "data = iter(dataset) once" in said[0].getMessage()
