@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import io
 import os
 import pydoc
@@ -96,6 +98,32 @@ print(json.dumps(told))
         assert missing == "optax"  # imported when it is needed
     else:
         assert told == [f"{package} needs {missing}: pip install 'ckpt-core[{extra}]'", missing]
+
+
+@pytest.mark.parametrize(
+    ("torch", "advice"),
+    [
+        ("2.13.0", "shim.install() before `import torchax`, or pip install 'torch<2.13'"),
+        ("2.15.0+cu130", "looks up: pip install 'torch<2.14'"),
+    ],
+)
+def test_a_torch_that_torchax_does_not_know(run_python, torch: str, advice: str):
+    if importlib.util.find_spec("torchax") is None:
+        pytest.skip("torchax is not installed")
+    code = f"""
+import importlib.metadata, json, torch
+from ckpt_torchax import _torchax
+importlib.metadata.version = lambda name: "0.0.13"
+torch.__version__ = {torch!r}
+try:
+    _torchax.require("to do so")
+except ModuleNotFoundError as error:
+    print(json.dumps(str(error)))
+"""
+    if importlib.metadata.version("torch").startswith("2.13"):
+        assert advice in run_python(code)
+    else:
+        pytest.skip("this torch has the names that torchax looks up")
 
 
 TYPED = """

@@ -16,7 +16,7 @@ NOT_PROMISED = ("all", "demo", "docs", "test")
 # Built for the CPU in one version only, wherever the tests run: see constraints.txt.
 HELD = {"torch"}
 
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)>=(?P<version>[0-9][0-9A-Za-z.]*)")
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)>=(?P<version>[0-9][0-9A-Za-z.]*)(,<[0-9.]+)?")
 
 
 def floors() -> dict[str, str]:

@@ -84,9 +84,11 @@ def require(purpose: str) -> Any:
         message = f"torchax is needed {purpose}: pip install 'ckpt-core[torchax]'"
         raise ModuleNotFoundError(message, name="torchax") from None
     if version == "0.0.13" and shim.is_needed():
+        too_new = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 13)
+        advice = "" if too_new else "call ckpt_torchax.shim.install() before `import torchax`, or "
         raise ModuleNotFoundError(
             f"torchax {version} cannot be imported with torch {torch.__version__}, which lacks names that it "
-            "looks up: call ckpt_torchax.shim.install() before `import torchax`, or install torch<2.13",
+            f"looks up: {advice}pip install 'torch<{'2.14' if too_new else '2.13'}'",
             name="torchax",
         )
     raise ModuleNotFoundError(
