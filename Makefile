@@ -29,21 +29,21 @@ help:  ## this list
 
 venv: $(STAMP)  ## make or update the virtual environment
 
-# $(call install,ENVIRONMENT,EXTRAS,INDEX): INDEX is asked, too, if it answers; the stamp is touched last, so that an interrupted installation is done again.
+# $(call install,ENVIRONMENT,EXTRAS,INDEX,SIZE): INDEX is asked, too, if it answers; the stamp is touched last, so that an interrupted installation is done again.
 define install
-@echo "setting up $(1) (a few minutes the first time)"
+@echo "setting up $(1), once: $(4), which takes a few minutes"
 @"$(BASE_PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ckpt needs Python 3.11 or newer")'
 @test -x "$(1)/bin/python" || "$(BASE_PYTHON)" -m venv "$(1)"
 @index=; if "$(1)/bin/python" tests/support/reachable.py "$(TORCH_INDEX)/torch/"; then index="--extra-index-url $(TORCH_INDEX)"; fi; \
-"$(1)/bin/python" -m pip install --quiet --disable-pip-version-check $$index -c constraints.txt -e '.[$(2)]'
+"$(1)/bin/python" -m pip install -qq --disable-pip-version-check $$index -c constraints.txt -e '.[$(2)]'
 @touch "$@"
 endef
 
 $(STAMP): pyproject.toml constraints.txt
-	$(call install,$(VENV),$(EXTRAS),$(TORCH_INDEX))
+	$(call install,$(VENV),$(EXTRAS),$(TORCH_INDEX),about 3 GB)
 
 $(VENV)-demo/.up-to-date: pyproject.toml constraints.txt
-	$(call install,$(VENV)-demo,demo)
+	$(call install,$(VENV)-demo,demo,,0.8 GB)
 
 demo: $(DEMO_VENV)/.up-to-date  ## train, kill in the middle of saves, resume, compare bit for bit
 	@"$(DEMO_VENV)/bin/python" examples/train_nnx.py --demo --directory "$(DEMO_DIR)"

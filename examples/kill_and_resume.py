@@ -1,14 +1,16 @@
 """Kills `train_nnx.py` in the middle of its saves and shows that no bit of the result changes.
 
 One run is not interrupted. Another is killed with SIGKILL while it writes a checkpoint, several
-times, at moments spread over the duration of a save, and started again each time. Both runs must
+times, each time when a random part of the bytes is on the disk, and started again. Both runs must
 agree in every loss they computed and in every leaf of their final state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -22,8 +24,8 @@ WANTED_HITS = 5
 MOST_KILLS = 12
 FIRST_KILL_STEP = 0  # the first save, so that the resumed run finds no checkpoint
 STEPS_BETWEEN_KILLS = 16
-# Where in a save to kill, as a fraction of the time of the uninterrupted run's shortest save.
-MOMENTS = (0.0, 0.5, 0.25, 0.6, 0.1)
+COLUMNS = 64
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -32,7 +34,6 @@ class Life:
 
     first_step: int = 0
     saving_step: int | None = None  # None: it was not killed
-    delay_secs: float = 0.0
     hit: bool = False
     unfinished_bytes: int = 0
     losses: list[tuple[int, float, str]] = field(default_factory=list)
@@ -47,18 +48,22 @@ def demonstrate(directory: Path, total_steps: int) -> int:
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
 
-    print(f"run 1: {total_steps} steps without interruption", flush=True)
-    save_secs = run_through(straight, total_steps)
+    seed = random.randrange(1000)
+    print(
+        f"run 1: {total_steps} steps without interruption; the step is compiled first", flush=True
+    )
+    step_bytes = run_through(straight, total_steps)
     straight_losses = read_losses(straight)
     took_secs = time.monotonic() - started
-    print(f"  {took_secs:.0f} s; saves are in flight for {save_secs * 1e3:.0f} ms at the least")
+    print(f"  {took_secs:.0f} s; a checkpoint has {step_bytes / 1e6:.1f} MB")
 
-    print("run 2: the same, killed with SIGKILL in the middle of its saves", flush=True)
-    lives = run_with_kills(killed, total_steps, save_secs)
+    print(f"run 2: the same, killed with SIGKILL while it writes (seed {seed})", flush=True)
+    lives = run_with_kills(killed, total_steps, step_bytes, random.Random(seed))
 
     failures = compare(straight, killed, straight_losses, lives)
+    print_losses(straight_losses, lives)
     draw(directory / "loss.png", straight_losses, lives)
-    print(f"picture: {directory / 'loss.png'}\ntotal: {time.monotonic() - started:.0f} s")
+    print(f"as a picture: {directory / 'loss.png'}\ntotal: {time.monotonic() - started:.0f} s")
     for failure in failures:
         print(f"FAILED: {failure}")
     print("FAILED" if failures else "OK: every bit of the killed run equals the uninterrupted run")
@@ -68,30 +73,31 @@ def demonstrate(directory: Path, total_steps: int) -> int:
 # ------------------------------------------------------------------------------------------ running
 
 
-def run_through(run: Path, total_steps: int) -> float:
-    """Runs to the end; returns the shortest time from the return of a `save` to its commit."""
-    in_flight_secs: list[float] = []
+def run_through(run: Path, total_steps: int) -> int:
+    """Runs to the end; returns the bytes of a checkpoint."""
+    began, shows = time.monotonic(), sys.stdout.isatty()
     with start(run, total_steps) as process:
         for line in lines_of(process):
             if (step := saved_step(line)) is not None:
-                began = time.monotonic()
-                while not is_committed(run, step) and process.poll() is None:
-                    time.sleep(0.0005)
-                in_flight_secs.append(time.monotonic() - began)
+                told = f"  step {step} of {total_steps} after {time.monotonic() - began:.0f} s"
+                print(f"\r{told}" if shows else told, end="" if shows else "\n", flush=True)
+    print("\r" if shows else "", end="")
     if process.returncode != 0:
         raise SystemExit(f"the uninterrupted run ended with status {process.returncode}")
-    return min(in_flight_secs)
+    return max(map(size_bytes, (run / "checkpoints").glob("[0-9]*")))
 
 
-def run_with_kills(run: Path, total_steps: int, save_secs: float) -> list[Life]:
+def run_with_kills(
+    run: Path, total_steps: int, step_bytes: int, chance: random.Random
+) -> list[Life]:
     """Starts, kills and restarts the run until it reaches its end."""
     lives: list[Life] = []
     next_kill_step = FIRST_KILL_STEP
     while True:
         hits = sum(life.hit for life in lives)
         more = hits < WANTED_HITS and len(lives) < MOST_KILLS
-        delay_secs = MOMENTS[len(lives) % len(MOMENTS)] * save_secs
-        life = live(run, total_steps, next_kill_step if more else None, delay_secs)
+        kill_bytes = int(chance.uniform(0.02, 0.95) * step_bytes)
+        life = live(run, total_steps, next_kill_step if more else None, kill_bytes)
         lives.append(life)
         describe(life)
         if life.saving_step is None:
@@ -100,9 +106,12 @@ def run_with_kills(run: Path, total_steps: int, save_secs: float) -> list[Life]:
         next_kill_step = life.saving_step + (STEPS_BETWEEN_KILLS if life.hit else 1)
 
 
-def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) -> Life:
-    """Runs one process to its end, or kills it in the first save at or after `kill_step`."""
-    life = Life(delay_secs=delay_secs)
+def live(run: Path, total_steps: int, kill_step: int | None, kill_bytes: int) -> Life:
+    """Runs one process to its end, or kills it in the first save at or after `kill_step`.
+
+    It dies as soon as so many bytes of the checkpoint are written.
+    """
+    life = Life()
     steps_before = len(read_losses(run))
     with start(run, total_steps) as process:
         for line in lines_of(process):
@@ -110,7 +119,9 @@ def live(run: Path, total_steps: int, kill_step: int | None, delay_secs: float) 
                 life.first_step = int(line.split()[-1])
             step = saved_step(line)
             if step is not None and kill_step is not None and step >= kill_step:
-                time.sleep(delay_secs)
+                while not is_committed(run, step) and process.poll() is None:
+                    if sum(map(size_bytes, list_unfinished(run))) >= kill_bytes:
+                        break
                 # Kill the whole process group, so that the data workers end too.
                 os.killpg(process.pid, signal.SIGKILL)
                 life.saving_step = step
@@ -168,7 +179,12 @@ def list_unfinished(run: Path) -> list[Path]:
 
 
 def size_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """The bytes in a folder, in which a process may write and rename."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def read_losses(run: Path) -> list[tuple[int, float, str]]:
@@ -187,8 +203,7 @@ def describe(life: Life) -> None:
         end = "reached the end"
     else:
         written = f"{life.unfinished_bytes / 1e6:.1f} MB of it on disk" if life.hit else "too late"
-        moment = f"{life.delay_secs * 1e3:3.0f} ms into saving step {life.saving_step:3}"
-        end = f"killed {moment}: {written}"
+        end = f"killed while saving step {life.saving_step:3}: {written}"
     print(f"  from step {life.first_step:3}  {len(life.losses):3} steps  {end}", flush=True)
 
 
@@ -222,6 +237,24 @@ def compare(
     if leftovers:
         failures.append(f"{leftovers} unfinished saves were not cleaned up")
     return failures
+
+
+def print_losses(straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
+    """Both curves of the loss as lines of blocks, and below them where the second run was killed."""
+    total = len(straight)
+    values = [loss for _, loss, _ in straight]
+    low, high = min(values), max(values)
+
+    def line(losses: dict[int, float]) -> str:
+        at = [losses[column * total // COLUMNS] for column in range(COLUMNS)]
+        return "".join(BLOCKS[int((loss - low) / (high - low) * 7.99)] for loss in at)
+
+    deaths = {life.saving_step for life in lives if life.saving_step is not None}
+    columns = {step * COLUMNS // total for step in deaths}
+    print(f"\n  loss, uninterrupted  {line({step: loss for step, loss, _ in straight})}")
+    computed = {step: loss for life in lives for step, loss, _ in life.losses}
+    print(f"  loss, killed         {line(computed)}")
+    print(f"  kill -9              {''.join('x' if n in columns else ' ' for n in range(COLUMNS))}")
 
 
 def draw(path: Path, straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
