@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 def size(count: float) -> str:
@@ -21,3 +24,9 @@ def time_of(unix_secs: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
     except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
         return "at no possible time"
+
+
+def in_order(name: str) -> list[tuple[int, int, str]]:
+    """Key by which ``layer_2`` stands before ``layer_10``."""
+    parts = _DIGITS.split(name)
+    return [(1, int(part[:4000]), "") if n % 2 else (0, 0, part) for n, part in enumerate(parts)]

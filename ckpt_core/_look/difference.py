@@ -18,6 +18,7 @@ from ckpt_core._look.statistics import NO_NUMBERS
 from ckpt_core._look.structure import NodeDifference, differing_nodes
 from ckpt_core._options import Options, checked_options
 from ckpt_core._tree.patterns import read_again
+from ckpt_core._words import in_order
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Difference:
         far = {"shape": math.inf, "text": math.inf}
         moved = [leaf for leaf in self.leaves if leaf.kind != "same"]
         return sorted(
-            moved, key=lambda leaf: -far.get(leaf.kind, _number(leaf.relative)), reverse=False
+            moved,
+            key=lambda leaf: (-far.get(leaf.kind, _number(leaf.relative)), in_order(leaf.path)),
         )
 
     @property

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
 from ckpt_core._look.difference import Difference, LeafDifference, compare
 from ckpt_core._look.statistics import LeafStatistics, leaf_statistics
+from ckpt_core._words import in_order
 from ckpt_core.cli._steps import is_run, steps_in
-from ckpt_core.cli._text import console, counted, escape, one_line, print_json, size
+from ckpt_core.cli._text import (
+    WIDE_COLUMNS,
+    console,
+    counted,
+    escape,
+    one_line,
+    print_json,
+    size,
+)
 
+Row = tuple[str, str, list[str]]
+"""Name of a leaf, what it is, and numbers about it."""
 DIFFERENT = 1
 NOT_FINITE = 1
 
@@ -42,8 +54,8 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
         out.print(f"item {one_line(name)}: {how[same]}", markup=False)
     if not found.metadata:
         out.print("metadata differ")
-    if found.changed:
-        out.print(_changed(found.changed[:limit]))
+    for part in _changed(found.changed[:limit], wide=out.width >= WIDE_COLUMNS):
+        out.print(part, soft_wrap=True)
     if len(found.changed) > limit:
         out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
     out.print(_summary(found))
@@ -63,20 +75,14 @@ def _summary(found: Difference) -> str:
     return f"{counted(same, 'leaf is', 'leaves are')} the same bit for bit, {len(found.changed)} differ"
 
 
-def _changed(leaves: list[LeafDifference]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("leaf", overflow="fold")
-    for name in ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf"):
-        table.add_column(name, justify="right")
-    table.add_column("A -> B", overflow="fold")
+def _changed(leaves: list[LeafDifference], *, wide: bool) -> Iterator[Table | str]:
+    rows: list[Row] = []
     for leaf in leaves:
-        where = escape("/".join(part for part in (leaf.item, leaf.path) if part))
         what = escape(leaf.a if leaf.a == leaf.b else f"{leaf.a} -> {leaf.b}")
         if leaf.kind in ("shape", "text"):
-            table.add_row(where, "", "", "", "", "", "", what)
+            rows.append((_name(leaf), what, [""] * 6))
             continue
-        table.add_row(
-            where,
+        numbers = [
             f"{leaf.changed:,} of {leaf.count:,}",
             *(
                 "" if math.isnan(value) else f"{value:.3g}"
@@ -84,9 +90,35 @@ def _changed(leaves: list[LeafDifference]) -> Table:
             ),
             "" if math.isnan(leaf.cosine) else f"{leaf.cosine:.6f}",
             _not_finite(leaf),
-            "" if leaf.a == leaf.b else what,
-        )
-    return table
+        ]
+        rows.append((_name(leaf), "" if leaf.a == leaf.b else what, numbers))
+    columns = ("changed", "largest", "rms", "relative", "cosine", "NaN, Inf")
+    return _rows("A -> B", columns, rows, wide)
+
+
+def _rows(
+    what: str, columns: Sequence[str], rows: Sequence[Row], wide: bool
+) -> Iterator[Table | str]:
+    """The rows as one table; on a narrow console two lines for each, with the names of its numbers."""
+    if not wide:
+        for name, kind, numbers in rows:
+            pairs = zip(columns, numbers, strict=True)
+            told = "  ".join(f"{column} {number}" for column, number in pairs if number)
+            yield f"{name}  {kind}".rstrip()
+            yield from [f"    {told}"] if told else []
+    elif rows:
+        table = Table(box=None, pad_edge=False)
+        for name in ("leaf", what):
+            table.add_column(name, overflow="fold")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for name, kind, numbers in rows:
+            table.add_row(name, kind, *numbers)
+        yield table
+
+
+def _name(leaf: LeafDifference | LeafStatistics) -> str:
+    return escape("/".join(part for part in (leaf.item, leaf.path) if part))
 
 
 def _not_finite(leaf: LeafDifference) -> str:
@@ -98,18 +130,16 @@ def _not_finite(leaf: LeafDifference) -> str:
 
 def stats(path: str, *, only: list[str], as_json: bool) -> int:
     """Prints numbers about every leaf; returns 1 if one holds NaN or infinity."""
-    found = list(leaf_statistics(newest(path), only=only or None))
+    found = sorted(
+        leaf_statistics(newest(path), only=only or None),
+        key=lambda leaf: (leaf.item, in_order(leaf.path)),
+    )
     wrong = any(leaf.nan_count or leaf.inf_count for leaf in found)
     if as_json:
         print_json([_jsonable(leaf) for leaf in found])
         return NOT_FINITE if wrong else 0
-    table = Table(box=None, pad_edge=False)
-    table.add_column("leaf", overflow="fold")
-    table.add_column("what", overflow="fold")
-    for name in ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf"):
-        table.add_column(name, justify="right")
+    rows: list[Row] = []
     for leaf in found:
-        where = "/".join(part for part in (leaf.item, leaf.path) if part)
         numbers = [""] * 8
         if leaf.count:
             shown = (leaf.min, leaf.max, leaf.mean, leaf.std, leaf.norm)
@@ -120,13 +150,12 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
                 zeros,
                 *(f"[red]{count:,}[/red]" if count else "" for count in bad),
             ]
-        table.add_row(
-            escape(where),
-            escape(f"{leaf.dtype}{list(leaf.shape)}"),
-            size(leaf.size_bytes),
-            *numbers,
-        )
-    console().print(table)
+        what = escape(f"{leaf.dtype}{list(leaf.shape)}")
+        rows.append((_name(leaf), what, [size(leaf.size_bytes), *numbers]))
+    out = console()
+    columns = ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf")
+    for part in _rows("what", columns, rows, out.width >= WIDE_COLUMNS):
+        out.print(part, soft_wrap=True)
     return NOT_FINITE if wrong else 0
 
 
