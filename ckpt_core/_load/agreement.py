@@ -31,32 +31,26 @@ class LoadAgreement:
         options: options of the load.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
+
+    Attributes:
+        identity: gives the text of what all processes must load alike; see ``Identity``.
     """
 
     def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
         self._options = options
-        self._identity: Callable[[], str] = str
+        self.identity: Callable[[], str] = str
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
-        self._tag, self._tries, self._opened = self._round, 0, False
+        self._tag, self._tries, self._opened = self._round, 1, False
         self._found: Sequence[str] = ()
-
-    def begin(self, identity: Callable[[], str]) -> None:
-        """Begins the load, or begins it anew.
-
-        Args:
-            identity: gives the text of what all processes must load alike; see ``Identity``.
-        """
-        self._identity = identity
-        if self._tries:
-            self._tag = f"{self._round}/again/{self._tries}"
-        self._tries += 1
 
     def begins_anew(self, error: BaseException) -> bool:
         """Whether all processes begin the load anew after this error."""
         if not isinstance(error, Replaced) or self._tries == MOST_TRIES:
             return False
+        self._tag = f"{self._round}/again/{self._tries}"
+        self._tries += 1
         return self._processes.count == 1 or known_to_all(error)
 
     def plan(self, work: Callable[[], T], call: str) -> T:
@@ -116,7 +110,7 @@ class LoadAgreement:
 
     def _told(self, result: Any) -> str:
         """What this process tells: what it loads; or text alone, if that was replaced."""
-        return json.dumps(str(result)) if isinstance(result, Replaced) else self._identity()
+        return json.dumps(str(result)) if isinstance(result, Replaced) else self.identity()
 
     def _heard(self, texts: list[str]) -> str:
         """Called on process 0: why all begin anew, as ``_cannot_load`` takes it, as JSON; empty if they go on.

@@ -69,14 +69,13 @@ def run(job: LoadJob) -> Loaded:
 
     If the checkpoint is replaced meanwhile, all processes load the new one.
     """
-    request = job.request
+    request, loading = job.request, _Loading(job)
     agreement = LoadAgreement(request.options, request.round, alone=request.as_numpy)
     call = "load"
     if job.restores:
         call = "restore with atomic_restore" if request.options.atomic_restore else "restore"
     while True:
-        loading = _Loading(job)
-        agreement.begin(loading.identity)
+        agreement.identity = loading.identity
         try:
             if call == "restore" or request.options.broadcast:
                 agreement.plan(loading.plan, call)
@@ -86,6 +85,7 @@ def run(job: LoadJob) -> Loaded:
             loading.give_up(error)
             if not agreement.begins_anew(error):
                 raise
+        loading = _Loading(job)
 
 
 class _Loading:

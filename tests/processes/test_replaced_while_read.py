@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.children import environment
 from tests.support.launch import launch, reports
+from tests.support.replacing import KINDS, replacing
 
-WRITER = """
-import sys
-import numpy as np
-import ckpt_core as ckpt
-
-options = ckpt.Options(durable=False)
-number = 0
-while True:
-    number += 1
-    state = {"a": np.full(5000, number), "b": [np.full(8, number), "text"], "c": np.full(300_000, number)}
-    ckpt.save(sys.argv[1], state, overwrite=True, options=options, metadata={"number": number})
-    print(number, flush=True)
-"""
 READERS = """
 jax.config.update("jax_enable_x64", True)
 mesh = Mesh(jax.devices(), "d")
@@ -79,28 +62,12 @@ report(told=told)
 _COUNT = 25
 
 
-@pytest.fixture(name="replaced")
-def make_replaced(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose step 3 another process replaces all the time."""
-    run, told = tmp_path / "run", tmp_path / "told"
-    with told.open("w") as out:
-        command = [sys.executable, "-c", WRITER, str(run / "3")]
-        writer = subprocess.Popen(command, stdout=out, env=environment())
-    try:
-        deadline = time.monotonic() + 60
-        while not told.read_text():
-            assert writer.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        yield run
-        assert writer.poll() is None, "the writer has failed"
-    finally:
-        writer.kill()
-        writer.wait()
-
-
-def test_processes_see_the_old_or_the_new_together(replaced: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_see_the_old_or_the_new_together(tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "run"
     code = READERS.replace("COUNT", str(_COUNT))
-    first, second = (one["told"] for one in reports(launch(code, replaced)))
+    with replacing(run / "3", tmp_path / "told", kind, size=8):
+        first, second = (one["told"] for one in reports(launch(code, run)))
     failed = {
         name: (len(one[1]), one[1][0], len(two[1]), two[1][:1])
         for name, one in first.items()
