@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_core._load.agreement import LoadAgreement, identity_of
 from ckpt_core._load.checkpoint import Checkpoint, SavedItem
 from ckpt_core._load.differences import check_patterns, raise_mismatches
-from ckpt_core._load.execute import execute, wanted_chunks
+from ckpt_core._load.execute import execute, share_between, wanted_chunks
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import plan_item
@@ -164,6 +164,8 @@ class _Loading:
                 )
                 for plan in self._plans
             ]
+            if self._checkpoint.shared:
+                share_between(self._plans, self._leaves, self._checkpoint.shared)
 
     def apply(self) -> Loaded:
         """Builds the value of each item; a restore sets the live objects that are not set yet."""
