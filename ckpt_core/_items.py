@@ -65,6 +65,8 @@ class Json:
 
     Loaded as the value itself. As JSON has them: tuples come back as lists. Keys that are no text,
     and values that JSON does not have, are refused. Later changes of the value are not saved.
+    A loaded value that is saved again needs ``Json`` around it, if Orbax is to read it as JSON; without,
+    it is a tree, which a target ``ckpt.Json`` takes, too.
 
     Args:
         value: dicts with text keys, lists, text, numbers, True, False, None.

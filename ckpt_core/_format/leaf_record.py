@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckpt_core._format.limits import MOST_BYTES
@@ -100,7 +100,35 @@ def checked_shared(value: Any, leaves: Sequence[LeafRecord]) -> tuple[tuple[int,
     if len(set(positions)) < len(positions) or any(len(group) < 2 for group in groups):
         raise ValueError("leaves are shared twice, or with none")
     for group in groups:
-        specs = {leaves[position].spec for position in group}
-        if len(specs) > 1 or next(iter(specs)).kind not in CHANGEABLE_KINDS:
-            raise ValueError("leaves of several kinds cannot be one object")
+        _refuse_different([leaves[position].spec for position in group])
     return groups
+
+
+def checked_across(
+    value: Any, leaves: Mapping[str, Sequence[LeafRecord]]
+) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """The groups of leaves of several items that were one object, from the record.
+
+    Args:
+        value: the entry.
+        leaves: of each item.
+
+    Raises:
+        ValueError, TypeError: ckpt did not write the entry.
+    """
+    groups = tuple(tuple((item, position) for item, position in group) for group in value)
+    places = [place for group in groups for place in group]
+    if any(item not in leaves or type(n) is not int for item, n in places):
+        raise ValueError("a shared leaf of an item that is not there")
+    if any(not 0 <= n < len(leaves[item]) for item, n in places):
+        raise ValueError("a shared leaf that is not there")
+    if len(set(places)) < len(places) or any(len(group) < 2 for group in groups):
+        raise ValueError("leaves are shared twice, or with none")
+    for group in groups:
+        _refuse_different([leaves[item][position].spec for item, position in group])
+    return groups
+
+
+def _refuse_different(specs: Sequence[LeafSpec]) -> None:
+    if len(set(specs)) > 1 or specs[0].kind not in CHANGEABLE_KINDS:
+        raise ValueError("leaves of several kinds cannot be one object")

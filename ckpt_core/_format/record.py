@@ -22,7 +22,7 @@ from ckpt_core._format.apart import apart
 from ckpt_core._format.json_text import LIGHT_BYTES, refuse_heavy, scan_record
 from ckpt_core._format.json_text import parse_json as parse_json
 from ckpt_core._format.leaf_record import LeafRecord as LeafRecord
-from ckpt_core._format.leaf_record import checked_shared, load_leaf
+from ckpt_core._format.leaf_record import checked_across, checked_shared, load_leaf
 from ckpt_core._format.limits import (
     MOST_BYTES,
     SHORT_BYTES,
@@ -168,6 +168,8 @@ class Record:
         part: in a local directory of one of several processes, which part of the step this is.
         parent: number and token of the step that the saved state continues from; None if it is not known, or
             there is none.
+        shared: objects that stand in several items and that programs change in place: for each, all places of it,
+            as item and position of the leaf.
     """
 
     items: dict[str, ItemRecord]
@@ -183,6 +185,7 @@ class Record:
     packed: bytes = b""
     part: Part | None = None
     parent: tuple[int, str] | None = None
+    shared: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     @functools.cached_property
     def small_files(self) -> dict[str, bytes]:
@@ -252,6 +255,8 @@ def dump_record(record: Record) -> bytes:
         body["part"] = record.part.dump()
     if record.parent is not None:
         body["parent"] = record.parent
+    if record.shared:
+        body["shared"] = record.shared
     if record.packed:
         body["small_files"] = base64.b64encode(record.packed).decode()
     items = b",".join(dump_json(name) + b":" + item.json for name, item in record.items.items())
@@ -342,10 +347,9 @@ def load_record(data: bytes) -> Record:
         if not value["items"]:
             raise ValueError("it names no item")
         bounds = TreeBounds()
+        items = {item_name(name): _load_item(item, bounds) for name, item in value["items"].items()}
         return Record(
-            items={
-                item_name(name): _load_item(item, bounds) for name, item in value["items"].items()
-            },
+            items=items,
             files={
                 file_name(name): FileRecord(file_size(size), int(crc), bool(is_data))
                 for name, (size, crc, is_data) in value["files"].items()
@@ -363,6 +367,11 @@ def load_record(data: bytes) -> Record:
             parent=(int(found[0]), str(found[1]))
             if (found := value.get("parent"))
             else None,  # since 0.2
+            shared=checked_across(
+                value["shared"], {name: one.leaves for name, one in items.items()}
+            )
+            if "shared" in value
+            else (),  # since 0.2
         )
     except (CheckpointCorrupt, NewerFormat):
         raise

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._errors import told_by_another
+from ckpt_core._errors import known_to_all, told_by_another
 from ckpt_core._format.part import runs_of
+from ckpt_core._load.checkpoint import MOST_TRIES, Replaced, replaced
 from ckpt_core._load.planned import ItemPlan
 from ckpt_core._load.readers.broadcast import Broadcast
 from ckpt_core._load.readers.lockstep import Lockstep
@@ -24,26 +25,33 @@ T = TypeVar("T")
 class LoadAgreement:
     """The agreements of one load between all processes; does nothing if only one takes part.
 
+    If the checkpoint is replaced meanwhile, all of them begin the load anew, or none does.
+
     Args:
         options: options of the load.
-        identity: gives the text of what all processes must load alike; see ``Identity``.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
 
     Attributes:
-        alone: whether this process agrees with no other.
+        identity: gives the text of what all processes must load alike; see ``Identity``.
     """
 
-    def __init__(
-        self, options: Options, identity: Callable[[], str], tag: str = "", alone: bool = False
-    ) -> None:
+    def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
         self._options = options
-        self._identity = identity
+        self.identity: Callable[[], str] = str
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
-        self.alone = self._processes.count == 1
-        self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
-        self._opened = False
+        self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
+        self._tag, self._tries, self._opened = self._round, 1, False
+        self._found: Sequence[str] = ()
+
+    def begins_anew(self, error: BaseException) -> bool:
+        """Whether all processes begin the load anew after this error."""
+        if not isinstance(error, Replaced) or self._tries == MOST_TRIES:
+            return False
+        self._tag = f"{self._round}/again/{self._tries}"
+        self._tries += 1
+        return self._processes.count == 1 or known_to_all(error)
 
     def plan(self, work: Callable[[], T], call: str) -> T:
         """Calls ``work``, and waits until all processes succeeded.
@@ -64,26 +72,19 @@ class LoadAgreement:
     def read(self, work: Callable[[Reading], T], call: str) -> T:
         """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
 
+        With ``broadcast=True``, ``plan`` was called before: who makes another call would never join a collective.
+
         Args:
             work: the work of this process.
             call: as for ``plan``.
         """
         if self._processes.count == 1:
             return work(read_leaves)
-        first = not self._opened
-        call = self._opening(call)
+        tag = f"{self._tag}/load" if self._opened else self._tag
         if not self._options.broadcast:
-            tag = self._tag if first else f"{self._tag}/load"
-            return self._on_all(tag, lambda: work(read_leaves), call)
-        timeout_secs = self._options.timeout_secs
-        if first:  # a process that makes another call would never join the first collective
-            self._processes.gather_decide(
-                self._tag, "", lambda _: "", timeout_secs, f"{call} with broadcast"
-            )
-        lockstep = Lockstep(self._processes, self._tag, timeout_secs, _cannot_load)
-        return self._on_all(
-            f"{self._tag}/load", lambda: lockstep.run(lambda: work(Broadcast(lockstep)))
-        )
+            return self._on_all(tag, lambda: work(read_leaves), self._opening(call))
+        lockstep = Lockstep(self._processes, self._tag, self._options.timeout_secs, _cannot_load)
+        return self._on_all(tag, lambda: lockstep.run(lambda: work(Broadcast(lockstep))))
 
     def _opening(self, call: str) -> str:
         """``call`` at the first agreement of the round, empty at later ones."""
@@ -91,15 +92,44 @@ class LoadAgreement:
         return call if first else ""
 
     def _on_all(self, tag: str, work: Callable[[], T], call: str = "") -> T:
+        def tried() -> Any:
+            try:
+                return work()
+            except Replaced as error:  # no failure, unless another process has one: all begin anew
+                return error
+
         return self._processes.run_on_all(
             tag,
-            work,
+            tried,
             self._options.timeout_secs,
             _cannot_load,
-            tell=lambda _: self._identity(),
-            hear=_refuse_different,
+            tell=self._told,
+            hear=self._heard,
             call=call,
         )
+
+    def _told(self, result: Any) -> str:
+        """What this process tells: what it loads; or text alone, if that was replaced."""
+        return json.dumps(str(result)) if isinstance(result, Replaced) else self.identity()
+
+    def _heard(self, texts: list[str]) -> str:
+        """Called on process 0: why all begin anew, as ``_cannot_load`` takes it, as JSON; empty if they go on.
+
+        Raises:
+            CheckpointError: as for ``_refuse_different``.
+        """
+        told = [json.loads(text) for text in texts]
+        for index, one in enumerate(told):
+            if isinstance(one, str):
+                return json.dumps([index, f"{Replaced.__name__}: {one}"])
+        same = [Identity(*one) for one in told]
+        before, self._found = self._found, [one.found for one in same]
+        if len({one.path for one in same}) == 1 and self._found != before:
+            for index, one in enumerate(same):
+                if one.found != same[0].found:  # one opened the old one, the other the new one
+                    return json.dumps([index, f"{Replaced.__name__}: {replaced(one.path)}"])
+        _refuse_different(texts)
+        return ""
 
 
 class Identity(NamedTuple):
@@ -111,6 +141,7 @@ class Identity(NamedTuple):
         everything: digest of all leaves that have a sharding, with their dtypes and shardings.
         beyond: the same of those that lie on other processes, too, or on others alone.
         on: the processes on whose devices these lie, as runs: a message must not grow with their number.
+        found: token of the save that wrote the checkpoint.
     """
 
     path: str
@@ -118,6 +149,7 @@ class Identity(NamedTuple):
     everything: str
     beyond: str
     on: Sequence[Sequence[int]]
+    found: str = ""
 
 
 def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
@@ -148,7 +180,8 @@ def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool)
             if not is_own:
                 beyond.update(data)
     sent = attempt if alike or on else ""
-    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), runs_of(sorted(on))])
+    digests = everything.hexdigest(), beyond.hexdigest()
+    return json.dumps([path, sent, *digests, runs_of(sorted(on)), attempt])
 
 
 def _refuse_different(texts: list[str]) -> None:
@@ -190,4 +223,7 @@ def _refuse_different(texts: list[str]) -> None:
 
 def _cannot_load(index: int, text: str) -> Exception:
     """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    return told_by_another(text.partition(": ")[0], f"process {index} cannot load it: {text}")
+    kind, _, rest = text.partition(": ")
+    if kind == Replaced.__name__:
+        return Replaced(rest)
+    return told_by_another(kind, f"process {index} cannot load it: {text}")

@@ -178,6 +178,7 @@ class Checkpoint:
         metadata, metrics: as the user passed them to the save.
         gather: brings chunks that are not at the path yet, given their keys by item; may be called
             again. None if all are there.
+        shared: objects that stand in several items, as in ``Record``.
     """
 
     path: str
@@ -188,6 +189,7 @@ class Checkpoint:
     metadata: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     gather: Callable[[Mapping[str, set[str]]], None] | None = None
+    shared: Sequence[Sequence[tuple[str, int]]] = ()
 
     def read_file(self, name: str, *, leaf: str | None = None) -> bytes:
         """A file's bytes; of a checkpoint of ckpt, verified against the checksum in the record.

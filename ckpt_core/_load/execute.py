@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ckpt_core._directory import is_local_disk
@@ -77,18 +77,50 @@ def shared_results(plan: ItemPlan) -> list[list[int]]:
     With a target they do so where the target, too, holds one object there. Arrays of jax cannot be
     changed, and are left alone.
     """
-    at = {
-        position: result for result, position in enumerate(plan.positions) if position is not None
-    }
-    found: list[list[int]] = []
-    for group in plan.item.shared:
-        by_target: dict[int, list[int]] = {}
-        for result in (at[position] for position in group if position in at):
+    places = [[(plan, position) for position in group] for group in plan.item.shared]
+    return [[result for _, result in one] for one in _become_one(places)]
+
+
+def share_between(
+    plans: Sequence[ItemPlan],
+    leaves: Sequence[list[Any]],
+    groups: Iterable[Iterable[tuple[str, int]]],
+) -> None:
+    """Makes one object of those leaves of several items that were one, as ``shared_results`` does within an item.
+
+    Args:
+        plans: plans of the items.
+        leaves: for each plan, the leaves of the result.
+        groups: ``Checkpoint.shared``.
+    """
+    by_name = {plan.item.name: plan for plan in plans}
+    read = {plan.item.name: one for plan, one in zip(plans, leaves, strict=True)}
+    places = [[(by_name[item], n) for item, n in group if item in by_name] for group in groups]
+    for (first, result), *others in _become_one(places):
+        for plan, other in others:
+            read[plan.item.name][other] = read[first.item.name][result]
+
+
+def _become_one(
+    groups: Iterable[Iterable[tuple[ItemPlan, int]]],
+) -> list[list[tuple[ItemPlan, int]]]:
+    """Groups of plan and position in its result, from such of plan and saved position."""
+    at: dict[str, dict[int, int]] = {}
+    found: list[list[tuple[ItemPlan, int]]] = []
+    for group in groups:
+        by_target: dict[int, list[tuple[ItemPlan, int]]] = {}
+        for plan, position in group:
+            if plan.item.name not in at:
+                pairs = enumerate(plan.positions)
+                at[plan.item.name] = {saved: n for n, saved in pairs if saved is not None}
+            result = at[plan.item.name].get(position)
+            if result is None:
+                continue
             target = plan.targets.get(result)
             if target is None or target.spec.kind in CHANGEABLE_KINDS:
                 held = plan.kept[result]
                 one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
-                by_target.setdefault(id(one), []).append(result)
+                by_target.setdefault(id(one), []).append((plan, result))
         found += by_target.values()
     return found
 

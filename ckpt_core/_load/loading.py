@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._load.agreement import LoadAgreement, identity_of
-from ckpt_core._load.checkpoint import MOST_TRIES, Checkpoint, Replaced, SavedItem
+from ckpt_core._load.checkpoint import Checkpoint, SavedItem
 from ckpt_core._load.differences import check_patterns, raise_mismatches
-from ckpt_core._load.execute import execute, wanted_chunks
+from ckpt_core._load.execute import execute, share_between, wanted_chunks
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import plan_item
@@ -63,28 +63,29 @@ class Loaded:
 def run(job: LoadJob) -> Loaded:
     """Runs a load or restore; if it fails, live objects are set back or made unusable.
 
-    Called on every process that takes part. Processes agree once after reading, and a restore that
-    sets objects while it reads also agrees after planning, so that no process changes an object
-    while another cannot match the checkpoint.
+    Called on every process that takes part. Processes agree once after reading. A restore that sets objects
+    while it reads also agrees after planning, so that no process changes an object while another cannot match
+    the checkpoint; and so does a load that sends arrays between processes.
 
-    If this process loads alone, and the checkpoint is replaced meanwhile, the new one is loaded.
+    If the checkpoint is replaced meanwhile, all processes load the new one.
     """
-    options, tries = job.request.options, 0
+    request, loading = job.request, _Loading(job)
+    agreement = LoadAgreement(request.options, request.round, alone=request.as_numpy)
+    call = "load"
+    if job.restores:
+        call = "restore with atomic_restore" if request.options.atomic_restore else "restore"
     while True:
-        loading, tries = _Loading(job), tries + 1
-        agreement = LoadAgreement(
-            options, loading.identity, job.request.round, alone=job.request.as_numpy
-        )
+        agreement.identity = loading.identity
         try:
-            if job.restores and not options.atomic_restore:
-                agreement.plan(loading.plan, "restore")
-            call = "restore with atomic_restore" if job.restores else "load"
+            if call == "restore" or request.options.broadcast:
+                agreement.plan(loading.plan, call)
             agreement.read(loading.read, call)
             return loading.apply()
         except BaseException as error:
             loading.give_up(error)
-            if not isinstance(error, Replaced) or not agreement.alone or tries == MOST_TRIES:
+            if not agreement.begins_anew(error):
                 raise
+        loading = _Loading(job)
 
 
 class _Loading:
@@ -163,6 +164,8 @@ class _Loading:
                 )
                 for plan in self._plans
             ]
+            if self._checkpoint.shared:
+                share_between(self._plans, self._leaves, self._checkpoint.shared)
 
     def apply(self) -> Loaded:
         """Builds the value of each item; a restore sets the live objects that are not set yet."""

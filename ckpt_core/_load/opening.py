@@ -165,6 +165,7 @@ def _open_ours(path: str, local: bool, backend: Backend, data: bytes) -> NativeC
         record.single,
         record.metadata,
         record.metrics,
+        shared=record.shared,
         record=record,
         head=data[:_HEAD_BYTES],
     )

@@ -361,7 +361,7 @@ class Processes:
         timeout_secs: float,
         failed: Callable[[int, str], Exception],
         tell: Callable[[Any], str] = lambda _: "",
-        hear: Callable[[list[str]], None] = lambda _: None,
+        hear: Callable[[list[str]], str | None] = lambda _: None,
         call: str = "",
     ) -> Any:
         """Runs ``work`` on every process and blocks until all have; if one fails, all raise.
@@ -373,7 +373,7 @@ class Processes:
                 process that did and its error as ``"type: text"``.
             tell: with several processes: turns the result into the text sent to process 0.
             hear: called on process 0 with every process's text before any proceeds; if it raises,
-                all do.
+                all do. What it returns fails all: an index and a text for ``failed``, as JSON.
         """
         result, error = None, None
         try:
@@ -385,9 +385,7 @@ class Processes:
 
             def judge(texts: list[str]) -> str:
                 failure = messages.first_failure(texts)
-                if not failure:
-                    hear([text[1:] for text in texts])
-                return failure
+                return failure or hear([text[1:] for text in texts]) or ""
 
             first = ""
             try:

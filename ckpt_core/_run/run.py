@@ -148,7 +148,10 @@ class Run:
         if not overwrite and (trail.repeats(step) or step in {one.step for one in self.saves}):
             self._say_repeated(step)
             return False
-        self._unread.check(items)
+        if self._processes.count > 1:
+            self._check_unread(items)
+        else:
+            self._unread.check(items)
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
@@ -167,6 +170,17 @@ class Run:
             self._lineage = ""  # it has begun nothing: the next save looks at the steps again
         self._start(what, call, plan, persists)
         return True
+
+    def _check_unread(self, items: Mapping[str, Any]) -> None:
+        """Raises on all processes if one of them has not read what was restored: the others would wait for it."""
+        if not self._unread.asks(items):
+            self._unread.check(items)  # it raises nothing
+            return
+        limit_secs = self._options.timeout_secs
+        self._processes.run_on_all(
+            next_tag(), lambda: self._unread.check(items), limit_secs, _failed_on, call="save"
+        )
+        self._unread.passed(items)
 
     def wants(self, step: int) -> bool:
         """Whether the policy wants this step; all processes must call it."""
@@ -530,6 +544,11 @@ class Run:
         if saving:
             return f"saving step {saving[0]}"
         return "read only" if self.directory.read_only else "open"
+
+
+def _failed_on(index: int, text: str) -> Exception:
+    """The error of the other processes, from the first process that failed and its error."""
+    return told_by_another(text.partition(": ")[0], f"process {index}: {text}")
 
 
 def failed_on_first(kind: str, text: str) -> Exception:

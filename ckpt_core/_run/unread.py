@@ -30,6 +30,7 @@ class UnreadValues:
         self._left_out: Set[str] = frozenset()
         self._pipelines: dict[str, tuple[weakref.ref[Any], str | None]] = {}
         """Item -> the last one and its position; None once the user was warned."""
+        self._asked: set[str] = set()
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out.
@@ -43,6 +44,15 @@ class UnreadValues:
         self._step, self._read = restored.step, restored.read_items
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
+        self._asked = self._returned | self._left_out
+
+    def asks(self, items: Mapping[str, Any]) -> bool:
+        """Whether ``check`` could raise on any process, some of which may have read what others have not."""
+        return not self._asked.isdisjoint(items)
+
+    def passed(self, items: Mapping[str, Any]) -> None:
+        """Notes that ``check`` raised on no process, so that they need not agree on these items again."""
+        self._asked.difference_update(items)
 
     def check(self, items: Mapping[str, Any]) -> None:
         """Raises if an item is saved whose restored value was never read, or that was left out.

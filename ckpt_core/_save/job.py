@@ -48,11 +48,13 @@ class RecordFields:
     Attributes:
         single: True if the caller passed one state, not named items.
         metadata, metrics: as the user passed them.
+        shared: objects that stand in several items, as in ``Record``.
     """
 
     single: bool
     metadata: Any = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    shared: tuple[tuple[tuple[str, int], ...], ...] = ()
 
     def frozen(self) -> RecordFields:
         """A copy that later changes by the caller do not reach; metadata as JSON returns it.

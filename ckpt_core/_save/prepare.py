@@ -32,33 +32,43 @@ from ckpt_core._save.plan import (
     plan_tree,
     signature_of,
 )
+from ckpt_core._save.shared_objects import SharedObjects
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
 
 
-def prepare_items(items: Mapping[str, Any], job: SaveJob) -> list[PreparedItem]:
-    """Flattens, plans and snapshots all items of a save.
+def prepare_items(
+    items: Mapping[str, Any], job: SaveJob
+) -> tuple[list[PreparedItem], tuple[tuple[tuple[str, int], ...], ...]]:
+    """Flattens, plans and snapshots all items of a save; also returns ``RecordFields.shared``.
 
     Raises:
         UnsupportedLeaf: a value cannot be saved; the message says path, type, and item if named.
         ValueError: a pattern of ``Options.compression`` matches no leaf.
     """
-    prepared = [prepare_item(name, value, job) for name, value in items.items()]
+    shared = SharedObjects() if len(items) > 1 else None
+    prepared = [prepare_item(name, value, job, shared) for name, value in items.items()]
     rules = job.options.compression
     if isinstance(rules, Mapping):
         refuse_idle(rules, [(item.name, item.record.paths) for item in prepared])
-    return prepared
+    return prepared, () if shared is None else shared.groups()
 
 
-def prepare_item(name: str, value: Any, job: SaveJob) -> PreparedItem:
+def prepare_item(
+    name: str, value: Any, job: SaveJob, shared: SharedObjects | None = None
+) -> PreparedItem:
     """Flattens, plans and snapshots one item.
+
+    Args:
+        name, value, job: the item.
+        shared: notes its leaves, if they may stand in other items, too.
 
     Raises:
         UnsupportedLeaf: as for ``prepare_items``.
     """
     try:
-        return _prepare(name, value, job)
+        return _prepare(name, value, job, shared)
     except UnsupportedLeaf as error:
         if job.fields.single:
             raise
@@ -66,7 +76,7 @@ def prepare_item(name: str, value: Any, job: SaveJob) -> PreparedItem:
         raise UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name) from error
 
 
-def _prepare(name: str, value: Any, job: SaveJob) -> PreparedItem:
+def _prepare(name: str, value: Any, job: SaveJob, shared: SharedObjects | None) -> PreparedItem:
     if isinstance(value, Json):
         return prepare_json(name, value, job)
     if isinstance(value, Files | SavedFiles):
@@ -82,7 +92,7 @@ def _prepare(name: str, value: Any, job: SaveJob) -> PreparedItem:
         return expand_one(obj)
 
     flat = flatten(value, expand=expand, saving=True)
-    return _prepare_tree(name, flat, job, job.copy if writable else None)
+    return _prepare_tree(name, flat, job, job.copy if writable else None, shared)
 
 
 def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
@@ -94,7 +104,13 @@ def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> Prepare
     return PreparedItem(name, record, state_files=files)
 
 
-def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None) -> PreparedItem:
+def _prepare_tree(
+    name: str,
+    flat: FlatTree,
+    job: SaveJob,
+    copy_jax: Copy | None,
+    shared: SharedObjects | None,
+) -> PreparedItem:
     """Plans a pytree and takes its snapshot.
 
     Args:
@@ -103,8 +119,11 @@ def _prepare_tree(name: str, flat: FlatTree, job: SaveJob, copy_jax: Copy | None
         job: job of the save.
         copy_jax: copies jax arrays whose memory the caller can write to (torchax, for example);
             None if there are none.
+        shared: as for ``prepare_item``.
     """
     signature, data = signature_of(flat)
+    if shared is not None:
+        shared.note(name, flat.leaves, signature.specs)
     plan = plan_item(name, signature, job)
     texts = {
         plan.names[position]: to_text(flat.leaves[position], signature.specs[position])

@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _processes
@@ -99,7 +100,8 @@ class _Save:
         try:
             with watched(self._events.activity, "taking the snapshot"):
                 self._fields = self._job.fields.frozen()
-                self._items = prepare_items(items, self._job)
+                self._items, shared = prepare_items(items, self._job)
+                self._fields = replace(self._fields, shared=shared)
                 at_once = self._job.local and self._job.waits_for_disk
                 if self._job.processes.index == 0 and at_once:
                     self._attempt = self._begin()

@@ -353,6 +353,7 @@ class Write:
             packed=pack(small) if (small := attempt.small_files()) else b"",
             part=self.part,
             parent=self._job.parent,
+            shared=self._fields.shared,
         )
 
     def _files(self, attempt: Attempt) -> dict[str, FileRecord]:

@@ -135,3 +135,18 @@ def test_keys_of_metadata_are_text(tmp_path: Path, metadata: Any):
     ):
         pass
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({}, [], None, 2**70, "x", {"a": None, "b": {}, "c": []}, {"": 1}),
+        *({"a/b": 1, "a": {"b": 2}}, {"a": {"value": 1}}, {"a\nb": "\ud800"}),
+        [[1], [{"a": [None, {}, -(2**63)]}]],
+    ],
+)
+def test_whatever_json_holds_comes_back_after_a_save_without_it(tmp_path, value):
+    ckpt.save(tmp_path / "a", config=ckpt.Json(value), model=MODEL)
+    restored = ckpt.restore(tmp_path / "a", config=ckpt.Json)["config"]
+    ckpt.save(tmp_path / "b", config=restored, model=MODEL)
+    assert ckpt.restore(tmp_path / "b", config=ckpt.Json)["config"] == value

@@ -6,8 +6,6 @@ CheckpointNotFound is a FileNotFoundError, after which programs begin afresh; an
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,25 +15,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from tests.support.children import environment
+from tests.support.replacing import KINDS, replacing
 
-WRITER = """
-import sys
-import numpy as np
-import ckpt_core as ckpt
-from ckpt_core._directory import writing
-
-path, kind = sys.argv[1:]
-if kind == "two-renames":
-    writing.exchange = lambda *_: False
-options = ckpt.Options(durable=False)
-number = 0
-while True:
-    number += 1
-    state = {"a": np.full(5000, number), "b": [np.full(7, number), "text"], "c": np.full(300_000, number)}
-    ckpt.save(path, state, overwrite=True, options=options, metadata={"number": number})
-    print(number, flush=True)
-"""
 _SECS = 2.0
 _CALLS = 40
 """At least so many calls of each kind, and as many more as the time allows."""
@@ -82,29 +63,14 @@ def _number_is_there(info: ckpt.CheckpointInfo) -> None:
     assert info.metadata["number"] > 0 and len(info.items["state"].leaves) == 4
 
 
-@pytest.fixture(name="replaced", params=["exchange", "two-renames"])
+@pytest.fixture(name="replaced", params=KINDS)
 def make_replaced(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[str, Callable[[], int]]]:
     """A path that another process replaces all the time, and how often it has."""
     path = tmp_path / "run" / "3"
-    told = tmp_path / "told"
-    with told.open("w") as out:
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), request.param],
-            stdout=out,
-            env=environment(),
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while not told.read_text():
-            assert writer.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        yield str(path), lambda: len(told.read_text().split())
-        assert writer.poll() is None, "the writer has failed"
-    finally:
-        writer.kill()
-        writer.wait()
+    with replacing(path, tmp_path / "told", request.param) as count:
+        yield str(path), count
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -242,9 +242,8 @@ def test_an_error_of_one_is_an_error_of_all(tmp_path: Path) -> None:
     assert [one["mismatch"]["type"] for one in told] == ["StructureMismatch", "StructureMismatch"]
     assert [one["missing"]["type"] for one in told] == ["CheckpointNotFound"] * 2
     for one in told:
-        assert one["other"]["type"] == "CheckpointError"
-        assert "broadcast=True" in one["other"]["text"]
-        assert one["items"]["type"] == "CheckpointError"
+        assert one["other"]["type"] == one["items"]["type"] == "NotTogether"
+        assert "loads other leaves" in one["other"]["text"]
 
 
 ORBAX = """

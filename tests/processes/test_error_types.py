@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.launch import launch, reports
 
 CODE = """
@@ -46,3 +48,35 @@ def test_errors_have_one_class_on_all_processes(tmp_path: Path) -> None:
             assert error["type"] == CLASSES[name.partition(" ")[0]], (index, name, error)
     first = told["failed"]["save"]["text"]
     assert "process 0 cannot save: CheckpointExists" in first
+
+
+# what process 0 alone reads, for its log, the others have not read
+READ_BY_ONE = """
+spread = NamedSharding(Mesh(jax.devices(), "d"), P("d"))
+w = jax.make_array_from_callback((8,), spread, lambda at: np.arange(8.0, dtype="f4")[at])
+state = {"w": w, "step": 1}
+with ckpt.Checkpointer(directory, options=options) as run:
+    run.save(1, state)
+told = {}
+with ckpt.Checkpointer(directory, options=options) as run:
+    restored = run.restore_latest(state=state)
+    if index == READER:
+        restored["state"]
+    told["refused"] = raised(lambda: run.save(2, state))
+    assert restored["state"]["step"] == 1
+    told["read"] = raised(lambda: run.save(2, state))
+    told["again"] = raised(lambda: run.save(3, state))
+    run.wait_until_finished()
+    told["steps"] = run.all_steps()
+report(**told)
+"""
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_value_that_only_one_process_read_is_refused_by_all(tmp_path: Path, reader: int) -> None:
+    for told in reports(launch(READ_BY_ONE.replace("READER", str(reader)), tmp_path / "run")):
+        assert told["refused"]["type"] == "RestoredValueIgnored", told
+        assert "was never read" in told["refused"]["text"]
+        assert told["refused"]["secs"] < 10
+        assert told["read"] is None and told["again"] is None
+        assert told["steps"] == [1, 2, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._format.part import Part
@@ -104,7 +104,8 @@ class LocalSave:
         self._events.happened("save_started")
         try:
             self._fields = self._job.fields.frozen()
-            self._items = prepare_items(items, self._job)
+            self._items, shared = prepare_items(items, self._job)
+            self._fields = replace(self._fields, shared=shared)
         except Exception as error:
             if self._job.processes.count == 1:
                 self._events.happened("save_failed", error=error)
