@@ -26,7 +26,7 @@ class LoadAgreement:
 
     Args:
         options: options of the load.
-        identity: gives the text of what all processes must load alike; see ``Identity``.
+        identity: gives the text of what all processes must load alike; see ``identity_of``.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
 
@@ -44,6 +44,7 @@ class LoadAgreement:
         self.alone = self._processes.count == 1
         self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._opened = False
+        self._sets = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:
         """Calls ``work``, and waits until all processes succeeded.
@@ -85,6 +86,20 @@ class LoadAgreement:
             f"{self._tag}/load", lambda: lockstep.run(lambda: work(Broadcast(lockstep)))
         )
 
+    def set(self, work: Callable[[], T]) -> T:
+        """Calls ``work``, which sets live objects; if any process has one, waits until all are set.
+
+        Else one process would go on from a step that another one did not get.
+        """
+        if not self._sets:
+            return work()
+        return self._processes.run_on_all(
+            f"{self._tag}/set", work, self._options.timeout_secs, _cannot_load
+        )
+
+    def _heard(self, answer: str) -> None:
+        self._sets = bool(answer)
+
     def _opening(self, call: str) -> str:
         """``call`` at the first agreement of the round, empty at later ones."""
         first, self._opened = not self._opened, True
@@ -99,6 +114,7 @@ class LoadAgreement:
             tell=lambda _: self._identity(),
             hear=_refuse_different,
             call=call,
+            heard=self._heard,
         )
 
 
@@ -111,6 +127,7 @@ class Identity(NamedTuple):
         everything: digest of all leaves that have a sharding, with their dtypes and shardings.
         beyond: the same of those that lie on other processes, too, or on others alone.
         on: the processes on whose devices these lie, as runs: a message must not grow with their number.
+        sets: whether it sets live objects.
     """
 
     path: str
@@ -118,15 +135,19 @@ class Identity(NamedTuple):
     everything: str
     beyond: str
     on: Sequence[Sequence[int]]
+    sets: bool = False
 
 
-def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
+def identity_of(
+    path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool, sets: bool = False
+) -> str:
     """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
         path, attempt: as in ``Identity``.
         plans: what this process loads.
         alike: all must load this checkpoint, even if no array lies on several processes.
+        sets: as in ``Identity``.
     """
     everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
     known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
@@ -148,11 +169,12 @@ def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool)
             if not is_own:
                 beyond.update(data)
     sent = attempt if alike or on else ""
-    return json.dumps([path, sent, everything.hexdigest(), beyond.hexdigest(), runs_of(sorted(on))])
+    digests = everything.hexdigest(), beyond.hexdigest()
+    return json.dumps([path, sent, *digests, runs_of(sorted(on)), sets])
 
 
-def _refuse_different(texts: list[str]) -> None:
-    """Called on process 0 with every process's identity before any proceeds.
+def _refuse_different(texts: list[str]) -> str:
+    """Called on process 0 with every process's identity before any proceeds; not empty if any sets live objects.
 
     What a process places on its own devices alone is its own, as long as no other process counts on
     these devices. Otherwise all must name the same leaves with the same dtypes and shardings: either
@@ -186,8 +208,9 @@ def _refuse_different(texts: list[str]) -> None:
             f"{one.path}: process {index} loads other leaves, or into other dtypes or onto other shardings, than "
             f"process {first}: all processes must load the same"
         )
+    return "sets" if any(one.sets for _, one in told) else ""
 
 
 def _cannot_load(index: int, text: str) -> Exception:
     """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    return told_by_another(text.partition(": ")[0], f"process {index} cannot load it: {text}")
+    return told_by_another(_processes.kind_of(text), f"process {index} cannot load it: {text}")

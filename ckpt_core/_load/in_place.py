@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_core._errors import CheckpointError, drop_locals
+from ckpt_core._errors import CheckpointError, drop_locals, setting_target
 from ckpt_core._lazy import jax
 from ckpt_core._load.outcomes import LiveOutcome, LiveTree, Undo
 from ckpt_core._load.planned import ItemPlan
@@ -48,7 +48,8 @@ class InPlace:
         outcome = plan.outcome
         if isinstance(outcome, LiveOutcome) and outcome.early:
             self._undos.append((plan, outcome.undo()))
-            self._early[plan.item.name] = outcome.make([])
+            with setting_target():
+                self._early[plan.item.name] = outcome.make([])
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes one array that was read; sets all waiting arrays once they reach the limit.
@@ -72,9 +73,9 @@ class InPlace:
         name, first = plan.item.name, plan.item.name not in self._begun
         self._new += self._waiting.values()
         self._begun[name] = plan
-        held = outcome.set_parts(
-            {outcome.paths[result]: value for result, value in self._waiting.items()}
-        )
+        parts = {outcome.paths[result]: value for result, value in self._waiting.items()}
+        with setting_target():
+            held = outcome.set_parts(parts)
         self._new += held
         if held:
             plan.forget(list(self._waiting))  # else the plan would keep the old arrays in memory
@@ -104,7 +105,8 @@ class InPlace:
             if isinstance(plan.outcome, LiveOutcome):
                 begun = plan.item.name in self._begun
                 self._undos.append((plan, None if begun else plan.outcome.undo()))
-            values.append(plan.outcome.make(read))
+            with setting_target():
+                values.append(plan.outcome.make(read))
         return values
 
     def give_up(self, error: BaseException) -> None:

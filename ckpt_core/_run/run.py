@@ -85,7 +85,7 @@ class Run:
         if local_root is not None:
             run = self._find_run(make=not directory.read_only)
             self._local = LocalTier(local_root, run, directory)
-        self.tiers = Tiers(directory.steps, self._local)
+        self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
         self.saves = [*local, self._persistent]
@@ -343,6 +343,7 @@ class Run:
             strict_latest,
             candidates,
             damaged,
+            self._processes.count == 1,
         )
         if restored is None:
             self._trail, self._lineage = history.found_nothing(), ""

@@ -14,7 +14,7 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    known_to_all,
+    all_go_on,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
@@ -321,7 +321,7 @@ class LocalTier:
                 self._copy_again(step)
                 return restored
             except Exception as error:
-                if self._processes.count > 1 and not known_to_all(error):
+                if self._processes.count > 1 and not all_go_on(error):
                     raise  # the other processes would not take part in another agreement
                 verdict = self._agree_after(step, error)
                 if verdict == "raise":
