@@ -40,7 +40,7 @@ from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_text
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, read_run, run_text
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 
@@ -471,10 +471,18 @@ class Run:
         self._decision.forget()
         try:
             yield
-        except Exception:
-            if leaving <= {*self.tiers.all()}:
+        except BaseException as error:
+            self._recall_local()
+            if isinstance(error, Exception) and leaving <= {*self.tiers.all()}:
                 self._trail = before
             raise
+
+    def _recall_local(self) -> None:
+        """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
+        if self._local is None:
+            return
+        with contextlib.suppress(OSError, CheckpointError):
+            self._local.forget(read_run(self.directory))
 
     def _agree_on_call(self, call: str) -> None:
         """Blocks until every process has announced the same ``call``, such as "delete step 3".

@@ -17,6 +17,7 @@ from ckpt_core._results import Restored
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.places import local_root as local_root
+from ckpt_core._run.tiers.run_file import read_run as read_run
 from ckpt_core._run.tiers.run_file import run_text as run_text
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 

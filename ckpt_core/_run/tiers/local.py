@@ -138,6 +138,12 @@ class LocalTier:
         self._keeping.delete_in_others(gone)
         self._offers.keep(lambda key: not gone(key.step))
 
+    def forget(self, run: Lineage) -> None:
+        """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
+        self.follow(run)
+        counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
+        self._complete = counting if run.name else self._complete
+
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         index, count, names = self._processes.index, self._processes.count, self._steps.names
