@@ -27,7 +27,7 @@ import contextlib
 import os
 import signal
 import traceback
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 VISIBLE = "visible, durability unknown"
@@ -323,17 +323,11 @@ def is_of_target(error: BaseException) -> bool:
     return getattr(error, _OF_TARGET, False)
 
 
-@contextlib.contextmanager
-def setting_target() -> Generator[None]:
-    """While live objects are set: marks errors as ``is_of_target``, except damage that they find."""
-    try:
-        yield
-    except CheckpointCorrupt:
-        raise
-    except Exception as error:
-        with contextlib.suppress(AttributeError):
+def mark_of_target(error: BaseException) -> None:
+    """Notes that an error was raised while a live object was set; damage that the object found stays damage."""
+    if not isinstance(error, CheckpointCorrupt):
+        with contextlib.suppress(AttributeError):  # an error with slots
             setattr(error, _OF_TARGET, True)
-        raise
 
 
 def passed_a_handler(error: BaseException) -> bool:

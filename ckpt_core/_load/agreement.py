@@ -32,6 +32,7 @@ class LoadAgreement:
 
     Attributes:
         alone: whether this process agrees with no other.
+        sets: whether any process sets live objects at the end; known after the first agreement.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class LoadAgreement:
         self.alone = self._processes.count == 1
         self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._opened = False
-        self._sets = False
+        self.sets = False
 
     def plan(self, work: Callable[[], T], call: str) -> T:
         """Calls ``work``, and waits until all processes succeeded.
@@ -87,18 +88,16 @@ class LoadAgreement:
         )
 
     def set(self, work: Callable[[], T]) -> T:
-        """Calls ``work``, which sets live objects; if any process has one, waits until all are set.
+        """Calls ``work``, which sets live objects, and waits until all processes have done that.
 
         Else one process would go on from a step that another one did not get.
         """
-        if not self._sets:
-            return work()
         return self._processes.run_on_all(
             f"{self._tag}/set", work, self._options.timeout_secs, _cannot_load
         )
 
     def _heard(self, answer: str) -> None:
-        self._sets = bool(answer)
+        self.sets = bool(answer)
 
     def _opening(self, call: str) -> str:
         """``call`` at the first agreement of the round, empty at later ones."""

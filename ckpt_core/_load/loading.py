@@ -80,7 +80,7 @@ def run(job: LoadJob) -> Loaded:
                 agreement.plan(loading.plan, "restore")
             call = "restore with atomic_restore" if job.restores else "load"
             agreement.read(loading.read, call)
-            return agreement.set(loading.apply)
+            return agreement.set(loading.apply) if agreement.sets else loading.apply()
         except BaseException as error:
             loading.give_up(error)
             if not isinstance(error, Replaced) or not agreement.alone or tries == MOST_TRIES:
