@@ -271,16 +271,63 @@ _KNOWN = "_ckpt_known_to_all"
 
 def known_to_all(error: BaseException) -> bool:
     """Whether every process learned of this failure, so that each raises an error of its own for it."""
-    found: BaseException | None = error
-    while found is not None and not getattr(found, _KNOWN, False):
-        found = found.__cause__  # it was raised again with more of a message
-    return found is not None
+    return bool(_agreed_kind(error))
 
 
-def mark_known_to_all(error: BaseException) -> None:
-    """Notes that every process learned of a failure; see ``known_to_all``."""
+def mark_known_to_all(error: BaseException, kind: str) -> None:
+    """Notes that every process learned of a failure.
+
+    Args:
+        error: what this process raises for it.
+        kind: name of the class for which all take it, which may be that of another process's error.
+    """
     with contextlib.suppress(AttributeError):  # an error with slots
-        setattr(error, _KNOWN, True)
+        setattr(error, _KNOWN, kind)
+
+
+def all_take_for(error: BaseException, cls: type[Exception], alone: bool) -> bool:
+    """Whether a failed load counts as one of this class, in every process alike: what is done next depends on it.
+
+    Processes may fail in one load for different reasons. If they did not all learn of the failure, it counts as none.
+
+    Args:
+        error: of this process.
+        cls: CheckpointCorrupt or CheckpointNotFound.
+        alone: whether this process is the only one.
+    """
+    kind = _agreed_kind(error)
+    return kind == cls.__name__ if kind else alone and isinstance(error, cls)
+
+
+INTERRUPT = "interrupt"
+"""Kind of a failure of which the process that failed is being interrupted, so that it agrees on nothing more."""
+
+
+def all_go_on(error: BaseException) -> bool:
+    """Whether all processes learned of a failure, and can agree on what to do next."""
+    return _agreed_kind(error) not in ("", INTERRUPT)
+
+
+def _agreed_kind(error: BaseException) -> str:
+    found: BaseException | None = error
+    while found is not None and not getattr(found, _KNOWN, ""):
+        found = found.__cause__  # it was raised again with more of a message
+    return "" if found is None else getattr(found, _KNOWN)
+
+
+_OF_TARGET = "_ckpt_of_target"
+
+
+def is_of_target(error: BaseException) -> bool:
+    """Whether a live object refused to be set, which says nothing about the files that were read."""
+    return getattr(error, _OF_TARGET, False)
+
+
+def mark_of_target(error: BaseException) -> None:
+    """Notes that an error was raised while a live object was set; damage that the object found stays damage."""
+    if not isinstance(error, CheckpointCorrupt):
+        with contextlib.suppress(AttributeError):  # an error with slots
+            setattr(error, _OF_TARGET, True)
 
 
 def passed_a_handler(error: BaseException) -> bool:

@@ -9,7 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
-from ckpt_core._errors import known_to_all, told_by_another
+from ckpt_core._errors import (
+    CheckpointNotFound,
+    known_to_all,
+    mark_known_to_all,
+    told_by_another,
+)
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.checkpoint import MOST_TRIES, Replaced, replaced
 from ckpt_core._load.planned import ItemPlan
@@ -19,6 +24,7 @@ from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._options import Options
 
+_SETS = "sets"
 T = TypeVar("T")
 
 
@@ -33,7 +39,8 @@ class LoadAgreement:
         alone: only this process loads, however many run (``as_numpy=True``).
 
     Attributes:
-        identity: gives the text of what all processes must load alike; see ``Identity``.
+        identity: gives the text of what all processes must load alike; see ``identity_of``.
+        sets: whether any process sets live objects at the end; known after the first agreement.
     """
 
     def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
@@ -44,6 +51,7 @@ class LoadAgreement:
         self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._tag, self._tries, self._opened = self._round, 1, False
         self._found: Sequence[str] = ()
+        self.sets = False
 
     def begins_anew(self, error: BaseException) -> bool:
         """Whether all processes begin the load anew after this error."""
@@ -86,6 +94,15 @@ class LoadAgreement:
         lockstep = Lockstep(self._processes, self._tag, self._options.timeout_secs, _cannot_load)
         return self._on_all(tag, lambda: lockstep.run(lambda: work(Broadcast(lockstep))))
 
+    def set(self, work: Callable[[], T]) -> T:
+        """Calls ``work``, which sets live objects, and waits until all processes have done that.
+
+        Else one process would go on from a step that another one did not get.
+        """
+        return self._processes.run_on_all(
+            f"{self._tag}/set", work, self._options.timeout_secs, _cannot_load
+        )
+
     def _opening(self, call: str) -> str:
         """``call`` at the first agreement of the round, empty at later ones."""
         first, self._opened = not self._opened, True
@@ -104,32 +121,39 @@ class LoadAgreement:
             self._options.timeout_secs,
             _cannot_load,
             tell=self._told,
-            hear=self._heard,
+            hear=self._judged,
             call=call,
+            heard=self._heard,
         )
 
     def _told(self, result: Any) -> str:
         """What this process tells: what it loads; or text alone, if that was replaced."""
         return json.dumps(str(result)) if isinstance(result, Replaced) else self.identity()
 
-    def _heard(self, texts: list[str]) -> str:
-        """Called on process 0: why all begin anew, as ``_cannot_load`` takes it, as JSON; empty if they go on.
+    def _judged(self, texts: list[str]) -> str:
+        """Called on process 0 with what all told; gives ``_SETS`` if any sets live objects, or why all begin anew.
 
         Raises:
             CheckpointError: as for ``_refuse_different``.
         """
         told = [json.loads(text) for text in texts]
-        for index, one in enumerate(told):
-            if isinstance(one, str):
-                return json.dumps([index, f"{Replaced.__name__}: {one}"])
+        if said := next((one for one in told if isinstance(one, str)), ""):
+            return said
         same = [Identity(*one) for one in told]
         before, self._found = self._found, [one.found for one in same]
-        if len({one.path for one in same}) == 1 and self._found != before:
-            for index, one in enumerate(same):
-                if one.found != same[0].found:  # one opened the old one, the other the new one
-                    return json.dumps([index, f"{Replaced.__name__}: {replaced(one.path)}"])
-        _refuse_different(texts)
-        return ""
+        paths, saves = {one.path for one in same}, {*self._found}
+        if len(paths) == 1 and len(saves) > 1 and self._found != before:
+            return str(replaced(same[0].path))  # one opened the old one, the other the new one
+        _refuse_different(same)
+        return _SETS if any(one.sets for one in same) else ""
+
+    def _heard(self, answer: str) -> None:
+        """Called with what ``_judged`` gave; raises Replaced on all processes if they begin anew."""
+        self.sets = answer == _SETS
+        if answer and not self.sets:
+            error = Replaced(answer)
+            mark_known_to_all(error, CheckpointNotFound.__name__)
+            raise error
 
 
 class Identity(NamedTuple):
@@ -141,6 +165,7 @@ class Identity(NamedTuple):
         everything: digest of all leaves that have a sharding, with their dtypes and shardings.
         beyond: the same of those that lie on other processes, too, or on others alone.
         on: the processes on whose devices these lie, as runs: a message must not grow with their number.
+        sets: whether it sets live objects.
         found: token of the save that wrote the checkpoint.
     """
 
@@ -149,16 +174,20 @@ class Identity(NamedTuple):
     everything: str
     beyond: str
     on: Sequence[Sequence[int]]
+    sets: bool = False
     found: str = ""
 
 
-def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool) -> str:
+def identity_of(
+    path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool, sets: bool = False
+) -> str:
     """The text that each process sends for ``_refuse_different`` to compare.
 
     Args:
         path, attempt: as in ``Identity``.
         plans: what this process loads.
         alike: all must load this checkpoint, even if no array lies on several processes.
+        sets: as in ``Identity``.
     """
     everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()
     known: dict[Any, tuple[str, bool]] = {}  # a sharding may have 100,000 devices
@@ -181,10 +210,10 @@ def identity_of(path: str, attempt: str, plans: Iterable[ItemPlan], alike: bool)
                 beyond.update(data)
     sent = attempt if alike or on else ""
     digests = everything.hexdigest(), beyond.hexdigest()
-    return json.dumps([path, sent, *digests, runs_of(sorted(on)), attempt])
+    return json.dumps([path, sent, *digests, runs_of(sorted(on)), sets, attempt])
 
 
-def _refuse_different(texts: list[str]) -> None:
+def _refuse_different(identities: Sequence[Identity]) -> None:
     """Called on process 0 with every process's identity before any proceeds.
 
     What a process places on its own devices alone is its own, as long as no other process counts on
@@ -195,7 +224,7 @@ def _refuse_different(texts: list[str]) -> None:
         CheckpointError: processes load different checkpoints or different leaves. A global array
             would then be made of shards of different arrays, and no error would say so.
     """
-    told = [(index, Identity(*json.loads(text))) for index, text in enumerate(texts)]
+    told = [*enumerate(identities)]
     same = [(index, one) for index, one in told if one.attempt]
     for index, one in same[1:]:
         first, other = same[0]
@@ -223,7 +252,7 @@ def _refuse_different(texts: list[str]) -> None:
 
 def _cannot_load(index: int, text: str) -> Exception:
     """The error to raise here for a failure on process ``index``, of a class that callers catch."""
-    kind, _, rest = text.partition(": ")
+    kind = _processes.kind_of(text)
     if kind == Replaced.__name__:
-        return Replaced(rest)
+        return Replaced(text.partition(": ")[2])
     return told_by_another(kind, f"process {index} cannot load it: {text}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_core._errors import CheckpointError, drop_locals
+from ckpt_core._errors import CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
 from ckpt_core._load.outcomes import LiveOutcome, LiveTree, Undo
 from ckpt_core._load.planned import ItemPlan
@@ -41,6 +41,7 @@ class InPlace:
         self._new: list[Any] = []  # arrays that were set in parts: deleted if the restore fails
         self._begun: dict[str, ItemPlan] = {}  # items whose object was set in part, by name
         self._early: dict[str, Any] = {}  # values of the items that begin() has set
+        self._setting = False  # an object is being set
         self._undos: list[tuple[ItemPlan, Undo | None]] = []  # None: it cannot be set back
 
     def begin(self, plan: ItemPlan) -> None:
@@ -48,7 +49,9 @@ class InPlace:
         outcome = plan.outcome
         if isinstance(outcome, LiveOutcome) and outcome.early:
             self._undos.append((plan, outcome.undo()))
+            self._setting = True
             self._early[plan.item.name] = outcome.make([])
+            self._setting = False
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
         """Takes one array that was read; sets all waiting arrays once they reach the limit.
@@ -72,9 +75,10 @@ class InPlace:
         name, first = plan.item.name, plan.item.name not in self._begun
         self._new += self._waiting.values()
         self._begun[name] = plan
-        held = outcome.set_parts(
-            {outcome.paths[result]: value for result, value in self._waiting.items()}
-        )
+        parts = {outcome.paths[result]: value for result, value in self._waiting.items()}
+        self._setting = True
+        held = outcome.set_parts(parts)
+        self._setting = False
         self._new += held
         if held:
             plan.forget(list(self._waiting))  # else the plan would keep the old arrays in memory
@@ -104,7 +108,9 @@ class InPlace:
             if isinstance(plan.outcome, LiveOutcome):
                 begun = plan.item.name in self._begun
                 self._undos.append((plan, None if begun else plan.outcome.undo()))
+            self._setting = True
             values.append(plan.outcome.make(read))
+            self._setting = False
         return values
 
     def give_up(self, error: BaseException) -> None:
@@ -112,6 +118,8 @@ class InPlace:
 
         Adds notes to the error that say what became of each.
         """
+        if self._setting:
+            mark_of_target(error)
         interrupt: BaseException | None = None
         for work in (self._delete_new, self._set_back):
             for _ in range(2):  # an interrupt during this work is raised after the work is done

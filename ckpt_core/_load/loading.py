@@ -80,7 +80,7 @@ def run(job: LoadJob) -> Loaded:
             if call == "restore" or request.options.broadcast:
                 agreement.plan(loading.plan, call)
             agreement.read(loading.read, call)
-            return loading.apply()
+            return agreement.set(loading.apply) if agreement.sets else loading.apply()
         except BaseException as error:
             loading.give_up(error)
             if not agreement.begins_anew(error):
@@ -142,7 +142,8 @@ class _Loading:
         """
         checkpoint = self._checkpoint
         alike = self._job.step is not None
-        return identity_of(checkpoint.path, checkpoint.attempt, self._plans, alike)
+        sets = self._in_place is not None and any(live_of(plan.outcome) for plan in self._plans)
+        return identity_of(checkpoint.path, checkpoint.attempt, self._plans, alike, sets)
 
     def read(self, reading: Reading) -> None:
         """Reads and assembles all items' leaves; a restore sets NNX, Keras and torchax objects meanwhile."""

@@ -25,6 +25,7 @@ from ckpt_core._processes.jobs import preemption_service_listens as preemption_s
 from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_point
 from ckpt_core._processes.messages import Failure, Message, answer_to, parse
 from ckpt_core._processes.messages import NotTogether as NotTogether
+from ckpt_core._processes.messages import kind_of as kind_of
 
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0
@@ -363,6 +364,7 @@ class Processes:
         tell: Callable[[Any], str] = lambda _: "",
         hear: Callable[[list[str]], str | None] = lambda _: None,
         call: str = "",
+        heard: Callable[[str], None] = lambda _: None,
     ) -> Any:
         """Runs ``work`` on every process and blocks until all have; if one fails, all raise.
 
@@ -373,7 +375,8 @@ class Processes:
                 process that did and its error as ``"type: text"``.
             tell: with several processes: turns the result into the text sent to process 0.
             hear: called on process 0 with every process's text before any proceeds; if it raises,
-                all do. What it returns fails all: an index and a text for ``failed``, as JSON.
+                all do. What it returns is given to ``heard`` of all.
+            heard: called everywhere, if no process failed; what it raises must be raised by all alike.
         """
         result, error = None, None
         try:
@@ -381,13 +384,13 @@ class Processes:
         except BaseException as caught:
             error = caught
         if self.count > 1:
-            mine = f"={tell(result)}" if error is None else f"!{type(error).__name__}: {error}"
+            mine = f"={tell(result)}" if error is None else f"!{messages.text_of(error)}"
 
             def judge(texts: list[str]) -> str:
                 failure = messages.first_failure(texts)
-                return failure or hear([text[1:] for text in texts]) or ""
+                return failure or "=" + (hear([text[1:] for text in texts]) or "")
 
-            first = ""
+            first = "="
             try:
                 first = self.gather_decide(tag, mine, judge, timeout_secs, call)
             except NotTogether:
@@ -397,9 +400,12 @@ class Processes:
                 if error is not None:  # our error may be the reason why the others did not come
                     late.__cause__ = error
                 raise
-            if first:
-                error = failed(*json.loads(first)) if error is None else error
-                mark_known_to_all(error)
+            if first.startswith("="):
+                heard(first[1:])
+            else:
+                index, text = json.loads(first)
+                error = failed(index, text) if error is None else error
+                mark_known_to_all(error, messages.kind_of(text))
         if error is not None:
             raise error
         return result

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ckpt_core._errors import BarrierTimeout, CheckpointError
+from ckpt_core._errors import INTERRUPT, BarrierTimeout, CheckpointError
 
 
 class NotTogether(CheckpointError):
@@ -112,9 +112,32 @@ def _differing(calls: Sequence[str], where: str) -> str:
 
 
 def first_failure(texts: Sequence[str]) -> str:
-    """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty."""
+    """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty.
+
+    An interrupt comes first, since its process takes part in no agreement on what to do next. An error that says nothing of the checkpoint comes before others: no older one may be taken instead. A checkpoint
+    that one process no longer found was deleted, and what others miss of it is no damage.
+    """
     failed = [(index, text[1:]) for index, text in enumerate(texts) if text.startswith("!")]
-    return json.dumps(failed[0]) if failed else ""
+    order = ("CheckpointNotFound", "CheckpointCorrupt")
+
+    def rank(one: tuple[int, str]) -> int:
+        kind = kind_of(one[1])
+        if kind == INTERRUPT:
+            return -1
+        return 1 + order.index(kind) if kind in order else 0
+
+    return json.dumps(min(failed, key=rank)) if failed else ""
+
+
+def text_of(error: BaseException) -> str:
+    """An error as it is sent to the other processes: ``type: text``."""
+    kind = "" if isinstance(error, Exception) else f"{INTERRUPT}: "
+    return f"{kind}{type(error).__name__}: {error}"
+
+
+def kind_of(text: str) -> str:
+    """Name of the class of an error that was sent, or ``INTERRUPT``."""
+    return text.partition(": ")[0]
 
 
 def waiting_elsewhere(entries: Iterable[tuple[str, str]], absent: Sequence[int]) -> str:

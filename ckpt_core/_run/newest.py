@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._events import logger
 from ckpt_core._results import Restored
 
@@ -19,6 +19,7 @@ def restore_newest(
     strict_latest: bool,
     list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
     damaged: Callable[[int], None],
+    alone: bool = True,
 ) -> Restored | None:
     """The result of ``restore`` for the newest step it can restore; None if there is no step.
 
@@ -29,6 +30,7 @@ def restore_newest(
         list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
             the same tier.
         damaged: called for each step that is skipped.
+        alone: whether this process is the only one.
 
     Raises:
         CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
@@ -37,20 +39,22 @@ def restore_newest(
     """
     for _ in range(_LOOKS):
         candidates = list_steps()
-        failures: list[tuple[int, CheckpointCorrupt]] = []
+        failures: list[tuple[int, CheckpointError]] = []
         for step, local_first in reversed(candidates):
             try:
                 return restore(step, local_first)
-            except CheckpointCorrupt as error:
-                if strict_latest:
+            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                # as all processes take it: where they failed for different reasons, they must not go different ways
+                if all_take_for(error, CheckpointNotFound, alone):
+                    if step in {listed for listed, _ in list_steps()}:
+                        raise
+                    logger.info("%s: step %d was deleted meanwhile", directory, step)
+                    continue
+                if strict_latest or not all_take_for(error, CheckpointCorrupt, alone):
                     raise
                 failures.append((step, error))
                 damaged(step)
                 _warn(f"{directory}: step {step} is damaged and skipped: {error}")
-            except CheckpointNotFound:
-                if step in {listed for listed, _ in list_steps()}:
-                    raise
-                logger.info("%s: step %d was deleted meanwhile", directory, step)
         if failures:
             raise _none_loads(directory, failures)
         if not candidates:
@@ -68,14 +72,14 @@ def _warn(message: str) -> None:
     )  # the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper
 
 
-def _none_loads(directory: str, failures: list[tuple[int, CheckpointCorrupt]]) -> CheckpointCorrupt:
+def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> CheckpointCorrupt:
     step, error = failures[0]
     numbers = ", ".join(str(failed) for failed, _ in failures)
     newest = CheckpointCorrupt(
         f"{directory}: none of the steps {numbers} can be loaded, and training does not start from scratch by "
         f"accident. Newest, step {step}: {error}",
-        file=error.file,
-        leaf=error.leaf,
+        file=getattr(error, "file", None),
+        leaf=getattr(error, "leaf", None),
     )
     newest.__cause__ = error
     return newest

@@ -41,7 +41,7 @@ from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, run_text
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, read_run, run_text
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 
@@ -86,7 +86,7 @@ class Run:
         if local_root is not None:
             run = self._find_run(make=not directory.read_only)
             self._local = LocalTier(local_root, run, directory)
-        self.tiers = Tiers(directory.steps, self._local)
+        self.tiers = Tiers(directory.steps, self._local, processes.count == 1)
         self._persistent = InFlight(directory.path)
         local = [] if self._local is None else [self._local.in_flight]
         self.saves = [*local, self._persistent]
@@ -358,6 +358,7 @@ class Run:
             strict_latest,
             candidates,
             damaged,
+            self._processes.count == 1,
         )
         if restored is None:
             self._trail, self._lineage = history.found_nothing(), ""
@@ -486,12 +487,20 @@ class Run:
         self._decision.forget()
         try:
             yield
-        except Exception as error:
-            if leaving <= {*self.tiers.all()}:
+        except BaseException as error:
+            self._recall_local()
+            if isinstance(error, Exception) and leaving <= {*self.tiers.all()}:
                 self._trail = before
                 if isinstance(error, CheckpointNotFound):  # before anything was changed
                     self._lineage = lineage
             raise
+
+    def _recall_local(self) -> None:
+        """After a removal that failed or was interrupted: local steps that count no more are forgotten."""
+        if self._local is None:
+            return
+        with contextlib.suppress(OSError, CheckpointError):
+            self._local.forget(read_run(self.directory))
 
     def _agree_on_call(self, call: str) -> None:
         """Blocks until every process has announced the same ``call``, such as "delete step 3".

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from ckpt_core import CheckpointError
-from ckpt_core._load.agreement import _refuse_different
+from ckpt_core._load.agreement import Identity, _refuse_different
 
 MANY = 16_384
 
@@ -18,6 +18,10 @@ def told(
     everything: str, beyond: str = "", on: Sequence[tuple[int, int]] = (), attempt: str = "a"
 ) -> str:
     return json.dumps(["/run/1", attempt, everything, beyond, on])
+
+
+def refuse_different(texts: Sequence[str]) -> None:
+    _refuse_different([Identity(*json.loads(text)) for text in texts])
 
 
 ALL = [(0, 1)]
@@ -36,7 +40,7 @@ STAGES = [told("x", "second", [(1, 1)]), told("x", "first", [(0, 0)])]
     ],
 )
 def test_these_load_together(texts: list[str]) -> None:
-    _refuse_different(texts)
+    refuse_different(texts)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_these_load_together(texts: list[str]) -> None:
 )
 def test_these_do_not(texts: list[str], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        _refuse_different(texts)
+        refuse_different(texts)
 
 
 def test_many_processes_tell_little_and_are_compared_at_once() -> None:
@@ -63,5 +67,5 @@ def test_many_processes_tell_little_and_are_compared_at_once() -> None:
     ]
     assert max(map(len, texts)) < 200
     began = time.process_time()
-    _refuse_different(texts)
+    refuse_different(texts)
     assert time.process_time() - began < 5

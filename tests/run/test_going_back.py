@@ -294,3 +294,42 @@ def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert checkpointer.all_steps() == [0, 1, 2, 3, 4]
     said = [record.getMessage() for record in caplog.records if "losss" in record.getMessage()]
     assert len(said) == 1 and "'loss'" in said[0]
+
+
+@pytest.mark.parametrize("call", ["rollback_to", "delete"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_who_was_interrupted_sees_what_a_restart_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: type[BaseException]
+) -> None:
+    """The steps leave with one file; local copies that it tells to be gone are not listed, nor restored, after that."""
+    options = ckpt.Options(
+        durable=False, persist_policy=ckpt.when.at_steps([1]), local_max_to_keep=4
+    )
+
+    def start(**more: Any) -> ckpt.Checkpointer:
+        local = tmp_path / "local"
+        return ckpt.Checkpointer(tmp_path / "run", local_directory=local, options=options, **more)
+
+    with start() as writer:
+        for step in (1, 2, 3):
+            assert writer.save(step, state(step))
+        writer.wait_until_finished()
+        put = PosixBackend.put
+
+        def put_and_stop(backend: PosixBackend, directory: str, name: str, data: bytes) -> None:
+            put(backend, directory, name, data)
+            if name == ".ckpt-run":
+                raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PosixBackend, "put", put_and_stop)
+            with pytest.raises(error):
+                getattr(writer, call)(2 if call == "rollback_to" else 3)
+        assert writer.all_steps() == [1, 2]
+        with pytest.raises(ckpt.CheckpointNotFound):
+            writer.load(3)
+        assert writer.save(3, state(30))
+        writer.wait_until_finished()
+        with start(read_only=True) as reader:
+            assert reader.all_steps() == writer.all_steps() == [1, 2, 3]
+            assert value_of(reader.load(3)) == value_of(writer.load(3)) == 30

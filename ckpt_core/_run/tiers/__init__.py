@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core import _load
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, all_take_for
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._results import Restored
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.places import local_root as local_root
+from ckpt_core._run.tiers.run_file import read_run as read_run
 from ckpt_core._run.tiers.run_file import run_text as run_text
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 
@@ -27,10 +28,12 @@ class Tiers:
     Args:
         persistent: the directory that all processes share.
         local: the local tier, or None.
+        alone: whether this process is the only one.
     """
 
-    def __init__(self, persistent: Steps, local: LocalTier | None) -> None:
+    def __init__(self, persistent: Steps, local: LocalTier | None, alone: bool) -> None:
         self.directory = persistent.directory
+        self._alone = alone
         self._persistent = persistent
         self._local = local
 
@@ -119,10 +122,15 @@ class Tiers:
 
         try:
             restored = _load.restore_checkpoint(opening, targets, request, step)
-        except (CheckpointNotFound, CheckpointCorrupt) as error:
-            if damage is not None and isinstance(error, CheckpointNotFound):
+        except Exception as error:
+            # not by the class of this process's own error: the others may have failed for another reason
+            absent = all_take_for(error, CheckpointNotFound, self._alone)
+            damaged = all_take_for(error, CheckpointCorrupt, self._alone)
+            if damage is not None and absent:
                 raise damage from None  # only the local tier has the step
-            if damage is not None or self._local is None or step not in self._local.complete:
+            if not (absent or damaged) or damage is not None:
+                raise
+            if self._local is None or step not in self._local.complete:
                 raise
             token = self._local.complete[step]  # an older save, but whole
             found = self._local.restore(step, targets, request)

@@ -9,6 +9,8 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    is_of_target,
+    mark_known_to_all,
     raised_by_a_handler,
 )
 
@@ -29,7 +31,7 @@ def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: T
         there: whether the step is still in the directory of this process.
         is_whole: verifies this process's part; called only if the error may come from damage.
     """
-    if raised_by_a_handler(error) is not None:
+    if raised_by_a_handler(error) is not None or is_of_target(error):
         return "raise"  # it says nothing about the directory
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return "raise"
@@ -72,4 +74,5 @@ def damage_of(directory: str, step: int, error: Exception, processes: int) -> Ch
         leaf=named and named.leaf,
     )
     damage.__cause__ = error
+    mark_known_to_all(damage, CheckpointCorrupt.__name__)  # by the agreement on it
     return damage

@@ -14,7 +14,7 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    known_to_all,
+    all_go_on,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
@@ -137,6 +137,12 @@ class LocalTier:
         self._keeping.delete_copies(gone)
         self._keeping.delete_in_others(gone)
         self._offers.keep(lambda key: not gone(key.step))
+
+    def forget(self, run: Lineage) -> None:
+        """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
+        self.follow(run)
+        counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
+        self._complete = counting if run.name else self._complete
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
@@ -321,7 +327,7 @@ class LocalTier:
                 self._copy_again(step)
                 return restored
             except Exception as error:
-                if self._processes.count > 1 and not known_to_all(error):
+                if self._processes.count > 1 and not all_go_on(error):
                     raise  # the other processes would not take part in another agreement
                 verdict = self._agree_after(step, error)
                 if verdict == "raise":
