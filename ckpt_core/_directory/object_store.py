@@ -297,7 +297,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     Raises:
         CheckpointExists: the key is there: two processes copy one checkpoint to this path.
     """
-    mounted = path.startswith("/")
+    mounted = "://" not in path
     bucket = "/".join(path.split("/")[:3])
     asked = bucket in _asked_of_conditions
     if mounted and not asked:

@@ -105,7 +105,7 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
 def _refuse_itself(path: str, job: SaveJob) -> None:
     """Raises UnsupportedLeaf if the checkpoint lies below ``path``: each would hold all the earlier ones."""
     around = os.path.realpath(path)
-    on_disk = job.target.startswith("/")  # or in a bucket that is mounted
+    on_disk = "://" not in job.target  # or in a bucket that is mounted
     if on_disk and os.path.realpath(job.target).startswith(f"{around.rstrip('/')}/"):
         raise UnsupportedLeaf(
             f"{path!r} holds the checkpoint that is being saved, {job.target!r}: save what is beside it, or by a "

@@ -69,7 +69,9 @@ class Location:
     @property
     def sends(self) -> bool:
         """Whether TensorStore sends what it writes there: neither a mount nor memory, which would keep it."""
-        return not (self.local or self.staged or self.path.startswith(("/", "memory://")))
+        return not (
+            self.local or self.staged or "://" not in self.path or self.path.startswith("memory://")
+        )
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location.
@@ -80,7 +82,7 @@ class Location:
         if self.staged:
             path = self.path.rstrip("/") + "/"
             return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
-        if self.path.startswith("/"):
+        if "://" not in self.path:
             if any("\udc80" <= character <= "\udcff" for character in self.path):
                 raise CheckpointError(
                     f"{self.path!r} is no UTF-8, and TensorStore, which writes and reads the arrays, takes "
@@ -98,7 +100,7 @@ class Location:
 
 def open_store(location: Location, context: Any) -> Any:
     """A future of the key-value store of a location, for writing; those of TensorStore, or alike."""
-    if not location.local and not location.staged and location.path.startswith("/"):
+    if not location.local and not location.staged and "://" not in location.path:
         return Done(lambda: MountedFiles(location.path))
     return ts.KvStore.open(location.spec(), context=context)
 

@@ -56,7 +56,7 @@ def _place(
     path: str, local: bool, probe_bytes: int
 ) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
     """What was measured where checkpoints are; None if it cannot be written to."""
-    on_disk = path.startswith("/")
+    on_disk = "://" not in path
     try:
         place = (
             probe_directory(path, probe_bytes)

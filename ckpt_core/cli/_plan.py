@@ -114,7 +114,7 @@ def plan(question: Question, *, as_json: bool) -> int:
 
 def _rates(place: str, probe_bytes: int) -> tuple[float, float]:
     path, local = resolve(place)
-    if path.startswith("/"):
+    if "://" not in path:
         disk = probe_directory(path, probe_bytes)
         return disk.write_bytes_per_sec, disk.read_bytes_per_sec
     store = probe_store(Location(path, local), probe_bytes)

@@ -408,6 +408,7 @@ def test_a_lock_of_the_parent_outlives_a_child(tmp_path: Path, run_python: Any) 
 
 def test_nothing_is_left_of_a_lock(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"head")
+    gc.collect()  # what earlier tests dropped
     before, descriptors = len(locks.open_files), len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         with locks.reading(str(tmp_path / "file"), b"head"):
