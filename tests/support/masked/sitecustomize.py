@@ -1,0 +1,8 @@
+"""Python imports this before anything else, where the folder is on PYTHONPATH: so children of tests are masked, too."""
+
+import os
+
+if os.environ.get("CKPT_TEST_PLATFORM"):
+    import masked_platform
+
+    masked_platform.install(os.environ["CKPT_TEST_PLATFORM"])
