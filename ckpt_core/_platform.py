@@ -6,12 +6,25 @@ Where a call is missing, the module that wants it has a second way, and its docs
 from __future__ import annotations
 
 import os
+import string
 import sys
 
 LINUX: bool = sys.platform.startswith("linux")
 MACOS: bool = sys.platform == "darwin"
 WINDOWS: bool = os.name == "nt"
 """There checkpoints are read, and written to object stores; see ``cannot_write`` in ``_directory.syscalls``."""
+
+
+ROOTS: tuple[str, ...] = (
+    ("/", *(f"{letter}:/" for letter in string.ascii_letters)) if WINDOWS else ("/",)
+)
+"""What absolute paths begin with, as ``_directory.resolve`` gives them; URLs begin with something else."""
+
+
+ROOTS: tuple[str, ...] = (
+    ("/", *(f"{letter}:/" for letter in string.ascii_letters)) if WINDOWS else ("/",)
+)
+"""What absolute paths begin with, as ``_directory.resolve`` gives them; URLs begin with something else."""
 
 
 def _flags(*names: str) -> int:

@@ -94,6 +94,7 @@ SIGNALS_OF_POSIX = (
     "sigwait",
 )
 F_FULLFSYNC = 51
+READLINK = os.readlink
 asked: list[str] = []
 """What ckpt asked for and did not get, or got of macOS."""
 
@@ -142,16 +143,14 @@ def _remove(module: Any, names: Iterable[str]) -> None:
 
 
 def _hide_files() -> None:
-    readlink = os.readlink
-
     def hidden(event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("open", "os.listdir", "os.scandir") and arguments:
             _refuse_hidden(arguments[0])
 
-    @functools.wraps(readlink)
+    @functools.wraps(READLINK)
     def masked(path: Any, *args: Any, **kwargs: Any) -> Any:  # no event tells of it
         _refuse_hidden(path)
-        return readlink(path, *args, **kwargs)
+        return READLINK(path, *args, **kwargs)
 
     sys.addaudithook(hidden)
     os.readlink = masked
@@ -183,12 +182,16 @@ def _sync_as_macos() -> None:
     def masked(descriptor: Any, command: int, argument: Any = 0) -> Any:
         if command != F_FULLFSYNC:
             return real(descriptor, command, argument)
-        asked.append("F_FULLFSYNC")
+        asked.append(f"F_FULLFSYNC {_path_of(descriptor)}")
         os.fsync(descriptor)
         return 0
 
     fcntl.F_FULLFSYNC = F_FULLFSYNC
     fcntl.fcntl = masked
+
+
+def _path_of(descriptor: int) -> str:
+    return READLINK(f"/proc/self/fd/{descriptor}")
 
 
 def _open_no_folders() -> None:
