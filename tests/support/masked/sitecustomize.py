@@ -5,4 +5,10 @@ import os
 if os.environ.get("CKPT_TEST_PLATFORM"):
     import masked_platform
 
-    masked_platform.install(os.environ["CKPT_TEST_PLATFORM"])
+    try:
+        masked_platform.install(os.environ["CKPT_TEST_PLATFORM"])
+    except BaseException:  # which Python would print, and go on unmasked
+        import traceback
+
+        traceback.print_exc()
+        os._exit(70)
