@@ -58,7 +58,7 @@ def exchange(one: str, other: str) -> bool:
             done = library.renamex_np(*paths, flags)
         else:
             done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], flags)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library without a name
         return False
     if done == 0:
         return True

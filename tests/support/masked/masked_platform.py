@@ -13,6 +13,7 @@ import fcntl
 import functools
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -54,6 +55,7 @@ OS_OF_POSIX = (
     "chown",
     "fchmod",
     "fork",
+    "fstatvfs",
     "getegid",
     "geteuid",
     "getgid",
@@ -114,10 +116,13 @@ def install(name: str) -> None:
     _hide_files()
     _hide_library()
     if name == "windows":
+        there = shutil.disk_usage("/")
+        shutil.disk_usage = lambda path: there  # Windows has it by another call
         _remove(os, OS_OF_POSIX)
         _remove(signal, SIGNALS_OF_POSIX)
         sys.modules.update(dict.fromkeys(MODULES_OF_POSIX))
         _open_no_folders()
+        shutil._use_fd_functions = False
         os.kill = _refuse_to_kill
         _load_platform("win32", "nt")
     else:
