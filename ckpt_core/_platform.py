@@ -21,12 +21,6 @@ ROOTS: tuple[str, ...] = (
 """What absolute paths begin with, as ``_directory.resolve`` gives them; URLs begin with something else."""
 
 
-ROOTS: tuple[str, ...] = (
-    ("/", *(f"{letter}:/" for letter in string.ascii_letters)) if WINDOWS else ("/",)
-)
-"""What absolute paths begin with, as ``_directory.resolve`` gives them; URLs begin with something else."""
-
-
 def _flags(*names: str) -> int:
     """Flags of ``os.open``, of those that the system has."""
     found = 0
