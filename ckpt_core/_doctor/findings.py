@@ -11,7 +11,7 @@ from ckpt_core._directory import Trace
 from ckpt_core._directory.probe import Disk
 from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
-from ckpt_core._platform import LINUX, WINDOWS
+from ckpt_core._platform import WINDOWS
 
 PROBLEM = "problem"
 _LOW_BYTES = 2**30
@@ -92,10 +92,10 @@ def of_disk(disk: Disk) -> list[Finding]:
             "the server's promise"
         )
         tell("note", "disk", text)
-    elif not LINUX:
+    elif not disk.file_system:
         text = (
-            "on this system nothing tells whether a disk is local: files are read instead of memory-mapped, and a bucket "
-            "that is mounted as a directory is taken for a disk; use its URL (gs:// or s3://)"
+            "of which kind the file system is, nothing tells here: files are read instead of memory-mapped, and a bucket "
+            "that is mounted as a directory may be taken for a disk; use its URL (gs:// or s3://)"
         )
         tell("note", "disk", text)
     if disk.sync_secs > _SLOW_SYNC_SECS:

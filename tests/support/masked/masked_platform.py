@@ -24,7 +24,7 @@ from typing import Any
 
 OURS = ("ckpt_core", "ckpt_flax_nnx", "ckpt_grain", "ckpt_keras", "ckpt_orbax", "ckpt_torchax")
 PLATFORM = Path(__file__).parents[3] / "ckpt_core" / "_platform.py"
-FOLDERS_OF_LINUX = ("/proc", "/sys/", "/dev/shm")
+FOLDERS_OF_LINUX = ("/proc", "/sys/")
 LIBRARY_OF_LINUX = frozenset(
     {"fallocate", "prctl", "renameat2", "sched_setattr", "statfs", "statx", "syscall"}
 )
@@ -107,6 +107,8 @@ def install(name: str) -> None:
     Args:
         name: ``portable`` or ``windows``.
     """
+    if name == "portable" and sys.platform != "linux":
+        return  # it lacks them by itself
     if "ckpt_core" in sys.modules:
         raise RuntimeError("ckpt_core was imported before the mask of the platform")
     if name not in ("portable", "windows"):
