@@ -22,7 +22,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 DEMO_VENV := $(VENV)$(if $(wildcard $(STAMP)),,-demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all faults soak bench docs dist test-wheel test-floors test-latest lint types format clean charts
+.PHONY: help venv demo test test-all test-portable faults soak bench docs dist test-wheel test-floors test-latest lint types format clean charts
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,12 @@ test: lint types  ## style, types and the quick tests
 
 test-all: lint types  ## the same with the long matrices
 	@"$(PYTHON)" -m pytest -n $(WORKERS) -m "not soak" $(LONG) $(PYTEST_ARGS)
+
+# What tests/support/masked takes away, and where that matters.
+PORTABLE := $(addprefix tests/,save load run directory tree items format cli look convert processes interrupts faults)
+
+test-portable: $(STAMP)  ## quick tests without what only Linux has
+	@CKPT_TEST_PLATFORM=portable "$(PYTHON)" -m pytest -n $(WORKERS) -m "not slow and not soak" $(PYTEST_ARGS) $(PORTABLE)
 
 faults: $(STAMP)  ## only the tests that kill, cut and break
 	@"$(PYTHON)" -m pytest -m "faults" $(LONG) $(PYTEST_ARGS)

@@ -85,14 +85,14 @@ class Activity:
         newly, self._told_bytes = self.done_bytes - self._told_bytes, self.done_bytes
         absent, resident = awaited(), resident_bytes()
         logger.warning(
-            "%s of %s has taken %.0f s: %s%s%s; this process uses %s",
+            "%s of %s has taken %.0f s: %s%s%s%s",
             self.what,
             self.path,
             now - self.began,
             self.phase,
             self._progress(newly),
             f"; waits for processes {list(absent)}" if absent else "",
-            size(resident),
+            f"; this process uses {size(resident)}" if resident else "",
         )
         if self._reports == _STACKS_AT_REPORT:
             logger.warning("%s of %s: its threads are at\n%s", self.what, self.path, self._stacks())

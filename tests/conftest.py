@@ -13,6 +13,16 @@ from typing import Any
 import hypothesis
 import pytest
 
+PLATFORM = os.environ.get("CKPT_TEST_PLATFORM", "")
+if PLATFORM:  # here, and by sitecustomize in all children
+    MASKED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "support", "masked")
+    sys.path.insert(0, MASKED)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [MASKED, os.environ.get("PYTHONPATH")]))
+    import masked_platform
+
+    if "ckpt_core._platform" not in sys.modules:
+        masked_platform.install(PLATFORM)
+
 pytest.register_assert_rewrite("tests.support")  # before anything imports it
 
 if "jax" in sys.modules:
@@ -39,6 +49,13 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # Of the whole session, and of it only if all tests take them from here: a server starts in seconds.
 from tests.support.stores import make_s3_url, make_server, make_store  # noqa: E402, F401
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests of what only Linux has, elsewhere and where it is masked."""
+    marker = item.get_closest_marker("linux")
+    if marker is not None and (PLATFORM or sys.platform != "linux"):
+        pytest.skip(f"only Linux has it: {marker.args[0]}")
 
 
 @pytest.fixture(autouse=True)

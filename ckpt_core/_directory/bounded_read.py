@@ -8,9 +8,8 @@ import stat
 from collections.abc import Iterator
 
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._platform import READ, WINDOWS
 
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-"""O_NONBLOCK: opening a pipe would block until it has a writer; ``refuse_special`` then raises."""
 _LEAST_BYTES = 4095
 _PIECE_BYTES = 4 * 1024 * 1024
 _LEADS_NOWHERE = (errno.ELOOP, errno.ENAMETOOLONG)
@@ -30,7 +29,7 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     """
     path = os.path.join(directory, name)
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, READ)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(path):
             what = f"is a link to {os.readlink(path)}, which is not there"
@@ -39,6 +38,8 @@ def read_bounded(directory: str, name: str, most_bytes: int) -> bytes | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _corrupt(path, name, "is a link that leads in a circle") from error
+        if WINDOWS and os.path.isdir(path):  # which nothing opens there
+            return None
         if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without driver
             _refuse_special(os.stat(path).st_mode, path, name)
         raise
@@ -63,9 +64,11 @@ def read_beginning(directory: str, name: str, most_bytes: int = 2**20) -> bytes 
     """The first bytes of a regular file; None if there is none."""
     path = os.path.join(directory, name)
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, READ)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, *_LEADS_NOWHERE):
+            return None
+        if WINDOWS and os.path.isdir(path):
             return None
         raise
     try:
@@ -83,7 +86,7 @@ def read_pieces(directory: str, name: str, size_bytes: int) -> Iterator[bytes]:
         CheckpointCorrupt: it is no regular file.
     """
     path = os.path.join(directory, name)
-    descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, READ)
     try:
         _refuse_special(os.fstat(descriptor).st_mode, path, name)
         left = size_bytes + 1

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ckpt_core._directory.owner import lives, this_owner
-from ckpt_core._directory.syscalls import remove
+from ckpt_core._directory.syscalls import remove, sync_file
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
+from ckpt_core._platform import READ
 
 PIECE_BYTES = 4 * 1024 * 1024
 _RESERVED = (".attempt.", ".ckpt-put.")
@@ -124,7 +125,7 @@ def pieces_of(source: SourceFile) -> Iterator[bytes]:
         CheckpointError: the file is not the one that was found any more.
     """
     # O_NONBLOCK: a pipe that took the file's place must not be waited for
-    descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(source.path, READ)
     with open(descriptor, "rb", buffering=0) as file:
         _refuse_changed(source, os.fstat(file.fileno()))
         done = 0
@@ -162,7 +163,7 @@ def write_pieces(path: str, pieces: Iterable[bytes], *, durable: bool) -> int:
             while view:
                 view = view[file.write(view) :]
         if durable:
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
     return crc
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import this_owner
 from ckpt_core._errors import RefusedArgument
+from ckpt_core._platform import WINDOWS
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -75,7 +76,9 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
             f"{shortened[1]}: {meant}, as text (or ./{text} for that folder)"
         )
     where = os.path.abspath(os.path.expanduser(text))
-    if "\\" in where:
+    if WINDOWS:
+        where = where.replace("\\", "/")
+    elif "\\" in where:
         raise RefusedArgument(
             f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
             "be written into other directories. Use another path"

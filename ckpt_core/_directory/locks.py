@@ -3,6 +3,8 @@
 The kernel releases a lock when its process ends in any way, so no stale lock remains. On a file
 system without locks, locking succeeds and has no effect.
 
+Where the system has no flock (Windows), it is the same: only other systems write and delete there.
+
 A lock belongs to the open file description, which a forked child shares: a data worker that
 outlives its parent would keep the lock. Therefore a forked child closes all lock files.
 """
@@ -11,17 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import time
 import weakref
 from collections.abc import Generator
 
+from ckpt_core._fork import around_forks
+from ckpt_core._platform import READ
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+SHARED, EXCLUSIVE = (1, 2) if fcntl is None else (fcntl.LOCK_SH, fcntl.LOCK_EX)
+
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """EBADF: NFS grants exclusive locks only on files open for writing, which may not be permitted."""
-_FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""O_NONBLOCK: opening a pipe would block until its other end is opened."""
 _READER_TRIES = 100
 _READER_PAUSE_SECS = 0.02
 
@@ -36,12 +45,14 @@ class LockFile:
     def __init__(self, path: str, flags: int, mode: int = 0o666) -> None:
         self.descriptor: int | None = None
         with _forking:
-            self.descriptor = os.open(path, flags | _FLAGS, mode)
+            self.descriptor = os.open(path, flags | READ, mode)
             open_files.add(self)
 
     def lock(self, kind: int) -> bool:
         """Tries to lock without blocking; True on success, or if the file system has no locks."""
         assert self.descriptor is not None
+        if fcntl is None:
+            return True
         try:
             fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -84,7 +95,7 @@ def _close_in_child() -> None:
     _forking.release()
 
 
-os.register_at_fork(
+around_forks(
     before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child
 )
 
@@ -111,7 +122,7 @@ def is_locked(path: str) -> bool:
     except OSError:
         return False
     with file:
-        return not file.lock(fcntl.LOCK_EX)
+        return not file.lock(EXCLUSIVE)
 
 
 @contextlib.contextmanager
@@ -129,13 +140,13 @@ def reading(path: str, head: bytes) -> Generator[None]:
     with file:
         # A deleter holds its exclusive lock only during a rename: retry for up to 2 s.
         for _ in range(_READER_TRIES):
-            if file.lock(fcntl.LOCK_SH):
+            if file.lock(SHARED):
                 break
             time.sleep(_READER_PAUSE_SECS)
         assert file.descriptor is not None
         mine, there = os.fstat(file.descriptor), os.stat(path)
         same_file = (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev)
-        if not same_file or os.pread(file.descriptor, len(head), 0) != head:
+        if not same_file or os.read(file.descriptor, len(head)) != head:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
 
@@ -153,7 +164,7 @@ def deleting(path: str) -> Generator[None]:
         yield
         return
     with file:
-        if not file.lock(fcntl.LOCK_EX):
+        if not file.lock(EXCLUSIVE):
             raise BlockingIOError(errno.EAGAIN, "it is being read", path)
         yield
 

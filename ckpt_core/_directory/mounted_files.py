@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from ckpt_core._directory.syscalls import sync_file
+from ckpt_core._platform import BINARY
+
 Value = TypeVar("Value")
 
 _HALF = ".ckpt-put."
@@ -145,7 +148,7 @@ class MountedFiles:
             rest = memoryview(value)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-            _if_it_can(lambda: os.fsync(descriptor))
+            _if_it_can(lambda: sync_file(descriptor))
         finally:
             os.close(descriptor)  # raises if the upload failed
         return Stamp(_generation(value))
@@ -199,7 +202,7 @@ def _pieces(file: io.RawIOBase, size_bytes: int) -> Iterator[bytes]:
 def _open_for_writing(path: str) -> int:
     """The descriptor of a new or emptied file; makes its directory."""
     # not for reading: rclone without a cache refuses that
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | BINARY
     for _ in range(_TRIES):
         # a deletion that goes on may remove the directory when it is empty, at any moment
         with contextlib.suppress(FileNotFoundError, FileExistsError):

@@ -1,10 +1,15 @@
-"""The file system of a path, and whether it is a bucket that is mounted as a directory."""
+"""The file system of a path, and whether it is a bucket that is mounted as a directory.
+
+Only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk, whose directories are
+renamed at once: in a bucket they are copied, one file after the other, so a save is not atomic there.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
+
+from ckpt_core._platform import LINUX
 
 MOUNTS = "/proc/self/mountinfo"
 _BUCKETS = frozenset(
@@ -62,7 +67,7 @@ def mounted_bucket(path: str) -> str | None:
     Args:
         path: need not exist; what it will be made in decides.
     """
-    if not sys.platform.startswith("linux"):
+    if not LINUX:
         return None
     device = _device(path)
     if os.major(device):  # a disk; what is no disk has 0

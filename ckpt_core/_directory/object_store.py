@@ -57,6 +57,7 @@ from ckpt_core._directory.store_leftovers import (
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
 from ckpt_core._format.apart import apart, name_apart
 from ckpt_core._format.limits import most_bytes
+from ckpt_core._platform import ROOTS
 
 _TREE = "_METADATA"
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.{1,2}(/|$)")
@@ -297,7 +298,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     Raises:
         CheckpointExists: the key is there: two processes copy one checkpoint to this path.
     """
-    mounted = path.startswith("/")
+    mounted = path.startswith(ROOTS)
     bucket = "/".join(path.split("/")[:3])
     asked = bucket in _asked_of_conditions
     if mounted and not asked:

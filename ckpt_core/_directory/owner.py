@@ -16,7 +16,9 @@ import secrets
 import socket
 import time
 
-from ckpt_core._directory.syscalls import remove, unless_absent
+from ckpt_core._directory.syscalls import boot_id, remove, unless_absent
+from ckpt_core._fork import around_forks
+from ckpt_core._platform import WINDOWS
 
 FOREIGN_AGE_SECS = 3600.0
 """Age of the last change after which files of a process on another host count as left over."""
@@ -29,16 +31,12 @@ def this_owner() -> str:
     return f"{_host()}-{os.getpid()}-{_start_time(os.getpid()) or ''}"
 
 
-os.register_at_fork(after_in_child=this_owner.cache_clear)
+around_forks(after_in_child=this_owner.cache_clear)
 
 
 def this_machine() -> str:
     """Identifies the machine: equal for all its containers, different after it was started anew."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip() or socket.gethostname()
-    except OSError:
-        return socket.gethostname()
+    return boot_id() or socket.gethostname()
 
 
 def this_network() -> str:
@@ -57,13 +55,7 @@ def introduction() -> str:
 
 @functools.cache
 def _host() -> str:
-    parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            with open(path) as file:
-                parts.append(file.read().strip())
-        except OSError:
-            parts.append("")
+    parts = [socket.gethostname(), boot_id()]
     try:
         parts.append(os.readlink("/proc/self/ns/pid"))
     except OSError:
@@ -89,7 +81,8 @@ def lives(owner: str) -> bool | None:
     """Whether the owner is alive; None if it runs on another host or is unknown.
 
     On this host it counts as dead only if no process has its id, or if that process started at
-    another time.
+    another time. Where the system does not tell when a process started (no /proc), a process that got
+    the owner's id later counts as it: what is left of the owner is deleted when that one has ended.
     """
     parts = _OWNER.fullmatch(owner)
     if parts is None or parts[1] != _host() or int(parts[2]) == 0:
@@ -100,6 +93,8 @@ def lives(owner: str) -> bool | None:
         return False
     if now is not None and start:
         return now == start
+    if WINDOWS:  # where os.kill ends or interrupts the process
+        return True if pid == os.getpid() else None
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

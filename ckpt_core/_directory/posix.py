@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 from collections.abc import Mapping
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.backend import Look
 from ckpt_core._directory.bounded_read import file_sizes, read_bounded, size_of
-from ckpt_core._directory.locks import Claim, LockFile, deleting, is_locked, reading
+from ckpt_core._directory.locks import SHARED, Claim, LockFile, deleting, is_locked, reading
 from ckpt_core._directory.signs import SIGNS as _SIGNS
-from ckpt_core._directory.syscalls import remove, remove_tree
+from ckpt_core._directory.syscalls import cannot_write, link_new, remove, remove_tree, sync_file
 from ckpt_core._directory.writing import LocalAttempt as LocalAttempt
 from ckpt_core._directory.writing import (
     Writing,
@@ -24,6 +23,7 @@ from ckpt_core._directory.writing import (
     sync_directory,
 )
 from ckpt_core._format.limits import most_bytes
+from ckpt_core._platform import WINDOWS
 
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
@@ -67,11 +67,13 @@ class PosixBackend(Writing):
             return
         if not found.startswith(beginning):
             with contextlib.suppress(FileExistsError):  # unless a third one has claimed it
-                os.link(taken, file)
+                link_new(taken, file)
         remove(taken)
 
     def _put_held(self, path: str, name: str, data: bytes) -> LockFile:
         """Atomically writes a file and returns it, open and with a shared lock."""
+        if WINDOWS:
+            raise cannot_write(path)
         # Durable, because a later save syncs only the directories that it creates itself.
         make_directories(path, durable=True)
         temporary = hidden_names.make(hidden_names.TEMPORARY, path, name)
@@ -79,11 +81,11 @@ class PosixBackend(Writing):
         try:
             # O_RDWR: NFS wants the file open for reading for a shared lock.
             file = LockFile(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            file.lock(fcntl.LOCK_SH)
+            file.lock(SHARED)
             assert file.descriptor is not None
             with open(file.descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
-            os.fsync(file.descriptor)
+            sync_file(file.descriptor)
             os.replace(temporary, os.path.join(path, name))
         except BaseException:  # also an interrupt by a signal handler
             if file is not None:
@@ -104,6 +106,8 @@ class PosixBackend(Writing):
     def remove(self, path: str, name: str) -> None:
         file = os.path.join(path, name)
         if os.path.lexists(file):
+            if WINDOWS:
+                raise cannot_write(path)
             remove(file)
             sync_directory(path)
 
@@ -141,6 +145,8 @@ class PosixBackend(Writing):
         return os.path.exists(record)
 
     def delete(self, path: str, trash: str | None = None) -> None:
+        if WINDOWS:
+            raise cannot_write(path)
         parent, name = os.path.split(path)
         standing = self.replaced(path) or path
         gone = hidden_names.make(hidden_names.TEMPORARY, parent, name)
@@ -169,6 +175,8 @@ class PosixBackend(Writing):
         return leftovers.removable(path)
 
     def clean(self, path: str) -> list[str]:
+        if WINDOWS:
+            return []
         leftovers.bring_back(path)
         entries = leftovers.removable(path)
         if not entries or not is_synced(path):

@@ -8,8 +8,9 @@ import secrets
 import stat
 
 from ckpt_core._directory import hidden_names
-from ckpt_core._directory.syscalls import remove
+from ckpt_core._directory.syscalls import link_new, remove, sync_file
 from ckpt_core._errors import CheckpointError
+from ckpt_core._platform import BINARY, NO_LINK, READ, WINDOWS
 
 SECRET_FILE = ".ckpt-secret"
 _MADE_BYTES = 32
@@ -24,7 +25,11 @@ def read_secret(path: str) -> bytes:
         CheckpointError: others can, or it is too short to be a secret; the message says what to do.
         OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if WINDOWS:
+        raise CheckpointError(
+            f"{path}: on Windows nothing tells who may read a file, so no secret is taken from one"
+        )
+    descriptor = os.open(path, READ | NO_LINK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -51,14 +56,14 @@ def make_secret(directory: str) -> str:
     if os.path.lexists(path):
         return path
     temporary = hidden_names.make(hidden_names.TEMPORARY, directory, SECRET_FILE)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_MADE_BYTES))
             file.flush()
-            os.fsync(descriptor)
+            sync_file(descriptor)
         with contextlib.suppress(FileExistsError):  # another one was quicker: its secret stays
-            os.link(temporary, path)
+            link_new(temporary, path)
     finally:
         remove(temporary)
     return path

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.leftovers import has_sign
-from ckpt_core._directory.locks import LockFile
+from ckpt_core._directory.locks import EXCLUSIVE, LockFile
 from ckpt_core._directory.mounts import file_system_of, mounted_bucket
-from ckpt_core._directory.syscalls import exchange, is_local_disk, remove
+from ckpt_core._directory.syscalls import exchange, is_local_disk, remove, sync_file
 
 _SYNCS = 9
 _BLOCK_BYTES = 2**22
@@ -69,7 +68,7 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
     path = _outside(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
-    room = os.statvfs(path)
+    free_bytes, free_inodes = _free(path)
     # named as an unfinished save of this process: if it is killed here, the next clean-up deletes it
     folder = hidden_names.make(hidden_names.TEMPORARY, path, "doctor")
     os.mkdir(folder)
@@ -87,8 +86,8 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
             file_system=file_system_of(path),
             mounted_by=mounted_bucket(path),
             local=is_local_disk(path),
-            free_bytes=room.f_bavail * room.f_frsize if room.f_blocks else None,
-            free_inodes=room.f_favail if room.f_files else None,
+            free_bytes=free_bytes,
+            free_inodes=free_inodes,
             write_bytes_per_sec=probe_bytes / write_secs,
             read_bytes_per_sec=probe_bytes / read_secs,
             reads_cached=cached,
@@ -100,6 +99,17 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
         )
     finally:
         remove(folder)
+
+
+def _free(path: str) -> tuple[int | None, int | None]:
+    """Free bytes and inodes for this user; None where the file system does not tell."""
+    if not hasattr(os, "statvfs"):  # Windows
+        return shutil.disk_usage(path).free, None
+    room = os.statvfs(path)
+    return (
+        room.f_bavail * room.f_frsize if room.f_blocks else None,
+        room.f_favail if room.f_files else None,
+    )
 
 
 def _outside(path: str) -> str:
@@ -124,7 +134,7 @@ def _write(path: str, count: int) -> None:
         left = count
         while left > 0:
             left -= file.write(block[:left])
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
 
 
 def _touched(path: str) -> str:
@@ -160,11 +170,11 @@ def _exchanges(folder: str) -> bool:
     for name in names:
         os.mkdir(name)
     with contextlib.suppress(OSError):
-        return sys.platform.startswith("linux") and exchange(names[0], names[1])
+        return exchange(names[0], names[1])
     return False
 
 
 def _locks(file: str) -> bool:
     """Whether a second lock is refused; a file system without locks grants both."""
     with LockFile(file, os.O_RDWR) as first, LockFile(file, os.O_RDWR) as second:
-        return first.lock(fcntl.LOCK_EX) and not second.lock(fcntl.LOCK_EX)
+        return first.lock(EXCLUSIVE) and not second.lock(EXCLUSIVE)

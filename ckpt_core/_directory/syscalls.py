@@ -1,4 +1,11 @@
-"""System calls that the standard library lacks or wraps badly: renameat2, statfs, rmtree."""
+"""System calls that the standard library lacks or wraps badly, with what takes their place where the system has none.
+
+| call | on Linux | on macOS | elsewhere |
+|---|---|---|---|
+| swap two directories | renameat2 | renamex_np | none: two renames, and readers find the old one under its hidden name between them |
+| fsync | fsync | F_FULLFSYNC: fsync leaves the data in the drive's own cache | fsync |
+| is the disk local | statfs | not asked: files are read instead of mapped | the same |
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,21 @@ import ctypes
 import errno
 import os
 import shutil
-import sys
+from collections.abc import Callable
 
-from ckpt_core._errors import raised_by_a_handler
+from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._platform import LINUX, MACOS
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+"""Of renameat2 and, under the name RENAME_SWAP, of renamex_np."""
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
+"""What a file system answers that does not know a call."""
 _LOCAL_KINDS = frozenset(
     {
         0xEF53,  # ext2, ext3, ext4
@@ -29,24 +45,103 @@ _LOCAL_KINDS = frozenset(
     }
 )
 """``f_type`` (statfs(2)) of file systems that no other machine can change."""
+_CONTROL_BYTES = 64
 _STATFS_BYTES = 512  # larger than struct statfs on any architecture
 
 
 def exchange(one: str, other: str) -> bool:
-    """Atomically swaps two directories; False if the system cannot (see renameat2(2))."""
+    """Atomically swaps two directories; False if the system or the file system cannot."""
+    paths, flags = (os.fsencode(one), os.fsencode(other)), ctypes.c_uint(_RENAME_EXCHANGE)
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
+        library = ctypes.CDLL(None, use_errno=True)
+        if MACOS:
+            done = library.renamex_np(*paths, flags)
+        else:
+            done = library.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], flags)
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library without a name
         return False
-    done = rename(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
     if done == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+    if number in _CANNOT:
         return False
     raise OSError(number, os.strerror(number), other)
+
+
+def _sync_the_drive(descriptor: int) -> None:
+    """fsync that also empties the drive's own cache, where the file system can; costs as much as all that is in it."""
+    try:
+        assert fcntl is not None
+        full: int = fcntl.F_FULLFSYNC  # pyright: ignore[reportAttributeAccessIssue] # not on Linux
+        fcntl.fcntl(descriptor, full)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        os.fsync(descriptor)
+
+
+def boot_id() -> str:
+    """Differs between machines, and between two starts of one; empty where the system tells none."""
+    try:
+        if MACOS:
+            return _control_text("kern.bootsessionuuid")
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _control_text(name: str) -> str:
+    """What sysctl says; empty if it knows no such name."""
+    answer = ctypes.create_string_buffer(_CONTROL_BYTES)
+    size = ctypes.c_size_t(_CONTROL_BYTES)
+    try:
+        ask = ctypes.CDLL(None).sysctlbyname
+    except AttributeError:
+        return ""
+    done = ask(name.encode(), answer, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return answer.value.decode() if done == 0 else ""
+
+
+sync_file: Callable[[int], object] = (
+    _sync_the_drive if MACOS else lambda descriptor: os.fsync(descriptor)
+)
+"""Makes the content of an open file or directory last through a power cut.
+
+TensorStore syncs its files by fsync alone. On macOS they are then in the drive's cache, which the sync of the record,
+the last file of a checkpoint, empties before the checkpoint gets its name.
+"""
+
+
+def cannot_write(path: str) -> CheckpointError:
+    """The error of every call that would change a directory on Windows, where checkpoints can be read only.
+
+    A commit there would be no commit: a directory cannot be synced, no directory is renamed while somebody has a file
+    in it open, and there are no locks of the kind that keeps retention from what is being read.
+    """
+    return CheckpointError(
+        f"{path}: on Windows, checkpoints in directories can be read (load, inspect, verify, ckpt), and neither "
+        "saved nor deleted: a directory cannot be made durable and swapped in one step there, nor locked against "
+        "its readers. Save to an object store (s3://, gs://), or in WSL 2, which is Linux"
+    )
+
+
+def link_new(source: str, target: str) -> None:
+    """Gives a file a second name that nothing has; on file systems without hard links (exFAT, some FUSE) it is renamed.
+
+    There, of two processes that do it at the same moment the later one wins, and none of them is told.
+
+    Raises:
+        FileExistsError: something has the name.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EMLINK, *_CANNOT):
+            raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        os.rename(source, target)
 
 
 def is_local_disk(path: str) -> bool:
@@ -55,7 +150,7 @@ def is_local_disk(path: str) -> bool:
     On a network file system another machine may truncate a file; a process that then touches its
     memory map of the file is killed (SIGBUS).
     """
-    if not sys.platform.startswith("linux"):
+    if not LINUX:
         return False
     try:
         statfs = ctypes.CDLL(None, use_errno=True).statfs

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
-from ckpt_core._directory.syscalls import exchange, unless_absent
+from ckpt_core._directory.syscalls import cannot_write, exchange, sync_file, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
+from ckpt_core._platform import FOLDER, WINDOWS
 
 _ABORT_TRIES = 100
 _ABORT_PAUSE_SECS = 0.02
@@ -23,6 +24,8 @@ class Writing:
     """The half of ``PosixBackend`` that writes checkpoints; see ``Backend``."""
 
     def begin(self, path: str, *, overwrite: bool, durable: bool, token: str) -> LocalAttempt:
+        if WINDOWS:
+            raise cannot_write(path)
         parent, name = os.path.split(path)
         beside = [hidden for hidden in hidden_names.find(parent) if hidden.is_of(name)]
         aside = leftovers.replaced(path) if beside else None
@@ -98,7 +101,7 @@ class LocalAttempt:
             while view:
                 view = view[file.write(view) :]
             if self._durable:
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
 
     def read(self, name: str) -> bytes:
         with open(os.path.join(self.path, name), "rb") as file:
@@ -296,9 +299,9 @@ def is_synced(path: str) -> bool:
 
 
 def sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(path, FOLDER)
     try:
-        os.fsync(descriptor)
+        sync_file(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:  # some network file systems cannot fsync directories
             raise

@@ -11,6 +11,7 @@ from ckpt_core._directory import Trace
 from ckpt_core._directory.probe import Disk
 from ckpt_core._doctor.store import Store
 from ckpt_core._doctor.versions import is_older, numbers
+from ckpt_core._platform import WINDOWS
 
 PROBLEM = "problem"
 _LOW_BYTES = 2**30
@@ -66,6 +67,9 @@ def of_versions(installed: Mapping[str, str], floors: Mapping[str, str]) -> list
 
 def of_disk(disk: Disk) -> list[Finding]:
     """What a file system lacks."""
+    if WINDOWS:
+        text = "on Windows, checkpoints in directories are read, and saved to object stores only (s3://, gs://)"
+        return [Finding("note", "disk", text), *_of_clock(disk.clock_ahead_secs)]
     found: list[Finding] = []
 
     def tell(level: Literal["problem", "note"], about: str, text: str) -> None:
@@ -86,6 +90,12 @@ def of_disk(disk: Disk) -> list[Finding]:
         text = (
             f"{disk.file_system} is reached over a network: files are not memory-mapped, and whether an fsync lasts is "
             "the server's promise"
+        )
+        tell("note", "disk", text)
+    elif not disk.file_system:
+        text = (
+            "of which kind the file system is, nothing tells here: files are read instead of memory-mapped, and a bucket "
+            "that is mounted as a directory may be taken for a disk; use its URL (gs:// or s3://)"
         )
         tell("note", "disk", text)
     if disk.sync_secs > _SLOW_SYNC_SECS:

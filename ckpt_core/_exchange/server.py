@@ -25,6 +25,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, cast
 
 from ckpt_core._exchange.client import IDLE_SECS, authorization
+from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
 """Further ones are refused, and their processes try another source, or later; strangers make way for them."""
@@ -68,7 +69,7 @@ def open_plain(path: str) -> io.FileIO:
     Raises:
         OSError: it is a link, a pipe, a device, or cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, READ | NO_LINK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return io.FileIO(descriptor)
     os.close(descriptor)

@@ -20,6 +20,7 @@ from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import FileRecord, ItemRecord, dump_json
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._options import MIB
+from ckpt_core._platform import ROOTS
 from ckpt_core._save.compared import text_of_text
 from ckpt_core._save.dedup_links import Links
 from ckpt_core._save.job import PreparedItem, SaveJob
@@ -105,7 +106,7 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
 def _refuse_itself(path: str, job: SaveJob) -> None:
     """Raises UnsupportedLeaf if the checkpoint lies below ``path``: each would hold all the earlier ones."""
     around = os.path.realpath(path)
-    on_disk = job.target.startswith("/")  # or in a bucket that is mounted
+    on_disk = job.target.startswith(ROOTS)  # or in a bucket that is mounted
     if on_disk and os.path.realpath(job.target).startswith(f"{around.rstrip('/')}/"):
         raise UnsupportedLeaf(
             f"{path!r} holds the checkpoint that is being saved, {job.target!r}: save what is beside it, or by a "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import mmap
 import os
-import resource
 import stat
 import sys
 import threading
@@ -23,8 +23,9 @@ from ckpt_core._format.record import parse_json
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
+from ckpt_core._platform import READ
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.bounds import Values, refuse_chunks, refuse_file
+from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import refusal, unreadable
 from ckpt_core._storage.keys import range_of
 from ckpt_core._storage.location import Location, database_spec
@@ -247,11 +248,20 @@ class DataFiles:
         view: Any = memoryview(target.data)
         done = 0
         while done < len(view):
-            count = os.preadv(descriptor, [view[done:]], offset + done)
+            if hasattr(os, "preadv"):
+                count = os.preadv(descriptor, [view[done:]], offset + done)
+            else:
+                count = self._read_in_turn(descriptor, view[done:], offset + done)
             if count == 0:
                 break
             done += count
         return done
+
+    def _read_in_turn(self, descriptor: int, target: memoryview, offset: int) -> int:
+        """preadv where the system has none (Windows, macOS before 11): one read after the other."""
+        with self._lock, io.FileIO(descriptor, closefd=False) as stream:
+            stream.seek(offset)
+            return stream.readinto(target) or 0
 
     def mapped(self, file: str) -> np.ndarray[Any, Any] | None:
         """All bytes of a file as a private copy-on-write mapping: only changed pages take memory.
@@ -293,9 +303,8 @@ class DataFiles:
         return found
 
     def _opened(self, file: str) -> int:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
         try:
-            descriptor = os.open((self._location / file).path, flags)
+            descriptor = os.open((self._location / file).path, READ)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                 raise
@@ -324,5 +333,5 @@ class DataFiles:
 
 def _most_mappings() -> int:
     """Maximum number of mappings that hold a descriptor: 1/4 of the limit for the process."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 4
+    most = most_open_files()
+    return sys.maxsize if most is None else most // 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
-import resource
 import stat
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +14,11 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.limits import most_bytes
 from ckpt_core._options import KIB, MIB
 from ckpt_core._storage.location import Location
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 _MOST_COMPRESSED = 2**16
 """Maximum compression ratio: zstd needs 4 bytes for 128 KiB of zeros."""
@@ -51,10 +56,29 @@ def refuse_file(location: Location, name: str, most: int) -> None:
 
 
 def memory_bytes() -> int:
-    """Maximum memory of this process: physical memory or RLIMIT_AS, in bytes."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return there if limit == resource.RLIM_INFINITY else min(there, limit)
+    """Maximum memory of this process: physical memory or RLIMIT_AS, in bytes.
+
+    ``sys.maxsize`` where the system tells neither (Windows): there a chunk that is too large ends the process, as
+    TensorStore runs out of memory.
+    """
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        there = sys.maxsize
+    limit = _limit("RLIMIT_AS")
+    return there if limit is None else min(there, limit)
+
+
+def most_open_files() -> int | None:
+    """How many files this process may have open; None for no limit, or none that is known."""
+    return _limit("RLIMIT_NOFILE")
+
+
+def _limit(name: str) -> int | None:
+    if resource is None or not hasattr(resource, name):
+        return None
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def most_chunk_bytes(stored_bytes: int) -> int:

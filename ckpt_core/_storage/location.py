@@ -12,6 +12,7 @@ from ckpt_core._directory.mounted_files import Done, MountedFiles
 from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._layout.writers import INLINE_BYTES
+from ckpt_core._platform import ROOTS
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.aws_profile import profile_credentials
 
@@ -69,7 +70,7 @@ class Location:
     @property
     def sends(self) -> bool:
         """Whether TensorStore sends what it writes there: neither a mount nor memory, which would keep it."""
-        return not (self.local or self.staged or self.path.startswith(("/", "memory://")))
+        return not (self.local or self.staged or self.path.startswith((*ROOTS, "memory://")))
 
     def spec(self) -> dict[str, Any]:
         """TensorStore's spec of the location.
@@ -80,7 +81,7 @@ class Location:
         if self.staged:
             path = self.path.rstrip("/") + "/"
             return {"driver": "memory", "path": path, "memory_key_value_store": _STAGED}
-        if self.path.startswith("/"):
+        if self.path.startswith(ROOTS):
             if any("\udc80" <= character <= "\udcff" for character in self.path):
                 raise CheckpointError(
                     f"{self.path!r} is no UTF-8, and TensorStore, which writes and reads the arrays, takes "
@@ -98,7 +99,7 @@ class Location:
 
 def open_store(location: Location, context: Any) -> Any:
     """A future of the key-value store of a location, for writing; those of TensorStore, or alike."""
-    if not location.local and not location.staged and location.path.startswith("/"):
+    if not location.local and not location.staged and location.path.startswith(ROOTS):
         return Done(lambda: MountedFiles(location.path))
     return ts.KvStore.open(location.spec(), context=context)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_core._directory.mounts import file_system_of
+from ckpt_core.bench._settle import can_drop_page_cache
 
 _PACKAGES = (
     "jax",
@@ -37,7 +38,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "devices": len(devices),
         "processes": jax.process_count(),
         "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         "machine": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -72,6 +73,8 @@ def warnings_about(environment: dict[str, Any]) -> list[str]:
     found: list[str] = []
     if environment["file_system"] in ("tmpfs", "ramfs"):
         found.append("the output lies on a RAM disk: fsync costs nothing there")
+    if not can_drop_page_cache():
+        found.append("the page cache cannot be dropped on this system: loads read from memory")
     if environment["load_average"] > 0.5 * (environment["cpus"] or 1):
         found.append(
             f"the machine is busy (load {environment['load_average']:.1f} on "

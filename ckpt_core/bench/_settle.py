@@ -19,7 +19,7 @@ def settle() -> Generator[None, None, None]:
     Measure inside: ``with bench.settle(), metrics.measure("save"): ...``. Otherwise the first fsync
     in the block would also write earlier data that the kernel still holds.
     """
-    os.sync()
+    _sync()
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -42,12 +42,25 @@ def warm_free_memory(directory: Path, size_bytes: int) -> None:
             file.write(block)
 
 
+def can_drop_page_cache() -> bool:
+    """Whether the system can be asked to read from the disk what it has in memory."""
+    return hasattr(os, "posix_fadvise")
+
+
+def _sync() -> None:
+    if hasattr(os, "sync"):  # not on Windows
+        os.sync()
+
+
 def drop_page_cache(path: Path) -> None:
     """Drops these files from the page cache, so that the next read comes from the disk.
 
-    The kernel may ignore the request.
+    The kernel may ignore the request. Without effect on macOS and Windows, of which a report says so
+    (``can_drop_page_cache``).
     """
-    os.sync()  # dirty pages cannot be dropped
+    _sync()  # dirty pages cannot be dropped
+    if not can_drop_page_cache():
+        return
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         descriptor = os.open(file, os.O_RDONLY)
         try:

@@ -13,6 +13,7 @@ from ckpt_core._directory import resolve, traces
 from ckpt_core._directory.probe import Disk, probe_directory
 from ckpt_core._errors import CheckpointError
 from ckpt_core._options import MIB
+from ckpt_core._platform import ROOTS
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._storage import Location, backend_of
 from ckpt_core.cli._text import console, print_json, size
@@ -56,7 +57,7 @@ def _place(
     path: str, local: bool, probe_bytes: int
 ) -> tuple[Disk | _doctor.Store | None, list[_doctor.Finding]]:
     """What was measured where checkpoints are; None if it cannot be written to."""
-    on_disk = path.startswith("/")
+    on_disk = path.startswith(ROOTS)
     try:
         place = (
             probe_directory(path, probe_bytes)

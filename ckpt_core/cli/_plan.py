@@ -14,6 +14,7 @@ from rich.table import Table
 from ckpt_core._directory import resolve
 from ckpt_core._directory.probe import probe_directory
 from ckpt_core._doctor import Interval, Tier, best_intervals, copy_bytes_per_sec, probe_store
+from ckpt_core._platform import ROOTS
 from ckpt_core._storage import Location
 from ckpt_core.cli._text import console, counted, escape, print_json, size
 
@@ -114,7 +115,7 @@ def plan(question: Question, *, as_json: bool) -> int:
 
 def _rates(place: str, probe_bytes: int) -> tuple[float, float]:
     path, local = resolve(place)
-    if path.startswith("/"):
+    if path.startswith(ROOTS):
         disk = probe_directory(path, probe_bytes)
         return disk.write_bytes_per_sec, disk.read_bytes_per_sec
     store = probe_store(Location(path, local), probe_bytes)

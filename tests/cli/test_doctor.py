@@ -108,6 +108,7 @@ def test_the_probe_leaves_nothing_when_it_fails(tmp_path: Path, monkeypatch: Any
         ({"clock_ahead_secs": -90.0}, "problem", "90 s behind"),
         ({"file_system": "nfs4", "local": False}, "note", "over a network"),
         ({"file_system": "tmpfs"}, "note", "in memory"),
+        ({"file_system": "", "local": False}, "note", "may be taken for a disk"),
         ({"mounted_by": "gcsfuse", "file_system": "fuse.gcsfuse"}, "note", "its URL"),
         ({"sync_secs": 0.5}, "note", "an fsync takes 0.50 s"),
         ({"write_bytes_per_sec": 1e6}, "note", "1 MB/s"),

@@ -60,6 +60,7 @@ def test_which_mounts_are_buckets(what: str, program: str | None) -> None:
     assert bucket_program("", "0:99") is None
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 @pytest.mark.parametrize(
     ("what", "blocks", "free", "program"),
     [
@@ -174,6 +175,7 @@ def use(where: Path) -> None:
     assert not [path for path in where.rglob("*") if path.name.startswith((".ckpt-put", "owner"))]
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_a_mounted_bucket_is_used_as_a_bucket(
     mounted: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_mounted_bucket_is_used_as_a_bucket(
     assert len(told) == 1
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_where_no_file_can_be_renamed_either(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +200,7 @@ def test_where_no_file_can_be_renamed_either(
     use(mounted)
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +221,7 @@ def test_what_the_upload_of_a_file_raises_at_its_end_fails_the_save(
     assert value_at(str(mounted / "one")) == 1
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +250,7 @@ def test_a_record_of_which_half_was_uploaded_is_no_checkpoint(
     assert not half.exists()
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_a_directory_that_cannot_be_listed_is_not_empty(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +321,7 @@ def _wait_for_mount(where: Path, process: subprocess.Popen[bytes], log: Path) ->
         time.sleep(0.1)
 
 
+@pytest.mark.linux("/proc says which mounts are buckets")
 def test_a_mount_of_rclone(rclone: Path) -> None:
     assert mounts.mounted_bucket(str(rclone / "run")) == "rclone"
     use(rclone)

@@ -1,65 +1,141 @@
-"""What only Linux has is taken away: saves, overwrites and loads still work."""
+"""What only Linux has is taken away from a process: it saves, replaces, verifies, deletes and resumes all the same.
+
+`make test-portable` runs the quick tests so.
+"""
 
 from __future__ import annotations
 
-import builtins
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.support import children, forked
+
+LIFE = """
+import json, os, subprocess, sys
+import masked_platform
+import numpy as np
 import ckpt_core as ckpt
-from ckpt_core._directory import owner, syscalls
+from ckpt_core import _platform
+from ckpt_core._directory import hidden_names, mounts, owner, syscalls
+
+root = sys.argv[1]
+calls = masked_platform.asked
+told = {"system": [_platform.LINUX, _platform.MACOS, _platform.WINDOWS]}
+sys.addaudithook(
+    lambda event, given: calls.append(f"rename {given[1]}") if event == "os.rename" else None
+)
+
+def state(value):
+    return {"w": np.full(3, value)}
+
+told["taken away"] = [
+    owner._start_time(os.getpid()) is None,
+    mounts.file_system_of("/") == "",
+    not syscalls.is_local_disk("/"),
+    not hasattr(os, "O_TMPFILE") and not hasattr(os, "posix_fadvise"),
+    not syscalls.exchange(root, root),
+]
+calls.clear()
+ckpt.save(f"{root}/one", state(1))
+told["saved"], calls[:] = list(calls), []
+ckpt.save(f"{root}/one", state(2), overwrite=True)
+told["replaced"], calls[:] = list(calls), []
+told["value"] = ckpt.load(f"{root}/one")["w"].tolist()
+told["ok"] = ckpt.verify(f"{root}/one").ok
+told["beside"] = os.listdir(root)
+
+with ckpt.Checkpointer(f"{root}/run", max_to_keep=2) as run:
+    for step in range(4):
+        run.save(step, state=state(step))
+ended = subprocess.Popen(["true"])
+ended.wait()
+host, pid, start = owner.this_owner().split("-")
+left = hidden_names.make(hidden_names.TEMPORARY, f"{root}/run", "4")
+for of, number in (("dead", ended.pid), ("alive", os.getppid())):
+    os.mkdir(left.replace(owner.this_owner(), f"{host}-{number}-"))
+with ckpt.Checkpointer(f"{root}/run", max_to_keep=2) as run:
+    restored = run.restore_latest(state=state(0))
+    told["resumed"] = [restored.step, restored["state"]["w"].tolist()]
+    run.save(4, state=state(4))
+    run.wait_until_finished()
+    told["steps"] = run.all_steps()
+told["left"] = [hidden_names.parse(name).owner for name in os.listdir(f"{root}/run") if ".ckpt-tmp" in name]
+told["parent"] = f"{host}-{os.getppid()}-"
+name = next(os.path.join(at, one) for at, _, files in os.walk(f"{root}/one") for one in files if one == "ckpt.json")
+with open(name, "r+b") as file:
+    file.seek(10); file.write(b"?????")
+told["damaged"] = ckpt.verify(f"{root}/one").ok
+print(json.dumps(told))
+"""
 
 
-class _NoLibrary:
-    """A C library without the calls of Linux."""
-
-    def __init__(self, *_: object, **__: object) -> None: ...
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No renameat2, no statfs, no /proc."""
-    real_open, real_readlink = builtins.open, os.readlink
-
-    def refused(path: Any) -> bool:
-        return isinstance(path, (str, Path)) and str(path).startswith("/proc")
-
-    def no_open(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if refused(path):
-            raise FileNotFoundError(path)
-        return real_open(path, *args, **kwargs)
-
-    def no_readlink(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if refused(path):
-            raise FileNotFoundError(path)
-        return real_readlink(path, *args, **kwargs)
-
-    monkeypatch.setattr(syscalls.ctypes, "CDLL", _NoLibrary)
-    monkeypatch.setattr(builtins, "open", no_open)
-    monkeypatch.setattr(os, "readlink", no_readlink)
-    owner._host.cache_clear()
-    yield
-    owner._host.cache_clear()
+@pytest.fixture(scope="module")
+def told(run_python: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What such a process says."""
+    root = tmp_path_factory.mktemp("life")
+    found = run_python(LIFE, str(root), **children.masked("portable"))
+    return found | {"root": str(root)}
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_saves_overwrites_and_loads(tmp_path: Path) -> None:
-    assert not syscalls.exchange(str(tmp_path), str(tmp_path))
-    assert not syscalls.is_local_disk(str(tmp_path))
-    for value in (1, 2):
-        ckpt.save(tmp_path / "x", {"w": np.full(3, value)}, overwrite=True)
-        assert ckpt.load(tmp_path / "x")["w"].tolist() == [value] * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+def test_what_only_linux_has_is_taken_away(told: dict[str, Any]) -> None:
+    assert told["system"] == [False, True, False]
+    assert told["taken away"] == [True] * 5
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_a_run_goes_on(tmp_path: Path) -> None:
-    for step in (1, 2):
-        with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
-            checkpointer.save(step, state={"w": np.full(3, step)})
-    with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
-        assert checkpointer.latest_step() == 2
+def test_saves_replaces_and_verifies(told: dict[str, Any]) -> None:
+    assert (told["value"], told["ok"], told["beside"]) == ([2] * 3, True, ["one"])
+    assert told["damaged"] is False
+
+
+def test_a_save_empties_the_drives_cache_before_and_after_it_gets_its_name(
+    told: dict[str, Any],
+) -> None:
+    root, calls = told["root"], told["saved"]
+    named = calls.index(f"rename {root}/one")
+    synced = [call for call in calls[:named] if call.startswith("F_FULLFSYNC")]
+    assert synced[-2].endswith("/ckpt.json") and Path(synced[-1]).name.startswith(".ckpt-tmp.")
+    assert calls[named + 1 :] == [f"F_FULLFSYNC {root}"]
+
+
+def test_a_replacement_is_two_renames(told: dict[str, Any]) -> None:
+    """Between them, readers find the old checkpoint under its hidden name."""
+    renamed = [Path(call).name for call in told["replaced"] if call.startswith("rename")]
+    assert renamed[0].startswith(".ckpt-old.one.") and renamed[1] == "one"
+
+
+def test_a_run_resumes_keeps_its_newest_steps_and_clears_up(told: dict[str, Any]) -> None:
+    assert told["resumed"] == [3, [3] * 3]
+    assert told["steps"] == [3, 4]
+    assert told["left"] == [told["parent"]]  # of a process that lives
+
+
+def test_children_of_tests_are_new_interpreters_where_none_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    output = tmp_path / "output"
+    code = "import sys; print(sys.argv[1:], flush=True); sys.stdin.read() or sys.exit(7)"
+    child = forked.start(code, "a", "b", output=output, environment=children.environment())
+    assert isinstance(child, forked.Spawned)
+    assert (child.wait(60), output.read_text()) == (7, "['a', 'b']\n")
+    code = "import time; time.sleep(600)"
+    child = forked.start(code, output=output, environment=children.environment())
+    with pytest.raises(TimeoutError, match="still runs"):
+        child.wait(0.01)
+    child.send_signal(signal.SIGSTOP)
+    child.wait_until_stopped(30)
+    assert child.end() == -signal.SIGKILL
+
+
+def test_the_mask_refuses_a_name_that_it_does_not_know(run_python: Any) -> None:
+    with pytest.raises(AssertionError, match="'portable' or 'windows', got 'plan9'"):
+        run_python("print(1)", **children.masked("plan9"))
+
+
+def test_without_the_switch_nothing_is_masked(run_python: Any) -> None:
+    code = "import json; from ckpt_core import _platform; print(json.dumps(_platform.LINUX))"
+    assert run_python(code, **children.masked("")) is True

@@ -124,9 +124,15 @@ def hidden_values(folder: Path) -> list[float | None]:
     return found
 
 
+EXCHANGES = [
+    pytest.param(True, id="exchange", marks=pytest.mark.linux("renameat2")),
+    pytest.param(False, id="two renames"),
+]
+
+
 @pytest.mark.parametrize("most", [6, pytest.param(MOST_OPERATIONS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("overwrite", [True, False], ids=["overwrite", "new"])
 def test_every_operation_of_a_save_fails(
     tmp_path: Path,
@@ -220,7 +226,7 @@ def _is_sync(done: list[str], nth: int, folder: Path) -> bool:
     return done[nth - 1] == f"fsync {folder}"
 
 
-@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_nothing_is_deleted_until_the_new_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:

@@ -19,8 +19,6 @@ from tests.support.children import environment
 
 LONG_SECS = 60
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux")
-
 
 @pytest.fixture(autouse=True)
 def _no_save_of_an_earlier_test() -> None:
@@ -99,6 +97,7 @@ def nices(tmp_path: Path, way: str, background_priority: str, tiers: str = "one"
 LOW = priority.LOWEST_NICE - os.getpriority(os.PRIO_PROCESS, 0)
 
 
+@pytest.mark.linux("threads have priorities of their own")
 @pytest.mark.parametrize("way", ["save_async", "Checkpointer"])
 def test_the_threads_of_a_background_save_have_the_lowest_priority(
     tmp_path: Path, way: str
@@ -106,12 +105,14 @@ def test_the_threads_of_a_background_save_have_the_lowest_priority(
     assert nices(tmp_path, way, "low") == [str([(LOW, LOW)]), "0"]
 
 
+@pytest.mark.linux("threads have priorities of their own")
 @pytest.mark.parametrize("way", ["save_async", "Checkpointer"])
 def test_by_default_they_have_that_of_the_caller(tmp_path: Path, way: str) -> None:
     assert ckpt.Options().background_priority == "normal"
     assert nices(tmp_path, way, "normal") == [str([(0, 0)]), "0"]
 
 
+@pytest.mark.linux("threads have priorities of their own")
 @pytest.mark.parametrize("way", ["foreground", "synchronous"])
 @pytest.mark.parametrize("tiers", ["one", "two"])
 def test_a_save_for_which_the_caller_waits_keeps_its_priority(
@@ -165,6 +166,7 @@ def held(monkeypatch: pytest.MonkeyPatch, *, permitted: bool) -> tuple[Held, lis
     return work, calls
 
 
+@pytest.mark.linux("threads have priorities of their own")
 def test_a_wait_raises_the_priority_again_where_that_is_permitted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,12 +174,14 @@ def test_a_wait_raises_the_priority_again_where_that_is_permitted(
     assert work.found == [priority.LOWEST_NICE, priority.nice_of_this_thread()]
 
 
+@pytest.mark.linux("threads have priorities of their own")
 def test_a_wait_goes_on_at_the_low_one_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     work, calls = held(monkeypatch, permitted=False)
     assert work.found == [priority.LOWEST_NICE, priority.LOWEST_NICE]
     assert any(nice < priority.LOWEST_NICE for _, nice in calls)  # it was tried
 
 
+@pytest.mark.linux("threads have priorities of their own")
 def test_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     changed: set[int] = set()
     monkeypatch.setattr(os, "setpriority", lambda _, who, nice: changed.add(who))
@@ -191,14 +195,18 @@ def test_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_threads_have_no_priority_nothing_is_changed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed: list[Any] = []
-    monkeypatch.setattr(priority, "_LINUX", False)
+    priority._say_that_it_has_no_effect.cache_clear()
+    monkeypatch.setattr(priority, "LINUX", False)
     monkeypatch.setattr(os, "setpriority", lambda *given: changed.append(given))
     options = ckpt.Options(background_priority="low")
-    ckpt.save_async(tmp_path / "ckpt", {"w": np.zeros(3)}, options=options).result()
+    for name in ("one", "two"):
+        ckpt.save_async(tmp_path / name, {"w": np.zeros(3)}, options=options).result()
     assert not changed
+    said = [one for one in caplog.messages if "background_priority='low' has no effect" in one]
+    assert len(said) == 1
 
 
 def test_an_unknown_priority_is_refused() -> None:

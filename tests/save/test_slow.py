@@ -15,6 +15,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import _slow
 from ckpt_core._directory import posix
+from ckpt_core._platform import LINUX
 from ckpt_core._slow import Activity, watched
 
 
@@ -52,9 +53,11 @@ def test_a_save_that_hangs_says_where(
         run.wait_until_finished()
         told = [event for event in events if event.kind == "slow"]
         assert "syncing" in told[-1].phase and told[-1].step == 3
-        assert told[-1].secs > told[0].secs > 0 and told[-1].resident_bytes > 2**20
+        assert told[-1].secs > told[0].secs > 0
+        assert (told[-1].resident_bytes > 2**20) == LINUX
     text = caplog.text
-    assert "save of" in text and "has taken" in text and "this process uses" in text
+    assert "save of" in text and "has taken" in text
+    assert ("this process uses" in text) == LINUX
     stacks = [line for line in caplog.messages if "its threads are at" in line]
     assert len(stacks) == 1 and "go_on.wait(60)" in stacks[0]
     count = len(told)

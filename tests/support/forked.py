@@ -3,7 +3,8 @@
 A new interpreter imports jax for a second or more; a fork takes milliseconds. The interpreter that
 forks never uses what it has imported: no thread, no backend, no TensorStore, which a fork would not
 survive. It does not import ckpt_core either: each child does that, runs its code as `python -c` would,
-and ends as an interpreter ends.
+and ends as an interpreter ends. Where there is no pidfd (macOS, on which frameworks do not survive a fork), each child is
+a new interpreter.
 """
 
 from __future__ import annotations
@@ -80,13 +81,59 @@ class Forked:
         return self.wait(60)
 
 
+class Spawned:
+    """A new interpreter, with the methods of ``Forked``."""
+
+    def __init__(
+        self,
+        code: str,
+        arguments: tuple[str, ...],
+        output: Path,
+        errors: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        with output.open("ab") as told, errors.open("ab") as failed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=failed,
+                env=dict(environment),
+            )
+        self.pid = self._process.pid
+
+    def wait(self, timeout_secs: float) -> int:
+        try:
+            return self._process.wait(timeout_secs)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"process {self.pid} still runs after {timeout_secs:g} s") from error
+
+    def wait_until_stopped(self, timeout_secs: float) -> None:
+        until = time.monotonic() + timeout_secs
+        while "T" not in (state := self._state()):
+            if not state or "Z" in state or time.monotonic() > until:
+                raise TimeoutError(f"process {self.pid} is not stopped: {state!r}")
+            time.sleep(0.01)
+
+    def _state(self) -> str:
+        asked = ["ps", "-o", "stat=", "-p", str(self.pid)]
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> int:
+        self.send_signal(signal.SIGKILL)
+        return self.wait(60)
+
+
 def start(
     code: str,
     *arguments: str,
     output: Path,
     environment: Mapping[str, str],
     errors: Path | None = None,
-) -> Forked:
+) -> Forked | Spawned:
     """Runs code as `python -c` does, in a process of its own.
 
     Args:
@@ -101,6 +148,8 @@ def start(
     }
     for file in (output, errors or output):
         file.write_bytes(b"")
+    if not hasattr(os, "pidfd_open"):
+        return Spawned(code, arguments, output, errors or output, environment)
     parent = _parent_of(tuple(sorted(at_import.items())))
     request = {
         "code": code,

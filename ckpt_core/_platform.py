@@ -1,0 +1,37 @@
+"""Which system this is, and what only some of them have. Nothing else in the package asks for its name.
+
+Where a call is missing, the module that wants it has a second way, and its docstring says what that costs.
+"""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+
+LINUX: bool = sys.platform.startswith("linux")
+MACOS: bool = sys.platform == "darwin"
+WINDOWS: bool = os.name == "nt"
+"""There checkpoints are read, and written to object stores; see ``cannot_write`` in ``_directory.syscalls``."""
+
+
+ROOTS: tuple[str, ...] = (
+    ("/", *(f"{letter}:/" for letter in string.ascii_letters)) if WINDOWS else ("/",)
+)
+"""What absolute paths begin with, as ``_directory.resolve`` gives them; URLs begin with something else."""
+
+
+def _flags(*names: str) -> int:
+    """Flags of ``os.open``, of those that the system has."""
+    found = 0
+    for name in names:
+        found |= getattr(os, name, 0)
+    return found
+
+
+BINARY: int = _flags("O_CLOEXEC", "O_NOINHERIT", "O_BINARY")
+"""For every file: not for child processes, and byte by byte on Windows."""
+READ: int = os.O_RDONLY | BINARY | _flags("O_NOCTTY", "O_NONBLOCK")
+"""To read a path that others name: opening a pipe would block until it has a writer."""
+NO_LINK: int = _flags("O_NOFOLLOW")
+FOLDER: int = os.O_RDONLY | _flags("O_DIRECTORY", "O_CLOEXEC")

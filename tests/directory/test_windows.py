@@ -1,0 +1,169 @@
+"""On Windows, checkpoints that a cluster wrote are read, in a process that has no POSIX; saving there is refused."""
+
+from __future__ import annotations
+
+import ntpath
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import hidden_names
+from ckpt_core._storage import Location, location
+from tests.support import children
+from tests.support.launch import launch, reports
+
+CLUSTER = """
+mesh = Mesh(np.array(jax.devices()), ("x",))
+sharding = NamedSharding(mesh, P("x"))
+placed = jax.make_array_from_callback((16,), sharding, lambda at: np.arange(16.0)[at])
+with ckpt.Checkpointer(f"{directory}/run", options=options) as run:
+    for step in (1, 2):
+        items = {"state": {"w": placed, "n": step}, "config": ckpt.Json({"a": step})}
+        run.save(step, items=items, metrics={"loss": 0.5})
+report()
+"""
+
+READER = """
+import contextlib, io, json, os, sys
+# what is here before does not ask ckpt's questions, and must find the Linux that is underneath
+import concurrent.futures, tempfile, multiprocessing.connection
+import jax, jax.numpy as jnp, numpy as np, tensorstore, crc32c, zstandard, ml_dtypes, typer, rich, rich.console
+import typer.testing, rich.table, rich.progress, rich.tree
+jnp.ones(3).block_until_ready()
+import masked_platform
+masked_platform.install("windows")
+
+import ckpt_core as ckpt
+from ckpt_core.cli import main
+
+root = sys.argv[1]
+step = f"{root}/run/2"
+told = {"absent": [name in sys.modules and sys.modules[name] is not None for name in ("fcntl", "resource", "pwd", "grp")]}
+loaded = ckpt.load(step)
+told["loaded"] = [loaded["state"]["n"], np.asarray(loaded["state"]["w"]).tolist(), loaded["config"]]
+like = {"w": np.zeros(16, np.float32), "n": 0}
+told["like"] = np.asarray(ckpt.load(step, {"state": like})["state"]["w"]).tolist()
+told["arrays"] = ckpt.load(step, as_numpy=True)["state"]["w"].tolist()
+told["inspected"] = str(ckpt.inspect(step))
+told["ok"] = ckpt.verify(step).ok
+with ckpt.Checkpointer(f"{root}/run", read_only=True) as run:
+    told["steps"] = run.all_steps()
+    told["latest"] = run.restore_latest(state=like)["state"]["n"]
+
+def command(*arguments):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            sys.argv = ["ckpt", *arguments]
+            main()
+        except SystemExit as left:
+            code = left.code or 0
+    return [code, out.getvalue()]
+
+told["commands"] = {
+    name: command(name, *more)
+    for name, *more in [
+        ("ls", f"{root}/run"), ("show", step), ("verify", step), ("diff", f"{root}/run/1", step), ("stats", step),
+        ("doctor", root),
+    ]
+}
+told["refused"] = {}
+for name, call in {
+    "save": lambda: ckpt.save(f"{root}/new", like),
+    "save_async": lambda: ckpt.save_async(f"{root}/new", like).result(),
+    "Checkpointer": lambda: ckpt.Checkpointer(f"{root}/run").save(3, state=like),
+    "overwrite": lambda: ckpt.save(step, like, overwrite=True),
+}.items():
+    try:
+        call()
+        told["refused"][name] = None
+    except Exception as error:
+        told["refused"][name] = [type(error).__name__, str(error)]
+told["delete"] = command("rm", "--yes", f"{root}/run/1")
+told["after"] = sorted(os.listdir(root)), sorted(os.listdir(f"{root}/run"))
+ckpt.save("memory://new/1", like)
+told["memory"] = ckpt.load("memory://new/1")["n"]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(run_python: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What such a process says of a run that two processes with four devices wrote."""
+    root = tmp_path_factory.mktemp("cluster")
+    reports(launch(CLUSTER, root))
+    folder = children.masked("windows")["PYTHONPATH"]
+    return run_python(READER, str(root), PYTHONPATH=folder)
+
+
+def test_the_process_has_no_posix(told: dict[str, Any]) -> None:
+    assert told["absent"] == [False] * 4
+
+
+def test_what_a_cluster_wrote_is_loaded(told: dict[str, Any]) -> None:
+    everything = list(map(float, range(16)))
+    assert told["loaded"] == [2, everything, {"a": 2}]
+    assert told["like"] == told["arrays"] == everything
+
+
+def test_it_is_inspected_and_verified(told: dict[str, Any]) -> None:
+    assert "state" in told["inspected"] and told["ok"]
+    assert told["steps"] == [1, 2] and told["latest"] == 2
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "diff", "stats", "doctor"])
+def test_the_command_looks_at_it(told: dict[str, Any], command: str) -> None:
+    code, text = told["commands"][command]
+    assert "Traceback" not in text
+    assert code == (1 if command == "diff" else 0), text
+
+
+@pytest.mark.parametrize("call", ["save", "save_async", "Checkpointer", "overwrite"])
+def test_saving_into_a_directory_is_refused_with_the_reason(
+    told: dict[str, Any], call: str
+) -> None:
+    name, text = told["refused"][call]
+    assert name == "CheckpointError" and "on Windows" in text and "object store" in text
+
+
+def test_nothing_was_changed(told: dict[str, Any]) -> None:
+    code, text = told["delete"]
+    assert code == 2 and "on Windows" in text
+    (root, run) = told["after"]
+    assert [name for name in root if not name.startswith("logs")] == ["run"]
+    assert {"1", "2"} <= set(run) and not [name for name in run if ".ckpt-tmp" in name]
+
+
+def test_saving_to_an_object_store_is_not(told: dict[str, Any]) -> None:
+    assert told["memory"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (r"C:\runs\1", "C:/runs/1"),
+        ("c:/runs/1/", "c:/runs/1"),
+        (r"\\server\share\run", "//server/share/run"),
+    ],
+)
+def test_paths_of_windows_are_those_that_tensorstore_takes(
+    monkeypatch: pytest.MonkeyPatch, given: str, expected: str
+) -> None:
+    with monkeypatch.context() as windows:
+        windows.setattr(hidden_names, "WINDOWS", True)
+        windows.setattr(os, "path", ntpath)
+        found = hidden_names.resolve(given)
+    assert found == (expected, True)
+    drives = ("/", "C:/", "c:/")
+    monkeypatch.setattr(location, "ROOTS", drives)
+    assert Location(*found).spec() == {"driver": "file", "path": expected + "/"}
+    assert not Location(*found).sends
+
+
+def test_a_backslash_is_refused_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="backslash"):
+        ckpt.save(str(tmp_path / "a") + r"\b", {"w": np.zeros(1)})
