@@ -87,7 +87,9 @@ def test_the_path_comes_first(tmp_path: Path):
     with told("_directory/hidden_names.py: the path comes first, as in save(path, state)") as said:
         ckpt.load(STATE, path)  # pyright: ignore[reportArgumentType]
     names = {"load": ckpt.load, "path": path, "like": state}
-    assert np.array_equal(eval("load" + said.text.rpartition("and load")[2], names)["w"], STATE["w"])
+    assert np.array_equal(
+        eval("load" + said.text.rpartition("and load")[2], names)["w"], STATE["w"]
+    )
 
 
 def test_a_backslash(tmp_path: Path):
@@ -173,7 +175,9 @@ def test_settings_and_arguments_are_no_items(tmp_path: Path):
     written = said.between("pass ", "; ").replace("...", "'zstd'")
     ckpt.save(tmp_path / "a", model=STATE, **eval(f"dict({written})", {"ckpt": ckpt}))
     assert holds_item(tmp_path / "a", "model")
-    items = eval(said.text.rpartition("passed as items=")[2].replace("...", "STATE"), {"STATE": STATE})
+    items = eval(
+        said.text.rpartition("passed as items=")[2].replace("...", "STATE"), {"STATE": STATE}
+    )
     save(tmp_path / "b", items=items)
     assert holds_item(tmp_path / "b", "compression")
     with told("_options.py: looks like the setting") as said:
@@ -312,7 +316,9 @@ def test_dataclasses_with_contents(tmp_path: Path):
 
 
 def test_more_than_fields(tmp_path: Path):
-    one = MoreThanFields(STATE["w"])  # a subclass of a NamedTuple without __slots__ takes attributes
+    one = MoreThanFields(
+        STATE["w"]
+    )  # a subclass of a NamedTuple without __slots__ takes attributes
     one.more = 1  # pyright: ignore[reportAttributeAccessIssue]
     with told("_tree/fields.py: would be lost, which is set on it and no field. Declare it"):
         save(tmp_path / "a", one)
