@@ -17,7 +17,10 @@ _VERBS = (
     "use|write"
 )
 _VERBS = "|".join((_VERBS, *(verb.capitalize() for verb in _VERBS.split("|"))))
-_ACTION = re.compile(rf"(?:^|[:;,.?!(] |\bor |\band |\bthen )(?:{_VERBS})\b(?! of\b)|--[a-z]")
+_OURS = "missing|unexpected|cast|overwrite|force|rename"
+_ACTION = re.compile(
+    rf"(?:^|[:;,.?!(] |\bor |\band |\bthen )(?:{_VERBS})\b(?! of\b)|--[a-z]|\bOptions\(\w|\b(?:{_OURS})="
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Message:
         return self.module == module and any(fragment in part for part in self.parts)
 
 
-def with_an_action() -> Iterator[Message]:
+def with_an_action(*, or_none: bool = False) -> Iterator[Message]:
     """Every text in the source that begins a clause with a verb, apart from docstrings and helps of arguments."""
     for root in _ROOTS:
         for file in sorted(root.rglob("*.py")):
@@ -41,7 +44,7 @@ def with_an_action() -> Iterator[Message]:
                 short = module.removeprefix("ckpt_core/").removeprefix("integrations/")
                 for line, parts in _texts(ast.parse(file.read_text())):
                     text = "{}".join(parts)
-                    if len(text) > 25 and " " in text and _ACTION.search(text):
+                    if or_none or (len(text) > 25 and " " in text and _ACTION.search(text)):
                         yield Message(short, line, parts)
 
 
