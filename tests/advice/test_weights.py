@@ -223,7 +223,8 @@ def test_items_of_orbax(tmp_path: Path):
     ) as said:
         imported(tmp_path / "a", tmp_path, rename={"w": "v"})
     for name in said.text.rpartition("changed, of ")[2].split(", "):
-        assert right(imported(tmp_path / "a", tmp_path, rename={"w": "v"}, item=name)["v"])
+        found = imported(tmp_path / "a", tmp_path, rename={"w": "v"}, item=name)
+        assert right(found[name]["v"])
 
 
 # safetensors
