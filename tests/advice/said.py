@@ -7,14 +7,18 @@ from contextlib import contextmanager
 
 import pytest
 
-OPTIONS_OF_TESTS = {"durable": False}
-
 
 class Said:
     """What a message said."""
 
     text = ""
     error: BaseException | None = None
+
+    def after(self, begin: str) -> str:
+        """What stands after the last occurrence of a text, to the end of its line."""
+        _, found, rest = self.text.rpartition(begin)
+        assert found, f"{begin!r} is not in: {self.text}"
+        return rest.partition("\n")[0]
 
     def between(self, begin: str, end: str) -> str:
         """What stands between two texts: code, a command line, a path, to be taken as it is spelled."""
