@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import zlib
 from dataclasses import replace
 
@@ -36,7 +37,8 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
     if not isinstance(opened, NativeCheckpoint):
         raise CheckpointError(
             f"{opened.path} was not written by ckpt and has no checksums, so nothing of a copy could be verified: "
-            "load it and save what was loaded, or copy the directory with another tool"
+            f"make a checkpoint of ckpt of it with `ckpt import {shlex.quote(opened.path)} {shlex.quote(target)}`, or "
+            "copy the directory with another tool"
         )
     report = verify(source)
     if not report.ok:

@@ -320,20 +320,24 @@ CHECKPOINTER_ARGUMENTS = frozenset(
 _SETTINGS = frozenset(Options.__dataclass_fields__)
 
 
-def refuse_arguments(names: Iterable[str], arguments: Iterable[str], cutoff: float) -> None:
+def refuse_arguments(
+    names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
+) -> None:
     """Refuses names of items, given by keyword, that were meant as arguments.
 
     Args:
         names: the keywords.
         arguments: those of the called function, which a name may not resemble.
         cutoff: how alike, from 0 to 1.
+        beside_a_state: a state without a name was passed, too, so that an item needs a name for that as well.
 
     Raises:
         TypeError: a name is one of a field of ``Options`` or of an argument of ``Checkpointer``, or almost that of an
             argument.
     """
     for name in names:
-        by_items = f"an item of this name is passed as items={{{name!r}: ...}}"
+        state = "'state': ..., " if beside_a_state else ""
+        by_items = f"an item of this name is passed as items={{{state}{name!r}: ...}}"
         if name in _SETTINGS:
             raise TypeError(
                 f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...); {by_items}"
@@ -345,8 +349,7 @@ def refuse_arguments(names: Iterable[str], arguments: Iterable[str], cutoff: flo
         close = difflib.get_close_matches(name, arguments, n=1, cutoff=cutoff)
         if close:
             raise TypeError(
-                f"{name!r} looks like the argument {close[0]!r}: to save an item of this name, "
-                f"pass items={{{name!r}: ...}}"
+                f"{name!r} looks like the argument {close[0]!r}: write {close[0]}=...; {by_items}"
             )
         setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.9)
         if setting:

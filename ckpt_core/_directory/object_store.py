@@ -78,8 +78,6 @@ class ObjectStoreBackend:
         self._open_keys = open_keys
 
     def _open(self, path: str) -> Keys:
-        if path.startswith(("s3:///", "gs:///")):
-            raise CheckpointError(f"{path} names no bucket: write {path[:5]}BUCKET{path[5:]}")
         _refuse_names(path, _NO_NAME)
         return self._open_keys(path)
 
@@ -259,7 +257,9 @@ class ObjectStoreBackend:
 
 
 def _refuse_names(path: str, names: re.Pattern[str]) -> None:
-    """Raises CheckpointError if a URL has names in it that stores do not all keep apart from others."""
+    """Raises CheckpointError if a URL has no bucket, or names that stores do not all keep apart from others."""
+    if path.startswith(("s3:///", "gs:///")):
+        raise CheckpointError(f"{path} names no bucket: write {path[:5]}BUCKET{path[5:]}")
     if found := names.search(path.partition("://")[2]):
         raise CheckpointError(
             f"{path!r} has {found[0]!r} in it, which stores do not all keep apart from other names: choose another "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,6 @@ def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> 
             text = f"{trace.whose or 'a process'} is writing to it: a second writer is refused"
             found.append(Finding("note", "writers", text))
     if garbage:
-        text = f"{len(garbage)} left by writers that have ended: ckpt gc {path} (the next save deletes them, too)"
+        text = f"{len(garbage)} left by writers that have ended: ckpt gc {shlex.quote(path)} (the next save deletes them, too)"
         found.append(Finding("note", "writers", text))
     return found

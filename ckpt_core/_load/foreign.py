@@ -90,8 +90,8 @@ def _chosen(names: Iterable[str], folder: str) -> str | None:
     if len(candidates) > 1:
         shown = ", ".join(candidates[:5]) + (", ..." if len(candidates) > 5 else "")
         raise CheckpointNotFound(
-            f"{folder} holds {len(candidates)} safetensors files and no {_INDEX} that says what belongs "
-            f"together: load one of {shown}"
+            f"{folder} holds {len(candidates)} safetensors files ({shown}) and no {_INDEX} that says what belongs "
+            f"together: load one of them by its path, such as {folder}/{candidates[0]}"
         )
     if candidates and (part := _PART.search(candidates[0])) and int(part[1]) > 1:
         raise CheckpointNotFound(

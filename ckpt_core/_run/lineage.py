@@ -153,8 +153,8 @@ class Leaving:
         return json.dumps({"steps": self.steps, "run": self.run}).encode()
 
 
-def parse_leaving(data: bytes | None) -> Leaving:
-    """What the content of the file says; nothing, if there is none.
+def parse_leaving(data: bytes | None, directory: str) -> Leaving:
+    """What the content of the file in ``directory`` says; nothing, if there is none.
 
     Raises:
         CheckpointCorrupt: it is no such file.
@@ -167,7 +167,7 @@ def parse_leaving(data: bytes | None) -> Leaving:
         return Leaving(tuple(steps), str(value["run"]))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointCorrupt(
-            f"{LEAVING_FILE} is damaged ({error}), so it is not known which steps were being removed. Look at the "
+            f"{directory}/{LEAVING_FILE} is damaged ({error}), so it is not known which steps were being removed. Look at the "
             "steps, and delete the file",
             file=LEAVING_FILE,
         ) from error

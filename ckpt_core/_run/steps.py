@@ -112,7 +112,9 @@ class Steps:
         inside = self._backend.look(self.directory)
         leaving = Leaving()
         if LEAVING_FILE in inside.hidden:
-            leaving = parse_leaving(self._backend.read(self.directory, LEAVING_FILE))
+            leaving = parse_leaving(
+                self._backend.read(self.directory, LEAVING_FILE), self.directory
+            )
         gone = {left.name for left in leaving.steps if left.name in inside.children}
         gone = {name for name in gone if leaving.names(name, self.token(name))}
         for name in inside.children:

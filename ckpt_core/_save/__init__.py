@@ -150,7 +150,8 @@ def collect_items(
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")
     if named:
-        refuse_arguments(named, _ARGUMENTS, 0.8)
+        beside = not isinstance(state, _Nothing)
+        refuse_arguments(named, _ARGUMENTS, 0.8, beside_a_state=beside)
     chosen = {**(items or {}), **named}
     if not isinstance(state, _Nothing):
         if chosen:

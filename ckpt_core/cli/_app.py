@@ -346,9 +346,10 @@ def run() -> int:
     except KeyboardInterrupt:
         return 130
     except (CheckpointError, OSError) as error:
+        from ckpt_core.cli._advice import typed
         from ckpt_core.cli._text import told
 
-        print(f"ckpt: {told(error)}", file=sys.stderr)
+        print(f"ckpt: {typed(told(error), sys.argv[1:], app)}", file=sys.stderr)
         return 2
     except Exception as error:
         show_usage = getattr(error, "show", None)  # click's errors about arguments have it

@@ -127,9 +127,11 @@ def _one_checkpoint(path: str) -> str:
     if not backend.is_checkpoint(standing) or not _is_meant(backend, standing):
         raise CheckpointNotFound(f"{text} is no checkpoint: nothing was deleted")
     if not _says_so(backend, standing, SIGNS):
+        inside = (f"{standing}/{name}" for name in backend.children(standing))
+        those = "name those, or " if any(_says_so(backend, one, _OF_ONE) for one in inside) else ""
         raise CheckpointError(
-            f"{text} holds folders of Orbax, and nothing says that it is one checkpoint and no folder of several: name "
-            "those, or a step with --step, or remove the directory itself"
+            f"{text} holds folders of Orbax, and nothing says that it is one checkpoint and no folder of several: "
+            f"{those}remove the directory itself"
         )
     above = text.rpartition("/")[0]
     alone = _says_so(backend, standing, _OF_ONE) and not _says_so(backend, above, SIGNS)

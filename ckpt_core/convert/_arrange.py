@@ -57,9 +57,12 @@ def arranged(source: Source, asked: Arrangement, where: str) -> Source:
         StructureMismatch: arrays do not fit the rules or the target, or a rename matches nothing.
         CheckpointError: two leaves would have one path.
     """
+    leaves = _selected(source, asked, where)
+    for _, leaf in leaves:
+        if isinstance(leaf, Slot) and leaf.refused is not None:
+            raise leaf.refused
     if not asked.changes:
         return source
-    leaves = _selected(source, asked, where)
     target = None
     if asked.like is not None:
         target = flatten(asked.like, expand=_adapters.expander(stored=True), saving=True)

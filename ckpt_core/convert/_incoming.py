@@ -11,6 +11,7 @@ from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
+from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
@@ -117,6 +118,14 @@ def _opened(
     where: str, format: str, item: str | None, like: Any, options: Options
 ) -> Generator[tuple[dict[str, Any], Any]]:
     """The items of a source, and its metadata."""
+    if (
+        format == "safetensors"
+        and os.path.isfile(where)
+        and not where.endswith((SUFFIX, INDEX_SUFFIX))
+    ):
+        raise CheckpointError(
+            f"{where} holds safetensors, which are known by their name: rename it to {where}.safetensors"
+        )
     if format in _AS_CHECKPOINT:
         yield _checkpoints.items_of(where, item, options)
         return

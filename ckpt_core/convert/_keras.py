@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
+from ckpt_core._tree.leaves import leaf_spec
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, empty, source_of
 from ckpt_core.convert._zips import Window, data_offset, opened_zip
 
@@ -179,11 +180,12 @@ def _slot(dataset: Any, where: str, h5py: Any) -> Slot:
     dtype = dataset.dtype
     name = "bfloat16" if str(said) == "bfloat16" and dtype == np.dtype("V2") else dtype.name
     if dtype.kind in "OSU" or (dtype.kind == "V" and name != "bfloat16"):
-        raise UnsupportedLeaf(
+        refused = UnsupportedLeaf(
             f"{where} holds {dtype}: a checkpoint holds numbers; leave it out with only=",
             leaf=where,
             type_name=str(dtype),
         )
+        return Slot(leaf_spec("numpy", "uint8", ()), refused=refused)
     if dataset.shape is None:
         raise UnsupportedLeaf(f"{where} holds nothing at all", leaf=where, type_name="empty")
     return Slot(array_spec(name, dataset.shape, where), (dataset, where))

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ckpt_core._errors import CheckpointCorrupt, UnsupportedLeaf
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._format.treedef import TreeBounds, letters_of
 from ckpt_core._tree import Node, Path, flatten
 from ckpt_core._tree.leaves import LeafSpec, dtype_from_name, leaf_spec
@@ -25,10 +25,13 @@ class Slot:
     Attributes:
         spec: what it is.
         place: where it is, as its reader understands it.
+        refused: the error to raise if it is not left out.
     """
 
-    def __init__(self, spec: LeafSpec, place: Any = None) -> None:
-        self.spec, self.place = spec, place
+    def __init__(
+        self, spec: LeafSpec, place: Any = None, refused: CheckpointError | None = None
+    ) -> None:
+        self.spec, self.place, self.refused = spec, place, refused
 
 
 @dataclass(frozen=True)

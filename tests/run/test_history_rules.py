@@ -278,15 +278,15 @@ def test_what_is_no_file_of_a_run_is_no_run(data: bytes) -> None:
 @given(st.lists(st.builds(Left, st.text(), FEW, st.text(), st.none() | st.text())), st.text())
 def test_what_leaves_goes_through_its_file(steps: list[Left], run: str) -> None:
     leaving = Leaving(tuple(steps), run)
-    assert parse_leaving(leaving.dump()) == leaving
+    assert parse_leaving(leaving.dump(), "/run") == leaving
 
 
 @given(st.binary(max_size=80))
 def test_a_damaged_file_of_what_leaves_is_told(data: bytes) -> None:
     with contextlib.suppress(ckpt.CheckpointCorrupt):
-        assert parse_leaving(data) == parse_leaving(data)
+        assert parse_leaving(data, "/run") == parse_leaving(data, "/run")
     with pytest.raises(ckpt.CheckpointCorrupt, match=r"\.ckpt-leaving"):
-        parse_leaving(b"{" + data)
+        parse_leaving(b"{" + data, "/run")
 
 
 def test_a_save_bounds_earlier_lineages_where_it_begins() -> None:

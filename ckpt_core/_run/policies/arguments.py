@@ -22,7 +22,7 @@ def choose_save_policy(policy: when.Decision | None, interval: int | None) -> wh
         if not callable(policy):
             every = policy if type(policy) is int and policy > 0 else 100
             raise TypeError(
-                f"save_policy must be one of ckpt.when, or a function of a step, got {policy!r}: to save every "
+                f"save_policy must be one of ckpt.when, or a function of (step, context), got {policy!r}: to save every "
                 f"{every} steps, pass save_interval_steps={every} or save_policy=ckpt.when.every_steps({every})"
             )
         return policy

@@ -17,7 +17,7 @@ from ckpt_core._run.lineage import (
 
 def read_run(directory: RunDirectory) -> Lineage:
     """The run of a persistent directory; while steps are being removed, the one without them."""
-    leaving = parse_leaving(directory.backend.read(directory.path, LEAVING_FILE))
+    leaving = parse_leaving(directory.backend.read(directory.path, LEAVING_FILE), directory.path)
     data = leaving.run.encode() or directory.backend.read(directory.path, RUN_FILE)
     return parse_lineage(data)
 

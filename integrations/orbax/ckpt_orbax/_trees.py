@@ -47,6 +47,22 @@ def load_tree(
     return filled(target, asked.finished(loaded))
 
 
+def told(error: ckpt.StructureMismatch, leaving_out: str) -> str:
+    """The differences, with advice of Orbax's own arguments instead of those of ``ckpt_core.load``.
+
+    Args:
+        error: of the load.
+        leaving_out: how a caller leaves saved leaves out.
+    """
+    kinds = {one.kind for one in error.mismatches}
+    lines = [str(one) for one in error.mismatches] or [str(error)]
+    if "unexpected" in kinds or not kinds:
+        lines.append(f"To leave saved leaves out: {leaving_out}")
+    if "missing" in kinds:
+        lines.append("What was not saved cannot be restored: leave it out of what is asked for")
+    return "\n".join(lines)
+
+
 class _Asked:
     """What the leaves of one target ask for.
 

@@ -41,8 +41,8 @@ def _array(value: Any, name: str, path: PathLike) -> Any:
 
 def _no_state_dict(found: str) -> TypeError:
     return TypeError(
-        f"{found}, so it is no state_dict: make a checkpoint of it with import_file, and load what is wanted with "
-        "rename="
+        f"{found}, so it is no state_dict: make a checkpoint of it with ckpt_torchax.import_file(file, path), and load "
+        "what is wanted from that with rename="
     )
 
 

@@ -75,7 +75,8 @@ def load_into(
         if _files.is_torch_file(path):
             if rename is not None or (missing, unexpected) != ("error", "error"):
                 raise TypeError(
-                    "rename=, missing= and unexpected= need a checkpoint or safetensors: import_file"
+                    "rename=, missing= and unexpected= need a checkpoint or safetensors: make a checkpoint of the file "
+                    "with ckpt_torchax.import_file(file, path), and load_into that"
                 )
             _fill.fill_from_file(path, inside, chosen, cast)
         else:

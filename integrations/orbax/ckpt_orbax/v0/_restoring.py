@@ -76,9 +76,11 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
     except ckpt.StructureMismatch as error:
         _tree_targets.refuse_other_shapes(args, error)
         raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name or info.path}): {error}\n"
-            "To leave saved leaves out: ocp.PLACEHOLDER in their place, or "
-            "ocp.args.PyTreeRestore(partial_restore=True)"
+            f"User-provided restore item and on-disk value differ ({name or info.path}): "
+            + _trees.told(
+                error,
+                "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
+            )
         ) from error
     if own:
         loaded = filled(args.item, {**leaves_of(loaded), **own})

@@ -97,9 +97,11 @@ def _load_tree(
         )
     except ckpt.StructureMismatch as error:
         raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name}): {error}\n"
-            "To leave saved leaves out: ocp.PLACEHOLDER in their place, or "
-            "context.pytree.loading.partial_load = True"
+            f"User-provided restore item and on-disk value differ ({name}): "
+            + _trees.told(
+                error,
+                "ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
+            )
         ) from error
 
 

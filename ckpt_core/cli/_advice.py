@@ -1,0 +1,56 @@
+"""Advice of error messages, which name arguments of Python, as it is typed on the command line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ARGUMENT = re.compile(
+    r"(?P<verb>\bpass )?\b(?P<name>[a-z]+)=(?P<true>True\b)?(?=[\s,;:.)]|$|['\"])"
+)
+_REPLACING = (
+    (", or pass overwrite=True to replace it", ", or delete that first (ckpt rm)"),
+    ("; overwrite=True replaces checkpoints only", ""),
+)
+"""For commands that replace nothing."""
+
+
+def typed(text: str, arguments: list[str], app: Any) -> str:
+    """The message of an error with the options of the command that was called.
+
+    Args:
+        text: the message, in which ``item=`` or ``overwrite=True`` may stand.
+        arguments: what was typed, beginning with the name of the command.
+        app: the Typer application.
+
+    Example:
+        >>> from ckpt_core.cli import _advice, _app
+        >>> _advice.typed("say which with item=, of a, b", ["export"], _app.app)
+        'say which with --item, of a, b'
+    """
+    options = _options(arguments, app)
+    if "overwrite" not in options:
+        for python, line in _REPLACING:
+            text = text.replace(python, line)
+
+    def option(found: re.Match[str]) -> str:
+        name = options.get(found["name"])
+        if name is None:
+            return found[0]
+        return ("add " if found["verb"] else "") + name + ("" if found["true"] else _after(found))
+
+    return _ARGUMENT.sub(option, text)
+
+
+def _after(found: re.Match[str]) -> str:
+    return " " if found.string[found.end() : found.end() + 1] in ("'", '"') else ""
+
+
+def _options(arguments: list[str], app: Any) -> dict[str, str]:
+    """Of the command, the option of each argument of Python."""
+    from typer.main import get_command
+
+    commands: dict[str, Any] = getattr(get_command(app), "commands", {})
+    command = commands.get(arguments[0]) if arguments else None
+    parameters = [] if command is None else command.params
+    return {one.name: one.opts[0] for one in parameters if one.opts[0].startswith("--")}

@@ -1,0 +1,495 @@
+"""What a ``Checkpointer`` refuses, and what its messages say to do: done, and the program started again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core import keep, when
+from ckpt_core._directory.locks import reading
+from tests.advice.said import logged, told
+
+FAST = ckpt.Options(durable=False)
+
+
+def state(step: int, run: int = 0) -> dict[str, Any]:
+    return {"w": np.arange(4.0) + step + 100 * run}
+
+
+def runs(directory: Path, **more: Any) -> ckpt.Checkpointer:
+    return ckpt.Checkpointer(directory, **{"options": FAST, **more})
+
+
+def saved(directory: Path, steps: Any, run: int = 0, **more: Any) -> None:
+    """A program that saved these steps, and ended."""
+    with runs(directory, **more) as one:
+        for step in steps:
+            one.save(step, state(step, run))
+
+
+def resumes(directory: Path, step: int, run: int = 0) -> bool:
+    """A new program goes on from this step of this run, and can save the next one."""
+    with runs(directory) as again:
+        restored = again.restore_latest(state(0))
+        assert restored is not None
+        right = restored.step == step and np.array_equal(
+            restored["state"]["w"], state(step, run)["w"]
+        )
+        return right and again.save(step + 1, state(step + 1, run))
+
+
+def run_call(text: str, run: Any) -> Any:
+    """A call of a method, as a message spells it."""
+    return eval(f"run.{text}", {"run": run})
+
+
+# A directory in which steps are already
+
+TAKEN = "_run/history.py: before the first save, to go on from step"
+
+
+@pytest.mark.parametrize("action", ["go on", "begin anew"])
+def test_a_step_that_is_there(tmp_path: Path, action: str):
+    saved(tmp_path, [0, 1, 2])
+    with runs(tmp_path) as run, told(TAKEN) as said:
+        run.save(1, state(1, run=1))
+    assert resumes_unchanged(tmp_path, [0, 1, 2])
+    if action == "go on":
+        assert said.between("go on from step ", ".") == "2"
+        with runs(tmp_path) as run:
+            call = said.between("call ", " before").replace("()", "(like)")
+            restored = eval(f"run.{call}", {"run": run, "like": state(0)})
+            assert restored.step == 2
+        assert resumes(tmp_path, 2)
+    else:
+        with runs(tmp_path) as run:
+            run.save(1, state(1, run=1), **eval(f"dict({said.between('pass ', ' to replace')})"))
+        assert "retire 2" in said.text
+        assert resumes(tmp_path, 1, run=1)
+
+
+def resumes_unchanged(directory: Path, steps: list[int]) -> bool:
+    with runs(directory, read_only=True) as run:
+        return run.all_steps() == steps and all(
+            np.array_equal(run.restore(step, state(0))["state"]["w"], state(step)["w"])
+            for step in steps
+        )
+
+
+def test_a_step_that_is_there_after_a_restore(tmp_path: Path):
+    saved(tmp_path, [0, 1, 2])
+    with runs(tmp_path) as run:
+        start = run.restore_latest(state(0))
+        assert start is not None and start["state"]
+        with told(
+            "_run/history.py: is there already, and not from this Checkpointer: pass "
+        ) as said:
+            run.save(1, state(1, run=1))
+        assert "restore_latest()" not in said.text, "it was called"
+        run.save(1, state(1, run=1), **eval(f"dict({said.between('pass ', ' to replace')})"))
+    with runs(tmp_path) as run:
+        assert np.array_equal(run.restore(1, state(0))["state"]["w"], state(1, run=1)["w"])
+
+
+OLDER = "_run/history.py: call restore_latest() before the first save, to go on from step"
+
+
+@pytest.mark.parametrize("action", ["go on", "retire", "another directory", "beside"])
+def test_an_older_step_than_those_there(tmp_path: Path, action: str):
+    directory = tmp_path / "run"
+    saved(directory, [0, 5, 10])
+    with runs(directory) as run, told(OLDER.replace("call restore_latest() ", "")) as said:
+        run.save(3, state(3, run=1))
+    if action == "go on":
+        assert said.between("go on from step ", ",") == "10"
+        assert resumes(directory, 10)
+    elif action == "retire":
+        with runs(directory) as run:
+            run_call(said.between(", or ", " to retire"), run)
+            run.save(3, state(3, run=1))
+        assert resumes(directory, 3, run=1)
+    elif action == "another directory":
+        saved(tmp_path / "other", [3], run=1)
+        assert resumes(tmp_path / "other", 3, run=1) and resumes(directory, 10)
+    else:
+        with runs(directory) as run:
+            run.save(3, state(3, run=1), **eval(f"dict({said.between('directory; ', ' saves')})"))
+        assert resumes(directory, 10)
+        with runs(directory) as run:
+            found = run.restore(3, state(0))["state"]["w"]
+        assert np.array_equal(found, state(3, run=1)["w"]), "beside those"
+
+
+@pytest.mark.parametrize("action", ["rollback_to", "another directory", "force=True"])
+def test_an_older_step_after_a_restore(tmp_path: Path, action: str):
+    directory = tmp_path / "run"
+    saved(directory, [0, 5, 10])
+    with runs(directory) as run:
+        start = run.restore_latest(state(0))
+        assert start is not None and start["state"]
+        with told(
+            "_run/history.py: restore_latest would resume from those. Call rollback_to("
+        ) as said:
+            run.save(3, state(3, run=1))
+            run.wait_until_finished()
+        if action == "rollback_to":
+            run_call(said.between("Call ", " to retire"), run)
+            run.save(3, state(3, run=1))
+        elif action == "force=True":
+            run.save(3, state(3, run=1), **eval(f"dict({said.between('or pass ', ' to save it')})"))
+    if action == "another directory":
+        saved(tmp_path / "other", [3], run=1)
+        assert resumes(tmp_path / "other", 3, run=1)
+    assert resumes(directory, *((3, 1) if action == "rollback_to" else (10, 0)))
+
+
+def test_a_restored_value_that_was_not_taken(tmp_path: Path):
+    def start(taken: str | None) -> None:
+        with runs(tmp_path) as run:
+            params = state(0)
+            restored = run.restore_latest(params=params)
+            assert restored is not None
+            if taken is not None:
+                names = {"restored": restored, "params": params}
+                exec(taken, names)
+                params = names["params"]
+            run.save(2, params={"w": params["w"] + 1})
+
+    with runs(tmp_path) as run:
+        run.save(1, params=state(1))
+    with told("_run/unread.py: Take the value right after the restore: ") as said:
+        start(None)
+    start(said.text.rpartition("after the restore: ")[2])
+    with runs(tmp_path) as run:
+        assert np.array_equal(run.restore(2, params=state(0))["params"]["w"], state(2)["w"])
+
+
+@pytest.mark.parametrize("action", ["pass it", "begin anew"])
+def test_an_item_that_was_left_out(tmp_path: Path, action: str):
+    with runs(tmp_path) as run:
+        run.save(1, params=state(1), opt=state(1))
+    with runs(tmp_path) as run:
+        restored = run.restore_latest(params=state(0), missing="keep")
+        assert restored is not None
+        with told(
+            "_run/unread.py: that was not restored, and now one of that name is being"
+        ) as said:
+            run.save(2, params=restored["params"], opt=state(0))
+    with runs(tmp_path) as run:
+        if action == "pass it":
+            assert said.between("Pass ", " to the restore") == "opt="
+            restored = run.restore_latest(params=state(0), opt=state(0))
+            assert restored is not None
+            run.save(2, params=restored["params"], opt=restored["opt"])
+        else:
+            how = eval(f"dict({said.text.rpartition('there: ')[2]})")
+            restored = run.restore_latest(params=state(0), **how)
+            assert restored is not None
+            run.save(2, params=restored["params"], opt=state(0))
+    with runs(tmp_path) as run:
+        found = run.restore(2, params=state(0), opt=state(0))
+        assert np.array_equal(found["params"]["w"], state(1)["w"])
+        wanted = state(1 if action == "pass it" else 0)["w"]
+        assert np.array_equal(found["opt"]["w"], wanted)
+
+
+# Directories
+
+
+def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
+    saved(tmp_path, [3])
+    key = "_run/steps.py: if this is one of its steps, or load it with ckpt.load or ckpt.restore"
+    with told(key.replace(", or load it with ckpt.load or ckpt.restore", "")) as said:
+        runs(tmp_path / "3")
+    assert resumes(Path(said.between("make the Checkpointer on ", " if")), 3)
+    assert np.array_equal(ckpt.load(tmp_path / "3")["w"], state(3)["w"])
+    assert np.array_equal(ckpt.restore(tmp_path / "3", state(0))["state"]["w"], state(3)["w"])
+
+
+def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
+    saved(tmp_path, [3, 4])
+    with told("_load/absent.py: not one: load one of them by its path, such as") as said:
+        ckpt.load(tmp_path)
+    assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
+    with eval(
+        said.text.rpartition("or use ")[2].replace("Check", "ckpt.Check"),
+        vars()
+        | {
+            "ckpt": ckpt,
+            "directory": tmp_path,
+        },
+    ) as run:
+        assert run.restore_latest(state(0)).step == 4
+
+
+@pytest.mark.parametrize("action", ["stop this run", "a directory of its own"])
+def test_two_runs_in_one_directory(tmp_path: Path, action: str):
+    directory = tmp_path / "run"
+    first = runs(directory, asynchronous=False)
+    first.save(0, state(0))
+    second = runs(directory, asynchronous=False)
+    second.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]
+    second.save(1, state(1))
+    with told("_run/lease.py: Stop this run, or give each run its own directory"):
+        first.save(1, state(1, run=1))
+    first.close()
+    if action == "a directory of its own":
+        saved(tmp_path / "other", [1], run=1)
+        assert resumes(tmp_path / "other", 1, run=1)
+    second.save(2, state(2))
+    second.close()
+    assert resumes(directory, 2)
+
+
+def test_a_note_of_removals_that_is_damaged(tmp_path: Path):
+    from ckpt_core._run.lineage import LEAVING_FILE
+
+    saved(tmp_path, [0, 1])
+    (tmp_path / LEAVING_FILE).write_text("{")
+    with (
+        told("_run/lineage.py: Look at the steps, and delete the file") as said,
+        runs(tmp_path) as run,
+    ):
+        run.restore_latest(state(0))
+    file = Path(said.text.partition(" is damaged")[0])
+    assert file.is_absolute(), f"where is {file}?"
+    file.unlink()
+    assert resumes(tmp_path, 1)
+
+
+def test_a_step_that_is_being_read(tmp_path: Path):
+    saved(tmp_path, [0, 1])
+    with runs(tmp_path) as run:
+        with (
+            reading(str(tmp_path / "1" / "ckpt.json"), b""),
+            told("_run/retention.py: is being read, by this process or another: try again"),
+        ):
+            run.delete(1)
+        run.delete(1)
+        assert run.all_steps() == [0]
+    assert resumes(tmp_path, 0)
+
+
+# Policies and metrics
+
+
+def test_policies_that_exclude_each_other(tmp_path: Path):
+    both: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        (
+            "_run/policies/arguments.py: pass save_interval_steps or save_policy, not both",
+            {"save_interval_steps": 2},
+            {"save_policy": when.every_steps(2)},
+        ),
+        (
+            "_run/policies/arguments.py: pass max_to_keep and keep_period, or keep_policy, not both",
+            {"max_to_keep": 1},
+            {"keep_policy": keep.latest(1)},
+        ),
+    ]
+    for number, (key, one, other) in enumerate(both):
+        with told(key):
+            runs(tmp_path, **one, **other)
+        for name, which in (("one", one), ("other", other)):
+            directory = tmp_path / f"{number}{name}"
+            saved(directory, [0, 1, 2], **which)
+            assert resumes(directory, 2)
+
+
+def test_a_number_for_a_policy(tmp_path: Path):
+    with told("_run/policies/arguments.py: save_policy must be one of ckpt.when") as said:
+        runs(tmp_path, save_policy=2)
+    assert "a function of (step, context)" in said.text
+    own = "save_policy=lambda step, context: step % 2 == 0"
+    for action in (
+        own,
+        said.between(" pass ", " or save_policy="),
+        "save_policy=" + said.text.rpartition("or save_policy=")[2],
+    ):
+        directory = tmp_path / str(len(action))
+        saved(directory, range(4), **eval(f"dict({action})", {"ckpt": ckpt}))
+        assert sorted(p.name for p in directory.iterdir() if p.name.isdigit()) == ["0", "2"]
+        assert resumes(directory, 2)
+
+
+def test_none_to_keep(tmp_path: Path):
+    with told("_run/policies/arguments.py: : the newest step is always kept. Leave it out to keep"):
+        runs(tmp_path, max_to_keep=0)
+    saved(tmp_path, [0, 1])
+    assert resumes(tmp_path, 1)
+    with told("_run/policies/arguments.py: : leave it out to keep no more than max_to_keep"):
+        runs(tmp_path, max_to_keep=2, keep_period=0)
+    saved(tmp_path / "b", [0, 1, 2], max_to_keep=2)
+    assert resumes(tmp_path / "b", 2)
+
+
+METRICS: dict[str, tuple[str, Any, Callable[[str], dict[str, Any]]]] = {
+    "a dict": (
+        "_run/policies/arguments.py: give each number a name of its own, such as",
+        {"loss": {"train": 1.0}},
+        lambda text: {"metrics": {eval(text.rpartition("such as ")[2]): 1.0}},
+    ),
+    "left out": (
+        "_run/policies/arguments.py: leave it out, save it as metadata={...}, or save all metrics",
+        {"loss": 1.0, "name": "a"},
+        lambda _: {"metrics": {"loss": 1.0}},
+    ),
+    "as metadata": (
+        "_run/policies/arguments.py: leave it out, save it as metadata={...}, or save all metrics",
+        {"loss": 1.0, "name": "a"},
+        lambda text: {
+            "metrics": {"loss": 1.0},
+            **eval(
+                f"dict({text.partition('save it as ')[2].partition(', or')[0]})".replace(
+                    "...", "'name': 'a'"
+                )
+            ),
+        },
+    ),
+    "as an item": (
+        "_run/policies/arguments.py: leave it out, save it as metadata={...}, or save all metrics",
+        {"loss": 1.0, "name": "a"},
+        lambda text: eval(
+            f"dict({text.rpartition('as an item: ')[2]})".replace(
+                "{...}", "{'loss': 1.0, 'name': 'a'}"
+            ),
+            {"ckpt": ckpt},
+        ),
+    ),
+    "an array": (
+        "_run/policies/arguments.py: take one number of it, such as its mean",
+        {"loss": np.ones(3)},
+        lambda _: {"metrics": {"loss": np.ones(3).mean()}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_metrics_that_are_no_numbers(tmp_path: Path, kind: str):
+    key, metrics, action = METRICS[kind]
+    with runs(tmp_path) as run:
+        with told(key) as said:
+            run.save(0, params=state(0), metrics=metrics)
+        done = action(said.text)
+        run.save(0, params=state(0), **done)
+    with runs(tmp_path) as run:
+        assert 1.0 in run.metrics(0).values()
+        found = run.restore(0, params=state(5), unexpected="ignore")
+        assert np.array_equal(found["params"]["w"], state(0)["w"])
+
+
+def test_metrics_twice_or_an_object(tmp_path: Path):
+    with runs(tmp_path) as run:
+        item = {"metrics": ckpt.Json({"loss": 2.0})}
+        with told("_run/policies/arguments.py: pass the metrics by metrics=, or all of them as an"):
+            run.save(0, params=state(0), items=item, metrics={"loss": 1.0})
+        run.save(0, params=state(0), metrics={"loss": 1.0})
+        run.save(1, params=state(1), items=item)
+        run.wait_until_finished()
+        assert (run.metrics(0), run.metrics(1)) == ({"loss": 1.0}, {"loss": 2.0})
+        with told("_options.py: an object that is to be an item of this name is passed as") as said:
+            run.save(2, params=state(2), metrics=np.ones(2))  # pyright: ignore[reportArgumentType]
+        items = eval(
+            said.between("passed as items=", ", to save").replace("...", "one"), {"one": np.ones(2)}
+        )
+        run.save(2, params=state(2), items=items)
+    with runs(tmp_path) as run:
+        with told("_options.py: an object that is to be an item of this name is passed as"):
+            run.restore(2, params=state(0), metrics=np.zeros(2))
+        found = run.restore(2, params=state(0), items={"metrics": np.zeros(2)})
+        assert found["metrics"].tolist() == [1, 1]
+
+
+def test_a_metric_that_no_step_has(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    best: dict[str, Any] = {"best_metric": "loss", "best_mode": "min", "max_to_keep": 1}
+    with caplog.at_level(logging.WARNING), runs(tmp_path, **best) as run:
+        for step in range(3):
+            run.save(step, state(step))
+    logged(
+        "_run/retention.py: by which steps are kept, so none is kept or deleted for it: pass it to save",
+        caplog,
+    )
+    assert resumes_unchanged(tmp_path, [0, 1, 2])
+    with runs(tmp_path, **best) as run:
+        run.restore_latest(state(0))["state"]  # pyright: ignore[reportOptionalSubscript]
+        for step in range(3, 6):
+            run.save(step, state(step), metrics={"loss": step})
+        run.wait_until_finished()
+        assert run.best_step() == 3
+    assert resumes(tmp_path, 5)
+
+
+# Options
+
+
+def test_a_save_that_is_running(tmp_path: Path):
+    go_on = threading.Event()
+
+    def listen(event: Any) -> None:
+        if event.kind == "committed":
+            go_on.wait(30)
+
+    options = ckpt.Options(durable=False, on_pending="fail", on_event=listen)
+    with runs(tmp_path, options=options) as run:
+        run.save(0, state(0))
+        with told(
+            "_run/in_flight.py: is still running, and Options(on_pending='fail') does not wait"
+        ):
+            run.save(1, state(1))
+        go_on.set()
+        run.wait_until_finished()
+        run.save(1, state(1))
+    assert resumes(tmp_path, 1)
+
+
+def test_a_call_from_a_policy(tmp_path: Path):
+    due: list[int] = []
+
+    def careless(step: int, _context: when.Context) -> bool:
+        return run.save(step, state(7))
+
+    def careful(step: int, _context: when.Context) -> bool:
+        due.append(step)
+        return True
+
+    run = runs(tmp_path, save_policy=careless)
+    with (
+        run,
+        told("_run/turns.py: Set a flag there instead, and make the call after that one") as said,
+    ):
+        run.save(0, state(0))
+    assert "save() was called from within save()" in said.text
+    with runs(tmp_path, save_policy=careful) as run:
+        run.save(0, state(0))
+        run.save(due[-1] + 1, state(due[-1] + 1))
+    assert resumes(tmp_path, 1)
+
+
+def test_a_checkpointer_outside_of_the_main_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    made: list[ckpt.Checkpointer] = []
+
+    def work() -> None:
+        with runs(tmp_path / "a") as run:
+            assert not run.should_stop
+        assert not made[0].should_stop
+
+    with caplog.at_level(logging.WARNING), runs(tmp_path / "b") as outside:
+        made.append(outside)
+        assert not outside.should_stop
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    logged("_run/preemption.py: Python lets only the main thread listen, and this is", caplog)
+    logged("_run/preemption.py: Make the Checkpointer, or ask should_stop once, there", caplog)
+    told_here = [
+        record for record in caplog.records if "will not be noticed" in record.getMessage()
+    ]
+    assert len(told_here) == 1, "the one that was asked in the main thread says nothing"
