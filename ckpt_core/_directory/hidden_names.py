@@ -59,7 +59,10 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     if not text:
         raise RefusedArgument("the path of a checkpoint must not be empty")
     if text.startswith(_REMOTE):
-        return text.rstrip("/"), False
+        where = text.rstrip("/")
+        if where.endswith(":"):
+            raise RefusedArgument(f"{text} names nothing: write {where}//BUCKET/PATH")
+        return where, False
     scheme, separator, _ = text.partition("://")
     if separator and scheme.isalnum():
         raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")

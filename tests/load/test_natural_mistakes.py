@@ -65,6 +65,19 @@ def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: Any, scheme: str, 
     assert ckpt.load(tmp_path / f"{scheme}:" / "run").keys() == STATE.keys()
 
 
+@pytest.mark.parametrize("url", ["gs://", "s3://", "memory://", "s3:///"])
+def test_a_url_without_a_bucket(tmp_path: Path, monkeypatch: Any, url: str):
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: ckpt.save(url, STATE),
+        lambda: ckpt.load(url),
+        lambda: ckpt.Checkpointer(url),
+    ):
+        with pytest.raises(ValueError, match="names nothing: write .*://BUCKET/PATH"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
 ITERATORS = {
     "generator": lambda data: (batch for batch in data),
     "enumerate": enumerate,
