@@ -73,7 +73,8 @@ def test_so_is_what_an_adapter_offers(framework: str) -> None:
 
 def test_drawings_are_shown_and_stand_alone() -> None:
     """On the repository's own pages, too: nothing is fetched, no script runs, and each says what it shows."""
-    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    sources = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = "".join(page.read_text() for page in sources)
     drawings = sorted((ROOT / "docs" / "images").glob("*.svg"))
     assert {"directory", "rename", "stair"} <= {drawing.stem for drawing in drawings}
     for drawing in drawings:
