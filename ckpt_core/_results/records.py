@@ -81,7 +81,7 @@ class Restored(Mapping[str, Any]):
         self._values = values
         self._saved_items = saved_items
         self._read: set[str] = set()
-        self._step = step
+        self.step = step
         self.path = path
         self.metadata = metadata
         self.report = report
@@ -125,11 +125,6 @@ class Restored(Mapping[str, Any]):
         return notebook.of_restored(self)
 
     @property
-    def step(self) -> int | None:
-        """The step number; None outside of a Checkpointer's directory."""
-        return self._step
-
-    @property
     def read_items(self) -> Set[str]:
         """The items whose values were read from this object so far; a live set."""
         return self._read
@@ -141,13 +136,9 @@ class Restored(Mapping[str, Any]):
 
 
 class RestoredStep(Restored):
-    """What a Checkpointer restores: ``Restored``, of which the step number is known."""
+    """What a Checkpointer restores: ``Restored``, whose ``step`` is a number."""
 
-    @property
-    def step(self) -> int:
-        """The step number."""
-        assert self._step is not None
-        return self._step
+    step: int
 
 
 @dataclass(frozen=True)

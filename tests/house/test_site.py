@@ -34,6 +34,8 @@ def test_it_is_built_strictly(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     start = (tmp_path / "index.html").read_text()
     assert "restore_latest" in start and 'href="guide/saving/"' in start
+    assert 'class="tabbed-set' in start and "md-tabs" in start
+    assert (tmp_path / "source" / "examples" / "llama_weights.py").exists()  # a page links to it
     shown = (tmp_path / "api" / "core" / "index.html").read_text()
     assert 'id="ckpt_core.Checkpointer.restore_latest"' in shown
     assert "&gt;&gt;&gt;" in shown  # examples are code, not quotations
