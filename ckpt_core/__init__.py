@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ckpt_core._results import LeafInfo as LeafInfo
     from ckpt_core._results import Problem as Problem
     from ckpt_core._results import Restored as Restored
+    from ckpt_core._results import RestoredStep as RestoredStep
     from ckpt_core._results import RestoreReport as RestoreReport
     from ckpt_core._results import VerifyReport as VerifyReport
     from ckpt_core._run.checkpointer import Checkpointer as Checkpointer
@@ -96,6 +97,7 @@ _HOMES = {
         "LeafInfo",
         "Problem",
         "Restored",
+        "RestoredStep",
         "RestoreReport",
         "VerifyReport",
     ),

@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from _picture import draw
+
 HERE = Path(__file__).resolve().parent
 WANTED_HITS = 5
 MOST_KILLS = 12
@@ -62,8 +64,10 @@ def demonstrate(directory: Path, total_steps: int) -> int:
 
     failures = compare(straight, killed, straight_losses, lives)
     print_losses(straight_losses, lives)
-    draw(directory / "loss.png", straight_losses, lives)
-    print(f"as a picture: {directory / 'loss.png'}\ntotal: {time.monotonic() - started:.0f} s")
+    picture = directory / "loss.svg"
+    runs = [([pair[:2] for pair in life.losses], life.saving_step is not None) for life in lives]
+    draw(picture, [pair[:2] for pair in straight_losses], runs)
+    print(f"as a picture: {picture}\ntotal: {time.monotonic() - started:.0f} s")
     for failure in failures:
         print(f"FAILED: {failure}")
     print("FAILED" if failures else "OK: every bit of the killed run equals the uninterrupted run")
@@ -255,42 +259,3 @@ def print_losses(straight: list[tuple[int, float, str]], lives: list[Life]) -> N
     computed = {step: loss for life in lives for step, loss, _ in life.losses}
     print(f"  loss, killed         {line(computed)}")
     print(f"  kill -9              {''.join('x' if n in columns else ' ' for n in range(COLUMNS))}")
-
-
-def draw(path: Path, straight: list[tuple[int, float, str]], lives: list[Life]) -> None:
-    """Draws both loss curves and the kills to an image file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (curves, bars) = pyplot.subplots(
-        2, 1, figsize=(10, 7), sharex=True, height_ratios=(3, 1), layout="constrained"
-    )
-    steps, losses, _ = zip(*straight, strict=True)
-    curves.plot(steps, losses, color="#c8d3e0", linewidth=7, label="uninterrupted run")
-    for number, life in enumerate(lives):
-        if not life.losses:
-            continue
-        steps, losses, _ = zip(*life.losses, strict=True)
-        curves.plot(steps, losses, color=f"C{number}", linewidth=1.5)
-        bars.plot(
-            (steps[0], steps[-1]), (number + 1,) * 2, color=f"C{number}", linewidth=7, alpha=0.8
-        )
-        if life.saving_step is not None:
-            for axes, height in ((curves, losses[-1]), (bars, number + 1)):
-                axes.plot(steps[-1], height, "x", color="black", markersize=9, markeredgewidth=2)
-                axes.axvline(steps[-1], color="black", linewidth=0.7, linestyle=":")
-    curves.plot([], [], color="C1", linewidth=1.5, label="killed run, one colour a process")
-    curves.plot([], [], "x", color="black", markersize=9, markeredgewidth=2, label="kill -9")
-    curves.set_ylabel("loss")
-    curves.set_title(
-        "Killed in the middle of saves, resumed each time: the same losses, to the bit"
-    )
-    curves.legend()
-    bars.set_xlabel("step")
-    bars.set_ylabel("process")
-    bars.set_yticks(range(1, len(lives) + 1))
-    bars.invert_yaxis()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

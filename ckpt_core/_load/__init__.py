@@ -23,7 +23,7 @@ from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
-from ckpt_core._results import Restored
+from ckpt_core._results import Restored, RestoredStep
 
 Like = TypeVar("Like")
 
@@ -276,6 +276,14 @@ def restore(
     return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)
 
 
+@overload
+def restore_checkpoint(
+    opening: Opening, targets: Mapping[str, Any], request: Request, step: int
+) -> RestoredStep: ...
+@overload
+def restore_checkpoint(
+    opening: Opening, targets: Mapping[str, Any], request: Request, step: None = None
+) -> Restored: ...
 def restore_checkpoint(
     opening: Opening, targets: Mapping[str, Any], request: Request, step: int | None = None
 ) -> Restored:
@@ -290,7 +298,8 @@ def restore_checkpoint(
 
     loaded = run(LoadJob(opening, choose, request, step, restores=True))
     checkpoint = loaded.checkpoint
-    return Restored(
+    made = Restored if step is None else RestoredStep
+    return made(
         loaded.values,
         path=checkpoint.path,
         metadata=checkpoint.metadata,

@@ -135,6 +135,12 @@ class Restored(Mapping[str, Any]):
         return self._saved_items
 
 
+class RestoredStep(Restored):
+    """What a Checkpointer restores: ``Restored``, whose ``step`` is a number."""
+
+    step: int
+
+
 @dataclass(frozen=True)
 class LeafInfo:
     """One leaf of a checkpoint: path, type, sharding (JSON, or None) and uncompressed bytes."""

@@ -13,7 +13,7 @@ from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._options import Options, checked_options, of_local_steps
-from ckpt_core._results import CheckpointInfo, Restored, notebook
+from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.directory import open_run_directory
 from ckpt_core._run.in_flight import raise_failures, settle_all
 from ckpt_core._run.policies import keep, when
@@ -192,7 +192,7 @@ class Checkpointer:
         strict_latest: bool = False,
         options: Options | None = None,
         **targets: Any,
-    ) -> Restored | None:
+    ) -> RestoredStep | None:
         """Restores the newest intact step; returns None if the directory has no step.
 
         Waits for running saves and blocks until all is read. All processes must call it.
@@ -245,7 +245,7 @@ class Checkpointer:
         unexpected: str = "error",
         options: Options | None = None,
         **targets: Any,
-    ) -> Restored:
+    ) -> RestoredStep:
         """Restores one step into live objects, or into ``state`` as ``save(step, state)`` took it.
 
         See ``ckpt_core.restore``. All processes must call it.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._events import logger
-from ckpt_core._results import Restored
+from ckpt_core._results import RestoredStep
 
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""
@@ -15,12 +15,12 @@ _LOOKS = 3
 
 def restore_newest(
     directory: str,
-    restore: Callable[[int, bool | None], Restored],
+    restore: Callable[[int, bool | None], RestoredStep],
     strict_latest: bool,
     list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
     damaged: Callable[[int], None],
     alone: bool = True,
-) -> Restored | None:
+) -> RestoredStep | None:
     """The result of ``restore`` for the newest step it can restore; None if there is no step.
 
     Args:

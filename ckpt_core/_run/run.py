@@ -27,7 +27,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._events import logger
 from ckpt_core._processes import NotTogether, next_tag
-from ckpt_core._results import Restored
+from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
 from ckpt_core._run.directory import RunDirectory
@@ -341,7 +341,7 @@ class Run:
 
     def restore_latest(
         self, targets: Mapping[str, Any], request: _load.Request, strict_latest: bool
-    ) -> Restored | None:
+    ) -> RestoredStep | None:
         """Restores the newest intact step; None if there is no step."""
         self._begin_restore()
 
@@ -365,7 +365,9 @@ class Run:
             _adapters.notice(targets.values())
         return restored
 
-    def restore(self, step: int, targets: Mapping[str, Any], request: _load.Request) -> Restored:
+    def restore(
+        self, step: int, targets: Mapping[str, Any], request: _load.Request
+    ) -> RestoredStep:
         """Restores one step."""
         step = check_step(step)
         self._begin_restore()
@@ -385,7 +387,7 @@ class Run:
         local_first: bool | None,
         targets: Mapping[str, Any],
         request: _load.Request,
-    ) -> Restored:
+    ) -> RestoredStep:
         first: bool = (
             self.on_first(f"find step {step}", lambda: self.tiers.prefers_local(step))
             if local_first is None

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from tests.house.test_readme import blocks_of
 from tests.support.paths import INTEGRATIONS, ROOT
 from tests.support.typed import diagnostics
 
@@ -16,11 +22,14 @@ ckpt.save("runs/tree", {"w": 1}, options=ckpt.Options(compression="zstd"))
 tree: Any = ckpt.load("runs/tree")
 restored = ckpt.restore("runs/tree", model=tree)
 assert_type(restored, ckpt.Restored)
+assert_type(restored.step, int | None)
 assert_type(restored.report.loaded, tuple[str, ...])
 with ckpt.Checkpointer("runs/first", save_policy=ckpt.when.every_steps(10)) as checkpointer:
     newest = checkpointer.restore_latest(model=tree)
     if newest is not None:
-        assert_type(newest.step, int | None)
+        assert_type(newest.step, int)
+        print(newest.step + 1)
+    assert_type(checkpointer.restore(3, model=tree).step, int)
     assert_type(checkpointer.save(3, model=tree, metrics={"loss": 1.0}), bool)
     assert_type(checkpointer.all_steps(), list[int])
 assert_type(ckpt.inspect("runs/tree").items["state"].leaves[0].shape, tuple[int, ...])
@@ -55,6 +64,31 @@ def checked(folder: Path, text: str) -> list[dict[str, object]]:
 
 def test_right_calls_have_their_types(tmp_path: Path) -> None:
     assert checked(tmp_path, GOOD) == []
+
+
+def test_the_readmes_script_has_no_error(tmp_path: Path) -> None:
+    """As a user's editor shows it, and as mypy says it where that is installed."""
+    code = blocks_of((ROOT / "README.md").read_text())[0][1]
+    settings = {"extraPaths": [str(ROOT)]}
+    assert [
+        one for one in diagnostics(tmp_path, code, settings) if one["severity"] == "error"
+    ] == []
+
+
+def test_nor_has_it_for_mypy(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    script = tmp_path / "script.py"
+    script.write_text(blocks_of((ROOT / "README.md").read_text())[0][1])
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--check-untyped-defs", script],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_misspelt_names_are_errors(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # extra -> page, how many of its blocks make the first program, further packages that it imports
 PAGES = {
-    "": ("docs/frameworks/equinox.md", 2, ["equinox"]),
+    "": ("docs/frameworks/jax.md", 1, ["optax"]),
+    "equinox": ("docs/frameworks/equinox.md", 2, []),
     "flax": ("integrations/flax_nnx/README.md", 1, []),
     "flax,grain": ("README.md", 2, []),
     "grain": ("integrations/grain/README.md", 1, []),
@@ -32,6 +33,7 @@ def try_extra(wheel: Path, extra: str) -> None:
     """Raises CalledProcessError if it cannot be installed, or its page does not run."""
     page, count, more = PAGES[extra]
     code = "\n".join(BLOCK.findall((ROOT / page).read_text())[:count])
+    code = code.replace("total_steps = 10_000", "total_steps = 301")
     with tempfile.TemporaryDirectory() as folder:
         venv.create(f"{folder}/venv", with_pip=True)
         python = f"{folder}/venv/bin/python"

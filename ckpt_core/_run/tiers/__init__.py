@@ -13,7 +13,7 @@ from typing import Any
 from ckpt_core import _load
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, all_take_for
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
-from ckpt_core._results import Restored
+from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.places import local_root as local_root
@@ -95,7 +95,7 @@ class Tiers:
 
     def restore(
         self, step: int, local_first: bool, targets: Mapping[str, Any], request: Any
-    ) -> tuple[Restored, str]:
+    ) -> tuple[RestoredStep, str]:
         """Restores a step from the tier that counts, else from the other; also gives the token of the save.
 
         Args:
@@ -111,7 +111,7 @@ class Tiers:
         if self._local is not None and local_first:
             token = self._local.complete[step]
             found = self._local.restore(step, targets, request)
-            if isinstance(found, Restored):
+            if isinstance(found, RestoredStep):
                 return found, token
             damage = found
         opened: list[Checkpoint] = []
@@ -134,7 +134,7 @@ class Tiers:
                 raise
             token = self._local.complete[step]  # an older save, but whole
             found = self._local.restore(step, targets, request)
-            if isinstance(found, Restored):
+            if isinstance(found, RestoredStep):
                 return found, token
             raise
         ours = opened[-1]

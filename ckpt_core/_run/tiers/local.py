@@ -20,7 +20,7 @@ from ckpt_core._errors import (
 from ckpt_core._events import logger
 from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._processes import next_tag
-from ckpt_core._results import Restored
+from ckpt_core._results import RestoredStep
 from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.in_flight import InFlight
 from ckpt_core._run.lease import OWNER_FILE, Lease
@@ -310,7 +310,7 @@ class LocalTier:
 
     def restore(
         self, step: int, targets: Mapping[str, Any], request: Any
-    ) -> Restored | CheckpointCorrupt:
+    ) -> RestoredStep | CheckpointCorrupt:
         """Restores a step from the local directories; all processes must call it.
 
         If parts are damaged, their processes get them from others, and all try once more. Returns the

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import Checkpointer, Options, Restored
+from ckpt_core import Checkpointer, Options, RestoredStep
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
 from ckpt_keras._config import ConfigItem, config_item
@@ -71,7 +71,7 @@ class KerasCheckpointManager:
         with saved_beside():
             return self.checkpointer.save(step, items=items, metrics=metrics)
 
-    def restore_state(self, step: int | None = None) -> Restored | None:
+    def restore_state(self, step: int | None = None) -> RestoredStep | None:
         """Restores a step into the model, by default the newest complete one; None if there is none.
 
         Raises:
