@@ -24,10 +24,9 @@ from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
 from ckpt_core._load.checkpoint import Checkpoint, NativeItem, SavedItem
-from ckpt_core._load.readers.buffers import aligned
 from ckpt_core._load.readers.lockstep import Lockstep
 from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Array, Want
+from ckpt_core._load.readers.wants import Array, Want, aligned
 from ckpt_core._options import MIB, Options
 
 _ROUND_BYTES = 64 * MIB
