@@ -11,9 +11,8 @@ from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
 from ckpt_core._errors import told_by_another
 from ckpt_core._format.part import runs_of
-from ckpt_core._load.planned import ItemPlan
-from ckpt_core._load.readers.broadcast import Broadcast
-from ckpt_core._load.readers.lockstep import Lockstep
+from ckpt_core._load.outcomes import ItemPlan
+from ckpt_core._load.readers.broadcast import Broadcast, Lockstep
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._options import Options
@@ -26,7 +25,6 @@ class LoadAgreement:
 
     Args:
         options: options of the load.
-        identity: gives the text of what all processes must load alike; see ``Identity``.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
 
@@ -34,24 +32,22 @@ class LoadAgreement:
         alone: whether this process agrees with no other.
     """
 
-    def __init__(
-        self, options: Options, identity: Callable[[], str], tag: str = "", alone: bool = False
-    ) -> None:
+    def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
         self._options = options
-        self._identity = identity
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self.alone = self._processes.count == 1
         self._tag = tag if tag or self._processes.count == 1 else _processes.next_tag()
         self._opened = False
 
-    def plan(self, work: Callable[[], T], call: str) -> T:
+    def plan(self, work: Callable[[], T], identity: Callable[[], str], call: str) -> T:
         """Calls ``work``, and waits until all processes succeeded.
 
         A restore plans here, so that no process changes an object before all could match.
 
         Args:
             work: the work of this process.
+            identity: gives, after the work, the text of what all processes must load alike; see ``Identity``.
             call: what this process does, such as ``restore``, told to a process that does something
                 else at that moment.
         """
@@ -59,14 +55,14 @@ class LoadAgreement:
             return work()
         if self._options.broadcast:
             call = f"{call} with broadcast"
-        return self._on_all(self._tag, work, self._opening(call))
+        return self._on_all(self._tag, work, identity, self._opening(call))
 
-    def read(self, work: Callable[[Reading], T], call: str) -> T:
+    def read(self, work: Callable[[Reading], T], identity: Callable[[], str], call: str) -> T:
         """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
 
         Args:
             work: the work of this process.
-            call: as for ``plan``.
+            identity, call: as for ``plan``.
         """
         if self._processes.count == 1:
             return work(read_leaves)
@@ -74,7 +70,7 @@ class LoadAgreement:
         call = self._opening(call)
         if not self._options.broadcast:
             tag = self._tag if first else f"{self._tag}/load"
-            return self._on_all(tag, lambda: work(read_leaves), call)
+            return self._on_all(tag, lambda: work(read_leaves), identity, call)
         timeout_secs = self._options.timeout_secs
         if first:  # a process that makes another call would never join the first collective
             self._processes.gather_decide(
@@ -82,7 +78,9 @@ class LoadAgreement:
             )
         lockstep = Lockstep(self._processes, self._tag, timeout_secs, _cannot_load)
         return self._on_all(
-            f"{self._tag}/load", lambda: lockstep.run(lambda: work(Broadcast(lockstep)))
+            f"{self._tag}/load",
+            lambda: lockstep.run(lambda: work(Broadcast(lockstep))),
+            identity,
         )
 
     def _opening(self, call: str) -> str:
@@ -90,13 +88,15 @@ class LoadAgreement:
         first, self._opened = not self._opened, True
         return call if first else ""
 
-    def _on_all(self, tag: str, work: Callable[[], T], call: str = "") -> T:
+    def _on_all(
+        self, tag: str, work: Callable[[], T], identity: Callable[[], str], call: str = ""
+    ) -> T:
         return self._processes.run_on_all(
             tag,
             work,
             self._options.timeout_secs,
             _cannot_load,
-            tell=lambda _: self._identity(),
+            tell=lambda _: identity(),
             hear=_refuse_different,
             call=call,
         )

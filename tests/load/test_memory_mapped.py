@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._load import execute
+from ckpt_core._load import loading
 from ckpt_core._load.readers import extents
 from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
@@ -180,7 +180,7 @@ def test_a_file_cut_short_is_found_before_it_is_touched(
 
 def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.MonkeyPatch):
     path, tree = saved
-    monkeypatch.setattr(execute, "is_local_disk", lambda _: False)
+    monkeypatch.setattr(loading, "is_local_disk", lambda _: False)
     loaded = ckpt.load(path, as_numpy=True)
     assert not any(map(is_mapped, loaded.values()))
     assert_same(loaded["numpy"], tree["numpy"])
@@ -261,9 +261,9 @@ def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified
     options = ckpt.Options(checksums=verified)
     ckpt.save(path, tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "is_local_disk", lambda _: False)
+        patch.setattr(loading, "is_local_disk", lambda _: False)
         plain = ckpt.load(path, as_numpy=True, options=options)
-        patch.setattr(execute, "is_local_disk", lambda _: True)
+        patch.setattr(loading, "is_local_disk", lambda _: True)
         patch.setattr(extents, "_SMALL_BYTES", 0)  # every array is a large one
         mapped = ckpt.load(path, as_numpy=True, options=options)
     assert_same(mapped, plain)

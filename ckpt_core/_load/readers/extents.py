@@ -75,6 +75,7 @@ class StoredTensors:
     Attributes:
         files: the files; the caller closes them.
         gap_bytes: wanted bytes at most this far apart are read at once: in a store, each request takes its time.
+        chunks, codecs: shape and compression of the chunks of each array.
         most_chunks: how many chunks there are of one array at most.
     """
 
@@ -85,6 +86,8 @@ class StoredTensors:
         self._item = item
         location = checkpoint.location
         self.gap_bytes = 32 * KIB if location.local else MIB
+        self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
+        self.codecs = [None] * len(item.specs)
         self.files = (
             DataFiles(location, item.sizes_bytes, is_local_disk)
             if location.local
@@ -93,12 +96,6 @@ class StoredTensors:
 
     def prefix(self, leaf: int) -> str:
         return ""
-
-    def chunk(self, leaf: int) -> tuple[int, ...]:
-        return tuple(max(1, size) for size in self._item.specs[leaf].shape)
-
-    def codec(self, leaf: int) -> None:
-        return None
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
         return Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
@@ -125,6 +122,8 @@ class StoredChunks:
     Attributes:
         files: the item's data files; the caller closes them.
         gap_bytes: small chunks at most this far apart are read at once.
+        chunks: shape of the chunks of each array.
+        codecs: codec of each array; None if its chunks are stored as they are in memory.
         index: file, offset and size of every chunk of the wanted leaves, by key.
 
     Raises:
@@ -143,6 +142,7 @@ class StoredChunks:
     ) -> None:
         self._checkpoint = checkpoint
         self._item = item
+        self.chunks, self.codecs = item.chunks, item.codecs
         self._context = context
         self._verify = options.checksums
         self._location = checkpoint.location / item.directory
@@ -171,14 +171,6 @@ class StoredChunks:
         """What the keys of an array begin with."""
         name = self._item.name_of(leaf)
         return f"{name}/" if name else ""
-
-    def chunk(self, leaf: int) -> tuple[int, ...]:
-        """Shape of the chunks of an array."""
-        return self._item.chunks[leaf]
-
-    def codec(self, leaf: int) -> str | None:
-        """Codec of an array; None if its chunks are stored as they are in memory."""
-        return self._item.codecs[leaf]
 
     def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
         """Where a chunk is stored. Checks size, file and range, but not the content.
@@ -313,13 +305,13 @@ class ExtentReader:
         gets those that verify a mapped one.
         """
         leaf, stored = want.leaf, self._stored
-        spec, chunk = self._specs[leaf], stored.chunk(leaf)
+        spec, chunk = self._specs[leaf], stored.chunks[leaf]
         size_bytes = spec.stored_bytes
         is_small = 0 < size_bytes <= _SMALL_BYTES
         is_whole = want.regions == [whole(chunk)]
         if not is_small and not (want.mapped and is_whole):
             return None
-        if chunk != spec.stored_shape or stored.codec(leaf) is not None:
+        if chunk != spec.stored_shape or stored.codecs[leaf] is not None:
             return None
         key = stored.prefix(leaf) + chunk_key((0,) * len(chunk))
         extent = stored.find(leaf, key, size_bytes)
@@ -352,7 +344,7 @@ class ExtentReader:
         crcs: list[int] | None,
     ) -> Array | None:
         """A memory-mapped view of a leaf that is one chunk; None if it cannot be mapped."""
-        stored, chunk = self._stored, self._stored.chunk(leaf)
+        stored, chunk = self._stored, self._stored.chunks[leaf]
         dtype = self._specs[leaf].numpy_dtype
         place = (extent.file, extent.offset)
         if not extent.file or extent.offset % dtype.itemsize or place in self._views:
@@ -395,8 +387,9 @@ class ExtentReader:
         if crc is not None:
             self._check(leaf, file, data, crc)
         spec = self._specs[leaf]
-        if is_all(shares, spec.stored_shape, spec.numpy_dtype):
-            shares[0][1].reshape(-1).view(np.uint8)[:] = data
+        first = shares[0][1]
+        if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:
+            first.reshape(-1).view(np.uint8)[:] = data
             return
         take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), shares)
 
@@ -414,7 +407,7 @@ class ExtentReader:
 
     def _find_all(self, leaf: int, regions: Sequence[Region]) -> dict[str, Extent]:
         """Where the chunks are that some regions need, by key."""
-        stored, chunk = self._stored, self._stored.chunk(leaf)
+        stored, chunk = self._stored, self._stored.chunks[leaf]
         if any(chunk_count(region, chunk) > stored.most_chunks for region in regions):
             raise stored.corrupt(leaf, "chunks are missing from the index")
         prefix = stored.prefix(leaf)
@@ -423,7 +416,7 @@ class ExtentReader:
         return {key: stored.find(leaf, prefix + key, size_bytes) for key in keys}
 
     def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Extent]) -> Iterator[_Job]:
-        chunk, prefix = self._stored.chunk(leaf), self._stored.prefix(leaf)
+        chunk, prefix = self._stored.chunks[leaf], self._stored.prefix(leaf)
         of_chunks: dict[str, list[Share]] = {key: [] for key in found}
         for region, view in shares:
             for key, part in keyed_parts(region, chunk):
@@ -442,9 +435,9 @@ class ExtentReader:
 
         A compressed chunk is one job, since it can only be decoded as a whole.
         """
-        stored, chunk = self._stored, self._stored.chunk(leaf)
+        stored, chunk = self._stored, self._stored.chunks[leaf]
         block_bytes, crcs = stored.checksums(leaf, key, extent)
-        if stored.codec(leaf) is not None:
+        if stored.codecs[leaf] is not None:
             yield functools.partial(self._decode, leaf, key, extent, shares, block_bytes, crcs)
             return
         dtype = self._specs[leaf].numpy_dtype
@@ -503,17 +496,16 @@ class ExtentReader:
                 raise self._stored.corrupt(leaf, "the file is truncated", extent.file)
             if crc is not None:
                 found = crc_of(piece, found)
-        if crc is not None:
-            self._compare(leaf, extent.file, found, crc)
+        if crc is not None and found != crc:
+            raise self._damaged(leaf, extent.file)
 
     def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
         """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``."""
-        self._compare(leaf, file, crc_of(data), crc)
+        if crc_of(data) != crc:
+            raise self._damaged(leaf, file)
 
-    def _compare(self, leaf: int, file: str | None, found: int, crc: int) -> None:
-        if found != crc:
-            what = "the data is damaged: its checksum differs"
-            raise self._stored.corrupt(leaf, what, file)
+    def _damaged(self, leaf: int, file: str | None) -> CheckpointCorrupt:
+        return self._stored.corrupt(leaf, "the data is damaged: its checksum differs", file)
 
     def _blocks(
         self, leaf: int, key: str, block_bytes: int, crcs: list[int] | None
@@ -521,7 +513,7 @@ class ExtentReader:
         """For each block of a chunk that has checksums, its range of bytes in the chunk and its checksum."""
         if crcs is None:
             return
-        chunk, itemsize = self._stored.chunk(leaf), self._specs[leaf].numpy_dtype.itemsize
+        chunk, itemsize = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype.itemsize
         rows = (0, chunk[0] if chunk else 1)
         count = -(-rows[1] // rows_per_block(chunk, itemsize, block_bytes))
         if count != len(crcs):  # checked first: a forged count must not make millions of objects
@@ -548,7 +540,7 @@ class ExtentReader:
             self._read(leaf, extent, None, 0, data)
             return data.tobytes()
 
-        chunk, dtype = self._stored.chunk(leaf), self._specs[leaf].numpy_dtype
+        chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
         direct = is_all(shares, chunk, dtype)
         values = shares[0][1] if direct else aligned(chunk, dtype)
         self._stored.decoder.decode(leaf, key, head, values)
