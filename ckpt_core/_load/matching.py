@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -31,13 +31,7 @@ from ckpt_core._load.outcomes import (
     Value,
 )
 from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.renames import (
-    align,
-    renamed_by_adapter,
-    renamed_names,
-    under_orbax_names,
-    under_wanted_paths,
-)
+from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import (
     SavedLeaf,
@@ -215,16 +209,11 @@ def _matched(
     places: Placeholders | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    rules = request.rules
-    if isinstance(item, ExtentItem):
-        item, rules = under_wanted_paths(item, flat.paths, rules, request.renames)
-    elif request.renames:
-        rules = renamed_by_adapter(item, live, rules, request.renames)
-    if isinstance(item, OrbaxItem):
-        rules = under_orbax_names(item, like, rules)
+    item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
     selected = None if request.only is None else _selection(request.only, item.name, like)
     everything = selected is None
-    rules, selected = align(item, like, rules, selected)
+    if left_alone:
+        selected = _excluding(selected, left_alone)
     found = match(
         item.leaves,
         list(zip(flat.paths, wanted, strict=True)),
@@ -325,10 +314,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     outcome: Outcome = Containers(root, importable_type)
     renamed = request.rules.rename
     if renamed is not None:
-        if isinstance(item, ExtentItem):
-            names = renamed_names(item, renamed, request.renames)
-        else:
-            names = [renamed(format_path(path)) for path in item.paths]
+        names = renamed_names(item, renamed, request.renames)
         outcome = RenamedDicts([names[at] for at in positions])
     return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
 
@@ -401,6 +387,17 @@ def without(places: Placeholders, rules: MatchRules, selected: Select | None) ->
         return selected is None or selected(path, spec)
 
     return selects
+
+
+def _excluding(selected: Select | None, left_alone: Set[str]) -> Select:
+    """The selection without the paths in ``left_alone``."""
+
+    def select(path: Path, spec: LeafSpec) -> bool:
+        if format_path(path) in left_alone:
+            return False
+        return selected is None or selected(path, spec)
+
+    return select
 
 
 def placeholders_for_nothing(

@@ -12,10 +12,97 @@ from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._load.functions import nodes_in
 from ckpt_core._load.outcomes import ItemPlan, live_of
-from ckpt_core._tree import Path, flatten, format_path, stored_paths
-from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._load.request import Request
+from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
-from ckpt_core._tree.patterns import Select
+
+
+def under_wanted_paths(
+    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: Sequence[tuple[Any, bool]]
+) -> tuple[SavedItem, MatchRules, Set[str]]:
+    """The item and the rules by which its paths become those of a target, and wanted paths that stay as they are.
+
+    The paths are renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by
+    what the adapter knows of names that have changed. The tensors of a file get the paths that fit their names.
+
+    Args:
+        item: the saved item.
+        flat, like: the target.
+        request: arguments of the load.
+        live: the live objects in the target, each with whether it may occur twice.
+    """
+    rules, left_alone = request.rules, frozenset[str]()
+    if isinstance(item, ExtentItem):
+        names = renamed_names(item, rules.rename, request.renames)
+        paths = _paths_of_names(names, flat.paths)
+        item, rules = replace(item, paths=paths), replace(rules, rename=None)
+    elif request.renames and (known := adapter_of_renames(live)) is not None:
+        told: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
+        rules = replace(rules, rename=lambda path: told.get(path, path))
+    if isinstance(item, OrbaxItem):
+        rules = replace(rules, loose_keys=True)
+        rules = _then(rules, _names_of_orbax(item, like, rules.rename))
+    adapter: Any = _adapters.adapter_for(like)
+    if isinstance(adapter, _adapters.verbs.Aligns):
+        now = rules.rename or (lambda path: path)
+        saved = {now(format_path(path)): spec for path, spec in item.leaves}
+        moved, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
+        rules = _then(rules, moved)
+    return item, rules, left_alone
+
+
+def _then(rules: MatchRules, names: Mapping[str, str]) -> MatchRules:
+    """The rules with ``names`` applied to what their ``rename`` gives."""
+    if not names:
+        return rules
+    first = rules.rename
+
+    def rename(path: str) -> str:
+        path = path if first is None else first(path)
+        return names.get(path, path)
+
+    return replace(rules, rename=rename)
+
+
+def _names_of_orbax(
+    item: SavedItem, like: Any, rename: Callable[[str], str] | None
+) -> Mapping[str, str]:
+    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer.
+
+    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    """
+    flat = flatten(like, expand=_adapters.expander(stored=True))
+    stored = stored_paths(flat.root, flat.paths)
+    if stored is flat.paths:
+        return {}
+    there = set(renamed_names(item, rename, None))
+    wanted = list(map(format_path, flat.paths))
+    known = set(wanted)
+    return {
+        old: new
+        for old, new in zip(map(format_path, stored), wanted, strict=True)
+        if old in there and old not in known and new not in there
+    }
+
+
+def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
+    """The wanted path that fits each name of a tensor: a dot in a name stands for a level.
+
+    The tensor ``layers.0.kernel`` fits the target's ``layers/0/kernel``, whether ``0`` is a position, an int or
+    text, and of course the key ``layers.0.kernel`` of a flat dictionary. A tensor that fits no wanted path gets its
+    name, cut at its dots: patterns of ``only=`` then see it as they see a path.
+    """
+    exact = {path[0]: path for path in wanted if len(path) == 1}
+    levels: dict[str, Path | None] = {}
+    for path in wanted:
+        text = ".".join(map(str, path)).replace("/", ".")
+        levels[text] = None if text in levels else path  # two paths of one text: only exact names
+    paths: list[Path] = []
+    for name in names:
+        text = name.replace("/", ".")
+        found = exact.get(name) or levels.get(text)
+        paths.append(tuple(text.split(".")) if found is None else found)
+    return paths
 
 
 def idle_renames(
@@ -73,23 +160,6 @@ def advice_on(idle: list[Idle]) -> str:
     return f"No saved path begins with these entries of rename=: {told}."
 
 
-def align(
-    item: SavedItem, like: Any, rules: MatchRules, selected: Select | None
-) -> tuple[MatchRules, Select | None]:
-    """The rules and the selection, changed by ``align`` of the target's adapter, if it has one."""
-    adapter: Any = _adapters.adapter_for(like)
-    if not isinstance(adapter, _adapters.verbs.Aligns):
-        return rules, selected
-    renamed = rules.rename or (lambda path: path)
-    saved = {renamed(format_path(path)): spec for path, spec in item.leaves}
-    names: Mapping[str, str]
-    left_alone: Set[str]
-    names, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
-    if names:
-        rules = replace(rules, rename=_composed(renamed, names))
-    return rules, _excluding(selected, left_alone) if left_alone else selected
-
-
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     """The adapter of these live objects, if they share one that has ``renamed``; else None."""
     adapters: dict[int, Any] = {}
@@ -101,99 +171,19 @@ def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
     return adapter if one else None
 
 
-def renamed_by_adapter(
-    item: SavedItem, live: Sequence[tuple[Any, bool]], rules: MatchRules, renames: Mapping[str, str]
-) -> MatchRules:
-    """The rules, with the ``rename=`` dict interpreted by the adapter of the live objects."""
-    adapter = adapter_of_renames(live)
-    if adapter is None:
-        return rules
-    names = adapter.renamed(renames, list(map(format_path, item.paths)))
-    return replace(rules, rename=lambda path: names.get(path, path))
-
-
-def under_orbax_names(item: SavedItem, like: Any, rules: MatchRules) -> MatchRules:
-    """The rules for a pytree that Orbax wrote: all its keys are text, and some paths are longer.
-
-    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
-    """
-    rules = replace(rules, loose_keys=True)
-    flat = flatten(like, expand=_adapters.expander(stored=True))
-    stored = stored_paths(flat.root, flat.paths)
-    if stored is flat.paths:
-        return rules
-    renamed = rules.rename or (lambda path: path)
-    there = {renamed(format_path(path)) for path in item.paths}
-    wanted = list(map(format_path, flat.paths))
-    known = set(wanted)
-    names = {
-        old: new
-        for old, new in zip(map(format_path, stored), wanted, strict=True)
-        if old in there and old not in known and new not in there
-    }
-    return replace(rules, rename=_composed(renamed, names)) if names else rules
-
-
-def _composed(first: Callable[[str], str], names: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that renames a path by ``first``, and the result by ``names``."""
-
-    def rename(path: str) -> str:
-        path = first(path)
-        return names.get(path, path)
-
-    return rename
-
-
-def _excluding(selected: Select | None, left_alone: Set[str]) -> Select:
-    """The selection without the paths in ``left_alone``."""
-
-    def select(path: Path, spec: LeafSpec) -> bool:
-        if format_path(path) in left_alone:
-            return False
-        return selected is None or selected(path, spec)
-
-    return select
-
-
-def under_wanted_paths(
-    item: ExtentItem,
-    wanted: Sequence[Path],
-    rules: MatchRules,
-    renames: Mapping[str, str] | None,
-) -> tuple[ExtentItem, MatchRules]:
-    """The item with the wanted paths in place of the names that fit them; and the rules, less ``rename``.
-
-    A tensor that fits no wanted path gets its name, cut at its dots: patterns of ``only=`` then see it as they
-    see a path.
+def renamed_names(
+    item: SavedItem, rename: Callable[[str], str] | None, renames: Mapping[str, str] | None
+) -> list[str]:
+    """The path of each leaf, renamed; of a file, the name of each tensor.
 
     Args:
         item: the saved item.
-        wanted: paths of the target.
-        rules: rules of the match; their ``rename`` is applied here.
-        renames: the dict passed as ``rename=``, if it is one.
+        rename: the function of the argument ``rename=``.
+        renames: its dict, if it is one. For a file, its parts are separated by dots, or by slashes as in paths.
     """
-    exact = {path[0]: path for path in wanted if len(path) == 1}
-    levels: dict[str, Path | None] = {}
-    for path in wanted:
-        text = ".".join(map(str, path)).replace("/", ".")
-        levels[text] = None if text in levels else path  # two paths of one text: only exact names
-    paths: list[Path] = []
-    for name in renamed_names(item, rules.rename, renames):
-        text = name.replace("/", ".")
-        found = exact.get(name) or levels.get(text)
-        paths.append(tuple(text.split(".")) if found is None else found)
-    return replace(item, paths=paths), replace(rules, rename=None)
-
-
-def renamed_names(
-    item: ExtentItem,
-    rename: Callable[[str], str] | None,
-    renames: Mapping[str, str] | None,
-) -> list[str]:
-    """The name of each tensor, renamed: by a function of the name, or by a dict of leading parts of names.
-
-    In the dict, parts are separated by dots, or by slashes as in paths.
-    """
+    if not isinstance(item, ExtentItem):
+        names = map(format_path, item.paths)
+        return list(names if rename is None else map(rename, names))
     names = [str(path[0]) for path in item.paths]
     if rename is None:
         return names
