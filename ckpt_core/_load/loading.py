@@ -18,7 +18,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._events import Event, Kind, Progress, tell
 from ckpt_core._format import orbax_write
-from ckpt_core._format.json_text import refuse_deep
+from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load import functions

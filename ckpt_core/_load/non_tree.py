@@ -21,7 +21,7 @@ from ckpt_core._errors import (
     StructureMismatch,
 )
 from ckpt_core._format import process_state
-from ckpt_core._format.json_text import parse_json, refuse_deep, refuse_heavy
+from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
 from ckpt_core._load.checkpoint import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem, naming
 from ckpt_core._load.readers.wants import Array
