@@ -201,7 +201,9 @@ def _match(
     if restores:
         targets = {name: target for name, (_, target) in chosen.items()}
         refuse_twice(targets, [live_of(plan.outcome) for plan in plans])
-    if request.rules.rename is not None or any(plan.mismatches for plan in plans):
+    if request.rules.rename is not None or any(
+        plan.match is not None and plan.match.mismatches for plan in plans
+    ):
         raise_mismatches(checkpoint, plans, request)
     if request.only is not None:
         check_patterns(checkpoint, plans, request)
@@ -437,7 +439,7 @@ def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: R
 
 def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises StructureMismatch with all differences and the arguments that would allow them."""
-    mismatches = [entry for plan in plans for entry in plan.mismatches]
+    mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)
     if mismatches:
         advice = _advice(mismatches, request.rules, idle)

@@ -21,14 +21,15 @@ from ckpt_core._load.live_objects import Copies
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.outcomes import (
     Containers,
+    Converted,
     ItemPlan,
     LiveObject,
     LiveTree,
-    NumpyRandomState,
     Outcome,
-    PlainValues,
     RenamedDicts,
     Value,
+    as_json,
+    as_numpy_state,
 )
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
@@ -110,7 +111,7 @@ def plan_item(
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
             plan = _plan_as_saved(saved, replace(request, only=None))
-            plan.outcome = PlainValues(plan.outcome)
+            plan.outcome = Converted(plan.outcome, as_json)
             return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
@@ -124,7 +125,7 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
-        plan.outcome = NumpyRandomState(plan.outcome)
+        plan.outcome = Converted(plan.outcome, as_numpy_state)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)

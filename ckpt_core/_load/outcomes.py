@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ckpt_core import _adapters
-from ckpt_core._errors import Mismatch
 from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.live_objects import held, setting_back
 from ckpt_core._load.targets import Target
@@ -101,30 +100,26 @@ class RenamedDicts:
 
 
 @dataclass(frozen=True)
-class NumpyRandomState:
-    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
+class Converted:
+    """The value of another outcome, converted by a function."""
 
     saved: Outcome
+    convert: Callable[[Any], Any]
 
     def make(self, leaves: list[Any]) -> Any:
-        value = self.saved.make(leaves)
-        return value if isinstance(value, dict) else tuple(value)
+        return self.convert(self.saved.make(leaves))
 
 
-@dataclass(frozen=True)
-class PlainValues:
+def as_json(value: Any) -> Any:
     """A tree of plain values, as JSON would give it back."""
-
-    saved: Outcome
-
-    def make(self, leaves: list[Any]) -> Any:
-        return _as_json(self.saved.make(leaves))
-
-
-def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _as_json(part) for key, part in value.items()}
-    return list(map(_as_json, value)) if isinstance(value, list | tuple) else value
+        return {key: as_json(part) for key, part in value.items()}
+    return list(map(as_json, value)) if isinstance(value, list | tuple) else value
+
+
+def as_numpy_state(value: Any) -> Any:
+    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
+    return value if isinstance(value, dict) else tuple(value)
 
 
 @dataclass(frozen=True)
@@ -251,11 +246,6 @@ class ItemPlan:
     targets: dict[int, Target] = field(default_factory=dict[int, Target])
     match: Match | None = None
     paths: Sequence[Path] = ()
-
-    @property
-    def mismatches(self) -> Sequence[Mismatch]:
-        """The differences between the item and its target that the request does not allow."""
-        return self.match.mismatches if self.match is not None else ()
 
     @property
     def name(self) -> str:
