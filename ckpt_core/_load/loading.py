@@ -204,11 +204,11 @@ def _match(
     if request.rules.rename is not None or any(
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
-        raise_mismatches(checkpoint, plans, request)
+        _raise_mismatches(checkpoint, plans, request)
     if request.only is not None:
-        check_patterns(checkpoint, plans, request)
+        _check_patterns(checkpoint, plans, request)
     if checkpoint.gather is not None:
-        checkpoint.gather(wanted_chunks(checkpoint, plans, request))
+        checkpoint.gather(_wanted_chunks(checkpoint, plans, request))
     return named
 
 
@@ -232,7 +232,7 @@ def execute(
     """
     item = plan.item
     leaves = list(plan.kept)
-    shared = shared_results(plan) if item.shared else ()
+    shared = _shared_results(plan) if item.shared else ()
     _read_texts(checkpoint, plan, leaves)
     wants = _wants(checkpoint, plan, request)
     # if no array is wanted, the database is not opened
@@ -259,7 +259,7 @@ def execute(
     return leaves
 
 
-def shared_results(plan: ItemPlan) -> list[list[int]]:
+def _shared_results(plan: ItemPlan) -> list[list[int]]:
     """Groups of positions in the result that become one object, as they were when they were saved.
 
     With a target they do so where the target, too, holds one object there. Arrays of jax cannot be
@@ -281,7 +281,7 @@ def shared_results(plan: ItemPlan) -> list[list[int]]:
     return found
 
 
-def wanted_chunks(
+def _wanted_chunks(
     checkpoint: Checkpoint, plans: Iterable[ItemPlan], request: Request
 ) -> dict[str, set[str]]:
     """Item -> keys of the chunks that the plans read, of a checkpoint of ckpt."""
@@ -419,7 +419,7 @@ def _counting(activity: Activity, plans: Iterable[ItemPlan]) -> Callable[[int], 
     return count
 
 
-def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf of any item."""
     trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
     # what another item has is no misspelling: one list may serve calls that restore different items
@@ -437,7 +437,7 @@ def check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: R
     )
 
 
-def raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
     """Raises StructureMismatch with all differences and the arguments that would allow them."""
     mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
     idle = idle_renames(checkpoint, request.rules, plans)

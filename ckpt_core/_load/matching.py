@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -176,7 +176,7 @@ def _plan_strict(
     given, places = flat.leaves, None
     ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
     if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
-        flat, places = as_asked(flat)
+        flat, places = _as_asked(flat)
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
@@ -214,22 +214,26 @@ def _matched(
     selected = None if request.only is None else _selection(request.only, item.name, like)
     everything = selected is None
     if left_alone:
-        selected = _excluding(selected, left_alone)
+        selected = _less(selected, lambda path: format_path(path) in left_alone)
+    loaded = selected
+    if places is not None and places.paths:
+        cover, rename = places.cover, rules.rename
+        loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
         item.leaves,
         list(zip(flat.paths, wanted, strict=True)),
         rules,
-        selected=selected if places is None else without(places, rules, selected),
+        selected=loaded,
         item=item.name or None,
     )
     if places is not None:
-        found.mismatches += placeholders_for_nothing(places, item, rules)
+        found.mismatches += _placeholders_for_nothing(places, item, rules)
     if everything and rules.unexpected == "error":
         told = {entry.path for entry in found.mismatches}
         found.mismatches += functions.differing(item, flat.root, rules, told)
-    refuse_abstract_kept(found, flat, wanted, item, everything, selected)
+    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
-        tell_of_abstract_rest(found, flat, item)
+        _tell_of_abstract_rest(found, flat, item)
     return found
 
 
@@ -288,7 +292,7 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
     if isinstance(leaf, SavedLeaf) or leaf is ...:
         return None
     # an array deleted by donation or by a failed restore still tells shape and dtype
-    if is_deleted(leaf):
+    if _is_deleted(leaf):
         weak: bool = getattr(leaf, "weak_type", False)
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     return describe_target(leaf, path)
@@ -304,7 +308,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     check_room(item, [(at, target, None) for at, target in targets.items()], placed)
     root = item.root
     if selected is not None:
-        root = pruned(root, set(positions)) or Node("dict")
+        root = _pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None:
         functions.refuse_missing(item, root)
     by_result = {
@@ -363,7 +367,7 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
     return selector(only, item=item)
 
 
-def as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
+def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
     """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders.
 
     Of the leaves that ``inspect`` gives, those that are no jax arrays are wanted as they were saved.
@@ -377,31 +381,16 @@ def as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
     return replace(flat, leaves=leaves), Placeholders(flat.paths, leaves)
 
 
-def without(places: Placeholders, rules: MatchRules, selected: Select | None) -> Select | None:
-    """The selection, without what the placeholders leave out; None if everything is selected."""
-    if not places.paths:
-        return selected
+def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
+    """The selection without the paths that are left out."""
 
     def selects(path: Path, spec: LeafSpec) -> bool:
-        if places.cover(path) or places.cover(renamed_path(path, rules.rename)):
-            return False
-        return selected is None or selected(path, spec)
+        return not left_out(path) and (selected is None or selected(path, spec))
 
     return selects
 
 
-def _excluding(selected: Select | None, left_alone: Set[str]) -> Select:
-    """The selection without the paths in ``left_alone``."""
-
-    def select(path: Path, spec: LeafSpec) -> bool:
-        if format_path(path) in left_alone:
-            return False
-        return selected is None or selected(path, spec)
-
-    return select
-
-
-def placeholders_for_nothing(
+def _placeholders_for_nothing(
     places: Placeholders, item: SavedItem, rules: MatchRules
 ) -> list[Mismatch]:
     """A mismatch for each placeholder below which nothing was saved, unless that is allowed."""
@@ -424,11 +413,11 @@ WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
 """Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
 
 
-def is_deleted(leaf: Any) -> bool:
+def _is_deleted(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
-def refuse_abstract_kept(
+def _refuse_abstract_kept(
     found: Match,
     flat: FlatTree,
     wanted: Sequence[LeafSpec | None],
@@ -456,7 +445,7 @@ def refuse_abstract_kept(
         if source is not None:
             continue
         chosen = selected is None or (spec is not None and selected(path, spec))
-        deleted = chosen and is_deleted(leaf)
+        deleted = chosen and _is_deleted(leaf)
         if not deleted and not isinstance(leaf, without_value):
             continue
         text = format_path(path)
@@ -469,7 +458,7 @@ def refuse_abstract_kept(
             found.mismatches[at] = replace(found.mismatches[at], wanted=now)
 
 
-def tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
+def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
     """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
     rest = [
         format_path(path)
@@ -486,18 +475,18 @@ def tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None
         )
 
 
-def pruned(root: Node, keep: set[int]) -> Node | None:
+def _pruned(root: Node, keep: set[int]) -> Node | None:
     """The structure with only the selected leaves; None if none is left.
 
     Args:
         root: structure of the whole pytree.
         keep: positions of the selected leaves.
     """
-    return _pruned(root, itertools.count(), keep)
+    return _pruned_below(root, itertools.count(), keep)
 
 
-def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
-    """As ``pruned``, for a node below the root; ``counter`` gives the position of the next leaf."""
+def _pruned_below(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
+    """As ``_pruned``, for a node below the root; ``counter`` gives the position of the next leaf."""
     count = len(node.children)
     if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
         # all children are leaves: select them by set operations, not by a step for each leaf
@@ -509,7 +498,7 @@ def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
     if node.kind == "leaf":
         return node if next(counter) in keep else None
     if node.kind == "expanded":
-        return _pruned(node.children[0], counter, keep)
+        return _pruned_below(node.children[0], counter, keep)
     if not node.children:
         return node if node.kind == "none" else None
     left: list[tuple[Key, Node]] = []
@@ -517,7 +506,7 @@ def _pruned(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
         if child.kind == "leaf":  # the most frequent case: spares a call
             kept = child if next(counter) in keep else None
         else:
-            kept = _pruned(child, counter, keep)
+            kept = _pruned_below(child, counter, keep)
         if kept is not None:
             left.append((key, kept))
     return _remaining(node, left)

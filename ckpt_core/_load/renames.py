@@ -117,7 +117,7 @@ def idle_renames(
         for item in items
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
-    idle = rules.rename.idle(itertools.chain(found, *map(spellings, items)))
+    idle = rules.rename.idle(itertools.chain(found, *map(_spellings, items)))
     return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
 
 
@@ -205,7 +205,7 @@ def _renamed(name: str, table: Sequence[tuple[str, str]]) -> str:
     return name
 
 
-def spellings(item: SavedItem) -> Iterator[str]:
+def _spellings(item: SavedItem) -> Iterator[str]:
     """For an item of a file, the beginnings of its names, as an entry of ``rename=`` may spell them."""
     if not isinstance(item, ExtentItem):
         return
