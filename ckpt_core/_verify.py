@@ -24,7 +24,7 @@ from ckpt_core._load.checkpoint import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._load.files import sizes_of
+from ckpt_core._load.non_tree import sizes_of
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.readers.pipeline import read_leaves

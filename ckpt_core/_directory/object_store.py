@@ -55,8 +55,8 @@ from ckpt_core._directory.store_leftovers import (
     written_by_attempts,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointExists
-from ckpt_core._format.apart import apart, name_apart
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.packed import apart, name_apart
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import ROOTS
 
 _TREE = "_METADATA"

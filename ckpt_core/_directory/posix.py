@@ -22,7 +22,7 @@ from ckpt_core._directory.writing import (
     superseded,
     sync_directory,
 )
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import WINDOWS
 
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143

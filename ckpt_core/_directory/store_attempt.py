@@ -14,9 +14,8 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from ckpt_core._errors import VISIBLE, CheckpointCorrupt, CheckpointError, CheckpointExists
-from ckpt_core._format.apart import STAGING as STAGING
-from ckpt_core._format.apart import apart, name_apart
-from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES
+from ckpt_core._format.packed import MOST_HELD_BYTES, MOST_PACKED_BYTES, apart, name_apart
+from ckpt_core._format.packed import STAGING as STAGING
 from ckpt_core._format.record import load_record
 
 logger = logging.getLogger("ckpt_core")

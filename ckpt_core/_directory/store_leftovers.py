@@ -30,7 +30,7 @@ from ckpt_core._directory.store_attempt import (
     token_of,
 )
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.apart import apart
+from ckpt_core._format.packed import apart
 from ckpt_core._format.record import load_record
 
 DELETED = ".deleted"

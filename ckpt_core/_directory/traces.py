@@ -12,7 +12,7 @@ from ckpt_core._directory.bounded_read import read_bounded
 from ckpt_core._directory.locks import is_locked
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.untrusted import most_bytes
 
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 

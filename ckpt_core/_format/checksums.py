@@ -8,7 +8,7 @@ into blocks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import crc32c
@@ -100,9 +100,8 @@ _SEARCHES = 64
 _HEAD = re.compile(rb'\{"block_bytes":([1-9][0-9]{0,15}),"chunks":\{')
 
 
-def crc_of(data: Any, before: int = 0) -> int:
-    """CRC-32C (Castagnoli, RFC 3720) of a buffer; continues ``before``, that of earlier bytes."""
-    return crc32c.crc32c(data, before)
+crc_of: Callable[..., int] = crc32c.crc32c
+"""CRC-32C (Castagnoli, RFC 3720) of a buffer; continues that of earlier bytes, if it is given."""
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,4 +1,7 @@
-"""Several small files in one zstd frame: a line of JSON with names and sizes, then their contents. Pure."""
+"""The small files of a checkpoint in an object store: several in one value, or each by itself. Pure.
+
+Several are one zstd frame: a line of JSON with names and sizes, then their contents.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ from collections.abc import Mapping
 
 import zstandard
 
-from ckpt_core._format.json_text import parse_json
+from ckpt_core._format.untrusted import decompress, parse_json
 from ckpt_core._options import MIB
 
 MOST_HELD_BYTES = 8 * MIB
 """Maximum size of a file that a save packs; a larger one is written by itself."""
 MOST_PACKED_BYTES = 128 * MIB
 """Maximum size of all files that are packed into one record, whatever sizes it says they have."""
-_AT_ONCE_BYTES = 1 * MIB
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
@@ -52,21 +54,18 @@ def unpack(data: bytes, most_bytes: int) -> dict[str, bytes]:
     return found
 
 
-def decompress(data: bytes, most_bytes: int) -> bytes:
-    """What a zstd frame holds, of which the frame itself may say anything.
+STAGING = ".attempt."
+"""What all of them begin with; the token follows."""
 
-    Raises:
-        ValueError: it is damaged, or has more than ``most_bytes``.
+
+def apart(token: str, name: str = "") -> str:
+    """The key of an attempt's own small file; without a name, what all of them begin with.
+
+    It is one name without a slash: Orbax takes every folder of a checkpoint for an item.
     """
-    parts: list[bytes] = []
-    size_bytes = 0
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-            while part := reader.read(_AT_ONCE_BYTES):
-                parts.append(part)
-                size_bytes += len(part)
-                if size_bytes > most_bytes:
-                    raise ValueError(f"it has more than {most_bytes} bytes")
-    except zstandard.ZstdError as error:
-        raise ValueError(f"it cannot be decompressed: {error}") from error
-    return b"".join(parts)
+    return f"{STAGING}{token}." + name.replace("!", "!1").replace("/", "!0")
+
+
+def name_apart(token: str, key: str) -> str:
+    """The name of a small file with such a key."""
+    return key.removeprefix(apart(token)).replace("!0", "/").replace("!1", "!")

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._format.json_text import parse_json
-from ckpt_core._format.limits import MOST_BYTES, file_name
+from ckpt_core._format.untrusted import MOST_BYTES, file_name, parse_json
 from ckpt_core._tree.leaves import dtype_from_name
 
 SUFFIX = ".safetensors"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
-from ckpt_core._load.ambient import as_here
 from ckpt_core._load.checkpoint import Checkpoint
 from ckpt_core._load.live_objects import detached
-from ckpt_core._load.loading import Chosen, LoadJob, Opening, run
+from ckpt_core._load.loading import Chosen, Opening, report_of, run
 from ckpt_core._load.matching import find_item
 from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.planned import NO_STATE, NOT_SAVED
-from ckpt_core._load.report import report_of
-from ckpt_core._load.request import Only, Rename, Request, Rules, check_target
+from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules, check_target
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
@@ -180,7 +179,7 @@ def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: A
     )
     pending = PendingLoad(
         where,
-        as_here(
+        _as_here(
             lambda: load_checkpoint(
                 lambda: open_checkpoint(where, request.options), wanted, item, request
             )
@@ -201,7 +200,7 @@ def load_checkpoint(
 ) -> Any:
     """``load`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
     copying = replace(request, copying=True)
-    loaded = run(LoadJob(opening, lambda found: _wanted(found, like, item), copying, step))
+    loaded = run(opening, lambda found: _wanted(found, like, item), copying, step)
     single = item is not None or loaded.checkpoint.single
     return next(iter(loaded.values.values())) if single else loaded.values
 
@@ -296,7 +295,7 @@ def restore_checkpoint(
     def choose(checkpoint: Checkpoint) -> Chosen:
         return {name: (find_item(checkpoint, name), target) for name, target in targets.items()}
 
-    loaded = run(LoadJob(opening, choose, request, step, restores=True))
+    loaded = run(opening, choose, request, step, restores=True)
     checkpoint = loaded.checkpoint
     made = Restored if step is None else RestoredStep
     return made(
@@ -307,3 +306,31 @@ def restore_checkpoint(
         step=step,
         saved_items=frozenset(targets if checkpoint.single else checkpoint.items),
     )
+
+
+_Result = TypeVar("_Result")
+
+
+def _as_here(work: Callable[[], _Result]) -> Callable[[], _Result]:
+    """``work``, which on any thread runs with the 64-bit types and the default device of this one now.
+
+    Whoever calls inside of ``with jax.enable_x64(True)`` or ``with jax.default_device(...)`` means what is loaded,
+    and not where the call returns.
+    """
+    jax: Any = sys.modules.get("jax")
+    if jax is None:  # nobody can have set anything
+        return work
+    wide, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    def run() -> _Result:
+        with _wide(jax)(wide), jax.default_device(device):
+            return work()
+
+    return run
+
+
+def _wide(jax: Any) -> Any:
+    found = getattr(jax, "enable_x64", None)
+    if found is None:  # jax before 0.8.2
+        found = importlib.import_module("jax.experimental").enable_x64
+    return found

@@ -17,9 +17,8 @@ from ckpt_core._errors import (
 )
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.checkpoint import MOST_TRIES, Replaced, replaced
-from ckpt_core._load.planned import ItemPlan
-from ckpt_core._load.readers.broadcast import Broadcast
-from ckpt_core._load.readers.lockstep import Lockstep
+from ckpt_core._load.outcomes import ItemPlan
+from ckpt_core._load.readers.broadcast import Broadcast, Lockstep
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Reading
 from ckpt_core._options import Options
@@ -45,7 +44,6 @@ class LoadAgreement:
 
     def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
         self._options = options
-        self.identity: Callable[[], str] = str
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
@@ -61,13 +59,14 @@ class LoadAgreement:
         self._tries += 1
         return self._processes.count == 1 or known_to_all(error)
 
-    def plan(self, work: Callable[[], T], call: str) -> T:
+    def plan(self, work: Callable[[], T], identity: Callable[[], str], call: str) -> T:
         """Calls ``work``, and waits until all processes succeeded.
 
         A restore plans here, so that no process changes an object before all could match.
 
         Args:
             work: the work of this process.
+            identity: gives, after the work, the text of what all processes must load alike; see ``Identity``.
             call: what this process does, such as ``restore``, told to a process that does something
                 else at that moment.
         """
@@ -75,24 +74,24 @@ class LoadAgreement:
             return work()
         if self._options.broadcast:
             call = f"{call} with broadcast"
-        return self._on_all(self._tag, work, self._opening(call))
+        return self._on_all(self._tag, work, identity, self._opening(call))
 
-    def read(self, work: Callable[[Reading], T], call: str) -> T:
+    def read(self, work: Callable[[Reading], T], identity: Callable[[], str], call: str) -> T:
         """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
 
         With ``broadcast=True``, ``plan`` was called before: who makes another call would never join a collective.
 
         Args:
             work: the work of this process.
-            call: as for ``plan``.
+            identity, call: as for ``plan``.
         """
         if self._processes.count == 1:
             return work(read_leaves)
         tag = f"{self._tag}/load" if self._opened else self._tag
         if not self._options.broadcast:
-            return self._on_all(tag, lambda: work(read_leaves), self._opening(call))
+            return self._on_all(tag, lambda: work(read_leaves), identity, self._opening(call))
         lockstep = Lockstep(self._processes, self._tag, self._options.timeout_secs, _cannot_load)
-        return self._on_all(tag, lambda: lockstep.run(lambda: work(Broadcast(lockstep))))
+        return self._on_all(tag, lambda: lockstep.run(lambda: work(Broadcast(lockstep))), identity)
 
     def set(self, work: Callable[[], T]) -> T:
         """Calls ``work``, which sets live objects, and waits until all processes have done that.
@@ -108,27 +107,28 @@ class LoadAgreement:
         first, self._opened = not self._opened, True
         return call if first else ""
 
-    def _on_all(self, tag: str, work: Callable[[], T], call: str = "") -> T:
+    def _on_all(
+        self, tag: str, work: Callable[[], T], identity: Callable[[], str], call: str = ""
+    ) -> T:
         def tried() -> Any:
             try:
                 return work()
             except Replaced as error:  # no failure, unless another process has one: all begin anew
                 return error
 
+        def told(result: Any) -> str:  # what this process loads; text alone, if that was replaced
+            return json.dumps(str(result)) if isinstance(result, Replaced) else identity()
+
         return self._processes.run_on_all(
             tag,
             tried,
             self._options.timeout_secs,
             _cannot_load,
-            tell=self._told,
+            tell=told,
             hear=self._judged,
             call=call,
             heard=self._heard,
         )
-
-    def _told(self, result: Any) -> str:
-        """What this process tells: what it loads; or text alone, if that was replaced."""
-        return json.dumps(str(result)) if isinstance(result, Replaced) else self.identity()
 
     def _judged(self, texts: list[str]) -> str:
         """Called on process 0 with what all told; gives ``_SETS`` if any sets live objects, or why all begin anew.

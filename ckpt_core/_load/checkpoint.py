@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
-from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import RECORD_FILE, Record
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
 from ckpt_core._storage import Location

@@ -11,8 +11,7 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
-from ckpt_core._load.outcomes import LiveOutcome, LiveTree, Undo
-from ckpt_core._load.planned import ItemPlan
+from ckpt_core._load.outcomes import ItemPlan, LiveOutcome, LiveTree, Undo
 from ckpt_core._options import MIB
 
 _BATCH_BYTES = 128 * MIB

@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from ckpt_core import _slow as slow
+from ckpt_core._directory import is_local_disk
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    Mismatch,
+    StructureMismatch,
+)
+from ckpt_core._events import Event, Kind, Progress, tell
+from ckpt_core._format import orbax_write
+from ckpt_core._format.untrusted import refuse_deep
+from ckpt_core._layout.chunks import keyed_parts
+from ckpt_core._layout.regions import region_size
+from ckpt_core._load import functions
 from ckpt_core._load.agreement import LoadAgreement, identity_of
-from ckpt_core._load.checkpoint import Checkpoint, SavedItem
-from ckpt_core._load.differences import check_patterns, raise_mismatches
-from ckpt_core._load.execute import execute, share_between, wanted_chunks
+from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem, replaced
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
-from ckpt_core._load.matching import plan_item
-from ckpt_core._load.outcomes import live_of
-from ckpt_core._load.planned import ItemPlan
-from ckpt_core._load.readers.wants import Reading
-from ckpt_core._load.request import Request, Tally
-from ckpt_core._load.session import progress, watched
+from ckpt_core._load.matching import WITHOUT_VALUE, plan_item
+from ckpt_core._load.opening import naming_checkpoint
+from ckpt_core._load.outcomes import ItemPlan, live_of
+from ckpt_core._load.readers.wants import Reading, Want
+from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
+from ckpt_core._load.request import Request
+from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
+from ckpt_core._options import Options
+from ckpt_core._results import RestoreReport
+from ckpt_core._slow import Activity
 from ckpt_core._storage import new_context
+from ckpt_core._tree import format_path
+from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
+from ckpt_core._tree.match import Idle, MatchRules
+from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 
 Opening = Callable[[], Checkpoint]
 Chosen = Mapping[str, tuple[SavedItem, Any]]
 """For each item to load, by its name in the result: the saved item and its target."""
+Choosing = Callable[[Checkpoint], Chosen]
 
 
-@dataclass(frozen=True)
-class LoadJob:
-    """What one load or restore has to do.
-
-    Attributes:
-        opening: function that opens the checkpoint.
-        choose: function that picks the wanted items of the opened checkpoint.
-        request: the arguments that all loads share.
-        step: step number, reported in events; None outside a Checkpointer.
-        restores: True for a restore, which sets live objects in place; a load sets copies of them.
-    """
-
-    opening: Opening
-    choose: Callable[[Checkpoint], Chosen]
-    request: Request
-    step: int | None = None
-    restores: bool = False
-
-
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The result of a load or restore.
 
     Attributes:
@@ -60,7 +62,30 @@ class Loaded:
     plans: Sequence[ItemPlan]
 
 
-def run(job: LoadJob) -> Loaded:
+class Matched(NamedTuple):
+    """An opened checkpoint whose wanted items match their targets.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        plans: the plan of each wanted item, by its name in the result.
+        context: TensorStore context of the load.
+        tally: called with the number of bytes of each array that was read.
+    """
+
+    checkpoint: Checkpoint
+    plans: Mapping[str, ItemPlan]
+    context: Any
+    tally: Callable[[int], None]
+
+
+def run(
+    opening: Opening,
+    choose: Choosing,
+    request: Request,
+    step: int | None = None,
+    *,
+    restores: bool = False,
+) -> Loaded:
     """Runs a load or restore; if it fails, live objects are set back or made unusable.
 
     Called on every process that takes part. Processes agree once after reading. A restore that sets objects
@@ -68,122 +93,459 @@ def run(job: LoadJob) -> Loaded:
     the checkpoint; and so does a load that sends arrays between processes.
 
     If the checkpoint is replaced meanwhile, all processes load the new one.
+
+    Args:
+        opening: opens the checkpoint.
+        choose: picks the wanted items of the opened checkpoint.
+        request: the arguments that all loads share.
+        step: step number, reported in events; None outside a Checkpointer.
+        restores: True for a restore, which sets live objects in place; a load sets copies of them.
     """
-    request, loading = job.request, _Loading(job)
     agreement = LoadAgreement(request.options, request.round, alone=request.as_numpy)
-    call = "load"
-    if job.restores:
-        call = "restore with atomic_restore" if request.options.atomic_restore else "restore"
     while True:
-        agreement.identity = loading.identity
         try:
-            if call == "restore" or request.options.broadcast:
-                agreement.plan(loading.plan, call)
-            agreement.read(loading.read, call)
-            return agreement.set(loading.apply) if agreement.sets else loading.apply()
+            return _load_once(opening, choose, request, step, restores, agreement)
         except BaseException as error:
-            loading.give_up(error)
             if not agreement.begins_anew(error):
                 raise
-        loading = _Loading(job)
 
 
-class _Loading:
-    """State of one load or restore. Its methods are called in the order in which they stand here.
+def _load_once(
+    opening: Opening,
+    choose: Choosing,
+    request: Request,
+    step: int | None,
+    restores: bool,
+    agreement: LoadAgreement,
+) -> Loaded:
+    """One try, from top to bottom: open, match and plan; read and assemble; apply."""
+    options, call = request.options, "load"
+    if restores:
+        call = "restore with atomic_restore" if options.atomic_restore else "restore"
+    in_place = InPlace(options.max_host_bytes) if restores else None
+    watching = contextlib.ExitStack()  # the lock against deletion, and events: until all is read
+    found: Matched | None = None
+    leaves: list[list[Any]] = []
 
-    ``read`` calls ``plan`` itself if that has not been called before.
-    """
-
-    def __init__(self, job: LoadJob) -> None:
-        self._job = job
-        self._watching = contextlib.ExitStack()
-        self._in_place = InPlace(job.request.options.max_host_bytes) if job.restores else None
-        self._plans: Sequence[ItemPlan] = ()
-        self._leaves: list[list[Any]] = []
-        self._planned = False
-
-    def plan(self) -> None:
-        """Opens the checkpoint and matches every item against its target; changes no object."""
-        job = self._job
+    def plan() -> None:
+        nonlocal found
+        checkpoint = opening()
         with contextlib.ExitStack() as failing:
-            self._checkpoint = job.opening()
-            watching = watched(self._checkpoint, job.request.options, job.step)
-            self._tally: Tally = self._watching.enter_context(watching)
-            failing.push(self._watching)
-            self._match()
+            activity = watching.enter_context(_watched(checkpoint, options, step))
+            failing.push(watching)
+            context = new_context()
+            plans = _match(checkpoint, choose(checkpoint), request, context, restores)
+            found = Matched(checkpoint, plans, context, _counting(activity, plans.values()))
             failing.pop_all()
-        self._planned = True
 
-    def _match(self) -> None:
-        checkpoint, request = self._checkpoint, self._job.request
-        self._context = new_context()
-        chosen = self._job.choose(checkpoint)
-        plans = [
-            plan_item(checkpoint, saved, target, request, self._context)
-            for saved, target in chosen.values()
-        ]
-        if self._in_place is not None:
-            lives = [live_of(plan.outcome) for plan in plans]
-            refuse_twice({name: target for name, (_, target) in chosen.items()}, lives)
-        if request.rules.rename is not None or any(plan.mismatches for plan in plans):
-            raise_mismatches(checkpoint, plans, request)
-        if request.only is not None:
-            check_patterns(checkpoint, plans, request)
-        if checkpoint.gather is not None:
-            checkpoint.gather(wanted_chunks(checkpoint, plans, request))
-        options = request.options
-        self._tally.progress = progress(checkpoint, plans, options, self._job.step)
-        self._names, self._plans = list(chosen), plans
-
-    def identity(self) -> str:
-        """What all processes must load alike, as text: the save, and the leaves that lie on several of them.
-
-        In a Checkpointer's directory they must load the same step in any case.
-        """
-        checkpoint = self._checkpoint
-        alike = self._job.step is not None
-        sets = self._in_place is not None and any(live_of(plan.outcome) for plan in self._plans)
-        return identity_of(checkpoint.path, checkpoint.attempt, self._plans, alike, sets)
-
-    def read(self, reading: Reading) -> None:
-        """Reads and assembles all items' leaves; a restore sets NNX, Keras and torchax objects meanwhile."""
-        if not self._planned:
-            self.plan()
-        with self._watching:
-            if self._in_place is not None:
-                for plan in self._plans:
-                    self._in_place.begin(plan)
-            self._leaves = [
-                execute(
-                    self._checkpoint,
-                    plan,
-                    self._job.request,
-                    self._context,
-                    self._tally,
-                    reading,
-                    self._in_place,
-                )
-                for plan in self._plans
+    def read(reading: Reading) -> None:
+        nonlocal leaves
+        if found is None:
+            plan()
+        assert found is not None
+        with watching:
+            if in_place is not None:
+                for one in found.plans.values():
+                    in_place.begin(one)
+            opened, _, context, tally = found
+            leaves = [
+                execute(opened, one, request, context, tally, reading, in_place)
+                for one in found.plans.values()
             ]
-            if self._checkpoint.shared:
-                share_between(self._plans, self._leaves, self._checkpoint.shared)
+            if opened.shared:
+                _share_between([*found.plans.values()], leaves, opened.shared)
 
-    def apply(self) -> Loaded:
-        """Builds the value of each item; a restore sets the live objects that are not set yet."""
-        if self._in_place is not None:
-            values = self._in_place.finish(self._plans, self._leaves)
+    def identity() -> str:
+        assert found is not None
+        # in a Checkpointer's directory all must load the same step in any case
+        alike, opened, plans = step is not None, found.checkpoint, found.plans.values()
+        sets = restores and any(live_of(one.outcome) for one in plans)
+        return identity_of(opened.path, opened.attempt, plans, alike, sets)
+
+    try:
+        if call == "restore" or options.broadcast:
+            agreement.plan(plan, identity, call)
+        agreement.read(read, identity, call)
+        assert found is not None
+        plans = [*found.plans.values()]
+        if (setting := in_place) is None:
+            values = [one.outcome.make(made) for one, made in zip(plans, leaves, strict=True)]
+        elif agreement.sets:
+            values = agreement.set(lambda: setting.finish(plans, leaves))
         else:
-            pairs = zip(self._plans, self._leaves, strict=True)
-            values = [plan.outcome.make(leaves) for plan, leaves in pairs]
-        named = dict(zip(self._names, values, strict=True))
-        return Loaded(self._checkpoint, named, self._plans)
-
-    def give_up(self, error: BaseException) -> None:
-        """After a failure: releases the lock; sets live objects back or makes them unusable."""
+            values = setting.finish(plans, leaves)
+        return Loaded(found.checkpoint, dict(zip(found.plans, values, strict=True)), plans)
+    except BaseException as error:
         try:
-            self._watching.__exit__(type(error), error, error.__traceback__)
+            watching.__exit__(type(error), error, error.__traceback__)
         finally:
-            if self._in_place is not None:
-                self._in_place.give_up(error)
-            # the error's traceback keeps this object alive, so it must release the old arrays
-            self._plans, self._leaves = (), []
+            if in_place is not None:
+                in_place.give_up(error)
+            # the error's traceback keeps these alive, so they must release the old arrays
+            found, leaves, plans, values = None, [], [], []
+        raise
+
+
+def _match(
+    checkpoint: Checkpoint, chosen: Chosen, request: Request, context: Any, restores: bool
+) -> dict[str, ItemPlan]:
+    """The plan of each wanted item, by its name in the result; reads no array, and changes no object."""
+    named = {
+        name: plan_item(checkpoint, saved, target, request, context)
+        for name, (saved, target) in chosen.items()
+    }
+    plans = list(named.values())
+    if restores:
+        targets = {name: target for name, (_, target) in chosen.items()}
+        refuse_twice(targets, [live_of(plan.outcome) for plan in plans])
+    if request.rules.rename is not None or any(
+        plan.match is not None and plan.match.mismatches for plan in plans
+    ):
+        _raise_mismatches(checkpoint, plans, request)
+    if request.only is not None:
+        _check_patterns(checkpoint, plans, request)
+    if checkpoint.gather is not None:
+        checkpoint.gather(_wanted_chunks(checkpoint, plans, request))
+    return named
+
+
+def execute(
+    checkpoint: Checkpoint,
+    plan: ItemPlan,
+    request: Request,
+    context: Any,
+    tally: Callable[[int], None],
+    reading: Reading,
+    in_place: InPlace | None = None,
+) -> list[Any]:
+    """The leaves of the result: read from the checkpoint, or kept from the target.
+
+    Args:
+        checkpoint, plan, request: what to read.
+        context: TensorStore context of the load.
+        tally: called with the number of bytes of each array that was read.
+        reading: function that reads stored arrays, as ``pipeline.read_leaves`` does.
+        in_place: sets arrays on live objects while others are still being read; None for a load.
+    """
+    item = plan.item
+    leaves = list(plan.kept)
+    shared = _shared_results(plan) if item.shared else ()
+    _read_texts(checkpoint, plan, leaves)
+    wants = _wants(checkpoint, plan, request)
+    # if no array is wanted, the database is not opened
+    arrays = reading(checkpoint, item, [*wants.values()], request.options, context) if wants else ()
+    for result, (want, parts) in zip(wants, arrays, strict=True):
+        if request.abandoned is not None:
+            request.refuse_if_abandoned()
+        spec = item.specs[want.leaf]
+        size_bytes = sum([part.nbytes for part in parts.values()])
+        if want.dtype is not None:  # the parts are cast already: count the bytes that were stored
+            size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
+        tally(size_bytes)
+        leaves[result] = None  # drop the reference to the old array before the new one is made
+        path, cast = item.paths[want.leaf], request.rules.cast
+        value = value_of(spec, plan.targets[result], parts, path, cast=cast)
+        leaves[result] = value
+        if in_place is not None:
+            in_place.take(plan, result, value, size_bytes)
+    if in_place is not None:
+        in_place.end_of_item()
+    for first, *others in shared:
+        for other in others:
+            leaves[other] = leaves[first]
+    return leaves
+
+
+def _shared_results(plan: ItemPlan) -> list[list[int]]:
+    """Groups of positions in the result that become one object, as they were when they were saved.
+
+    With a target they do so where the target, too, holds one object there. Arrays of jax cannot be
+    changed, and are left alone.
+    """
+    places = [[(plan, position) for position in group] for group in plan.item.shared]
+    return [[result for _, result in one] for one in _become_one(places)]
+
+
+def _share_between(
+    plans: Sequence[ItemPlan],
+    leaves: Sequence[list[Any]],
+    groups: Iterable[Iterable[tuple[str, int]]],
+) -> None:
+    """Makes one object of those leaves of several items that were one, as ``_shared_results`` does within an item.
+
+    Args:
+        plans: plans of the items.
+        leaves: for each plan, the leaves of the result.
+        groups: ``Checkpoint.shared``.
+    """
+    by_name = {plan.item.name: plan for plan in plans}
+    read = {plan.item.name: one for plan, one in zip(plans, leaves, strict=True)}
+    places = [[(by_name[item], n) for item, n in group if item in by_name] for group in groups]
+    for (first, result), *others in _become_one(places):
+        for plan, other in others:
+            read[plan.item.name][other] = read[first.item.name][result]
+
+
+def _become_one(
+    groups: Iterable[Iterable[tuple[ItemPlan, int]]],
+) -> list[list[tuple[ItemPlan, int]]]:
+    """Groups of plan and position in its result, from such of plan and saved position."""
+    at: dict[str, dict[int, int]] = {}
+    found: list[list[tuple[ItemPlan, int]]] = []
+    for group in groups:
+        by_target: dict[int, list[tuple[ItemPlan, int]]] = {}
+        for plan, position in group:
+            if plan.item.name not in at:
+                pairs = enumerate(plan.positions)
+                at[plan.item.name] = {saved: n for n, saved in pairs if saved is not None}
+            result = at[plan.item.name].get(position)
+            if result is None:
+                continue
+            target = plan.targets.get(result)
+            if target is None or target.spec.kind in CHANGEABLE_KINDS:
+                held = plan.kept[result]
+                one = None if isinstance(held, SavedLeaf) else held  # which is what was saved
+                by_target.setdefault(id(one), []).append((plan, result))
+        found += by_target.values()
+    return found
+
+
+def _wanted_chunks(
+    checkpoint: Checkpoint, plans: Iterable[ItemPlan], request: Request
+) -> dict[str, set[str]]:
+    """Item -> keys of the chunks that the plans read, of a checkpoint of ckpt."""
+    needed: dict[str, set[str]] = {}
+    for plan in plans:
+        item, keys = plan.item, needed.setdefault(plan.item.name, set[str]())
+        assert isinstance(item, NativeItem)
+        for want in _wants(checkpoint, plan, request).values():
+            name, chunk = item.name_of(want.leaf), item.chunks[want.leaf]
+            prefix = f"{name}/" if name else ""
+            keys |= {prefix + key for one in want.regions for key, _ in keyed_parts(one, chunk)}
+    return needed
+
+
+def _wants(checkpoint: Checkpoint, plan: ItemPlan, request: Request) -> dict[int, Want]:
+    """The array leaves to read, by position in the result."""
+    item = plan.item
+    # map files only with as_numpy=True: a jax array must not share memory with a file
+    may_map = request.as_numpy and checkpoint.location.local and is_local_disk(checkpoint.path)
+    wants: dict[int, Want] = {}
+    for result, position in enumerate(plan.positions):
+        target = plan.targets.get(result)
+        if position is None or target is None or item.specs[position].kind in TEXT_KINDS:
+            continue
+        spec = item.specs[position]
+        mapped = may_map and spec.kind in ("jax", "numpy") and spec.detail != ">"
+        dtype = None if spec.dtype == target.spec.dtype else dtype_while_read(spec, target.spec)
+        wants[result] = Want(position, target.regions, mapped, target.sharding, dtype)
+    return wants
+
+
+def _read_texts(checkpoint: Checkpoint, plan: ItemPlan, leaves: list[Any]) -> None:
+    """Reads the leaves that are stored as text: strings, big integers, random generators."""
+    item = plan.item
+    text: Callable[[int], str] | None = None
+    for result, position in enumerate(plan.positions):
+        if position is not None and item.specs[position].kind in TEXT_KINDS:
+            text = text or _texts(checkpoint, item)
+            leaves[result] = _text_value(item, position, item.specs[position], text)
+
+
+def _texts(checkpoint: Checkpoint, item: SavedItem) -> Callable[[int], str]:
+    """A function from a leaf's position to its text; its first call reads the item's text file."""
+    name = item.file(orbax_write.STRINGS_FILE)
+    document: list[Any] = []
+
+    def text(leaf: int) -> str:
+        if not document:
+            where = format_path(item.paths[leaf])
+            document.append(orbax_write.parse_strings(checkpoint.read_file(name, leaf=where), name))
+        return orbax_write.read_string(document[0], item.name_of(leaf))
+
+    return text
+
+
+_MOST_STATE_DEPTH = 100
+"""The states of random generators, which are stored as JSON in a text, are nested less deep."""
+_NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError)
+
+
+def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
+    told = text(position)
+    try:
+        return from_text(told, spec)
+    except RecursionError as error:
+        refuse_deep(
+            told.encode(errors="surrogatepass"), orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH
+        )
+        raise
+    except _NO_SUCH_TEXT as error:
+        if isinstance(error, CheckpointError):
+            raise
+        where = format_path(item.paths[position])
+        raise CheckpointCorrupt(
+            f"leaf {where}: its text cannot be read: {error}", leaf=where
+        ) from error
+
+
+@contextlib.contextmanager
+def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Activity]:
+    """While the block runs, locks the checkpoint against deletion; sends the events of the restore.
+
+    Yields:
+        The activity to which the caller adds the bytes that it reads.
+
+    Raises:
+        CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
+    """
+    activity = Activity("load", checkpoint.path, step, options.report_secs, options.on_event)
+
+    def happened(kind: Kind, error: BaseException | None = None) -> None:
+        event = Event(
+            kind=kind,
+            path=checkpoint.path,
+            step=step,
+            bytes=activity.done_bytes,
+            secs=time.monotonic() - activity.began,
+            error=error,
+        )
+        tell(event, options.on_event)
+
+    happened("restore_started")
+    try:
+        with (
+            slow.watched(activity, "reading"),
+            checkpoint.held(),
+            naming_checkpoint(checkpoint.path),
+        ):
+            yield activity
+    except BaseException as error:
+        happened("restore_failed", error)
+        if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
+            raise replaced(checkpoint.path) from error
+        raise
+    happened("restored")
+
+
+def _counting(activity: Activity, plans: Iterable[ItemPlan]) -> Callable[[int], None]:
+    """A function that counts the bytes that were read, and sends events of progress if there is a listener."""
+    progress: Progress | None = None
+    if activity.listener is not None:
+        total_bytes = sum(
+            plan.item.specs[position].stored_bytes
+            for plan in plans
+            for result, position in enumerate(plan.positions)
+            if position is not None and result in plan.targets
+        )
+        progress = Progress(activity.path, activity.step, total_bytes, activity.listener)
+
+    def count(read_bytes: int) -> None:
+        activity.done_bytes += read_bytes
+        if progress is not None:
+            progress.reached(activity.done_bytes)
+
+    return count
+
+
+def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+    """Raises CheckpointNotFound if ``only=``, or one of its patterns, matches no leaf of any item."""
+    trees = [(plan.item.name, [*plan.item.paths, *plan.paths]) for plan in plans]
+    # what another item has is no misspelling: one list may serve calls that restore different items
+    others = [(item.name, item.paths or [()]) for item in checkpoint.items.values()]
+    idle = idle_patterns(request.only, [*trees, *others])
+    if not idle and any(position is not None for plan in plans for position in plan.positions):
+        return
+    paths = [format_path(path) for plan in plans for path in plan.item.paths]
+    shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
+    told = [request.only] if isinstance(request.only, str) or not idle else idle
+    advice = "; ".join(filter(None, (advice_on_pattern(pattern, paths) for pattern in idle)))
+    raise CheckpointNotFound(
+        f"{checkpoint.path}: only={', '.join(map(repr, told))} matches no leaf; leaves are {shown}"
+        + (f". {advice}" if advice else "")
+    )
+
+
+def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:
+    """Raises StructureMismatch with all differences and the arguments that would allow them."""
+    mismatches = [entry for plan in plans if plan.match for entry in plan.match.mismatches]
+    idle = idle_renames(checkpoint, request.rules, plans)
+    if mismatches:
+        advice = _advice(mismatches, request.rules, idle)
+        raise StructureMismatch(mismatches, where=checkpoint.path, advice=advice)
+    refuse_idle(checkpoint, idle)
+
+
+def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
+    """The arguments that would allow the differences, less those that the caller passed already."""
+    kinds = {entry.kind for entry in mismatches}
+    told: list[str] = []
+    missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
+    without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
+    if without_value < len(missing) and rules.missing == "error":
+        told.append('missing="keep" keeps what the target holds')
+    if "unexpected" in kinds:
+        told.append('unexpected="ignore" leaves saved leaves out')
+    if "dtype" in kinds and not rules.cast:
+        told.append("cast=True converts dtypes")
+    if "function" in kinds:
+        told.append('unexpected="ignore" keeps the functions of the target')
+    both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
+    if both_sides and (rules.rename is None or idle):
+        told.append("rename= maps saved paths to wanted ones")
+    lines = [f"Where this is intended: {'; '.join(told)}."] if told else []
+    if idle:
+        lines.append(advice_on(idle))
+    if without_value or ("missing" in kinds and rules.missing != "error"):
+        lines.append(
+            "The target holds no value there that could be kept: pass a target with values instead of an "
+            "abstract one, or select with only= the leaves that were saved."
+        )
+    return " ".join(lines)
+
+
+_ON_DEVICES = frozenset({"jax", "key"})
+
+
+def report_of(plans: Sequence[ItemPlan]) -> RestoreReport:
+    """The report, from the executed plans; each path begins with the name of its item."""
+    matched = [(plan, plan.match) for plan in plans if plan.match is not None]
+    return RestoreReport(
+        loaded=tuple(path for plan in plans for path in _loaded(plan)),
+        missing=tuple(_prefix(plan) + path for plan, match in matched for path in match.missing),
+        unexpected=tuple(
+            _prefix(plan) + path for plan, match in matched for path in match.unexpected
+        ),
+        cast=tuple(_prefix(plan) + path for plan, match in matched for path in match.cast),
+        resharded=tuple(path for plan in plans for path in _resharded(plan)),
+    )
+
+
+def _prefix(plan: ItemPlan) -> str:
+    return f"{plan.item.name}/" if plan.item.name else ""
+
+
+def _loaded(plan: ItemPlan) -> Iterator[str]:
+    prefix, paths = _prefix(plan), plan.item.paths
+    return (prefix + format_path(paths[at]) for at in plan.positions if at is not None)
+
+
+def _resharded(plan: ItemPlan) -> Iterator[str]:
+    """Paths of the leaves whose sharding differs from the one that they were saved with."""
+    item = plan.item
+    # by id of saved and of target sharding: many leaves share both, so they are compared once
+    moved: dict[tuple[int, int], bool] = {}
+    for result, position in enumerate(plan.positions):
+        target = plan.targets.get(result)
+        if position is None or target is None:
+            continue
+        if not {target.spec.kind, item.specs[position].kind} <= _ON_DEVICES:
+            continue
+        described = item.shardings[position]
+        if not described and isinstance(item, OrbaxItem):
+            continue  # Orbax recorded no sharding
+        pair = (id(described), id(target.sharding))
+        if pair not in moved:
+            moved[pair] = is_resharded(described, target.sharding)
+        if moved[pair]:
+            yield _prefix(plan) + format_path(item.paths[position])

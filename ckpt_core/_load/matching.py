@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,27 +15,25 @@ from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
-from ckpt_core._load.adapter_renames import align, renamed_by_adapter, under_orbax_names
 from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.file_names import renamed_names, under_wanted_paths
 from ckpt_core._load.live_objects import Copies
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
 from ckpt_core._load.outcomes import (
     Containers,
+    Converted,
+    ItemPlan,
     LiveObject,
     LiveTree,
-    NumpyRandomState,
     Outcome,
-    PlainValues,
     RenamedDicts,
     Value,
+    as_json,
+    as_numpy_state,
 )
-from ckpt_core._load.placeholders import as_asked, placeholders_for_nothing, without
-from ckpt_core._load.planned import NOT_SAVED, ItemPlan
-from ckpt_core._load.pruned import pruned
 from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.request import Request
+from ckpt_core._load.renames import renamed_names, under_wanted_paths
+from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import (
     SavedLeaf,
     Target,
@@ -42,22 +43,21 @@ from ckpt_core._load.targets import (
     like_targets,
     plain_targets,
 )
-from ckpt_core._load.without_value import (
-    is_deleted,
-    refuse_abstract_kept,
-    tell_of_abstract_rest,
-)
+from ckpt_core._results import LeafInfo
 from ckpt_core._tree import (
+    LEAF,
     FlatTree,
+    Key,
     Node,
+    Path,
     flatten,
     format_path,
     importable_type,
     unflatten,
 )
-from ckpt_core._tree.abstract import Placeholders
+from ckpt_core._tree.abstract import Placeholders, as_abstract
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec
-from ckpt_core._tree.match import Match, match, positions_of
+from ckpt_core._tree.match import Match, MatchRules, match, positions_of, renamed_path
 from ckpt_core._tree.patterns import Select, selector
 
 _ORDINARY = (int, float, bool, complex, str, bytes, np.ndarray, np.generic, SavedLeaf)
@@ -111,7 +111,7 @@ def plan_item(
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
             plan = _plan_as_saved(saved, replace(request, only=None))
-            plan.outcome = PlainValues(plan.outcome)
+            plan.outcome = Converted(plan.outcome, as_json)
             return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
@@ -125,7 +125,7 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
-        plan.outcome = NumpyRandomState(plan.outcome)
+        plan.outcome = Converted(plan.outcome, as_numpy_state)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
@@ -176,7 +176,7 @@ def _plan_strict(
     given, places = flat.leaves, None
     ordinary = (jax.Array, jax.ShapeDtypeStruct, *_ORDINARY)
     if any(not issubclass(cls, ordinary) for cls in set(map(type, given))):
-        flat, places = as_asked(flat)
+        flat, places = _as_asked(flat)
     wanted = [_wanted_spec(path, leaf) for path, leaf in zip(flat.paths, flat.leaves, strict=True)]
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
@@ -210,31 +210,30 @@ def _matched(
     places: Placeholders | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    rules = request.rules
-    if isinstance(item, ExtentItem):
-        item, rules = under_wanted_paths(item, flat.paths, rules, request.renames)
-    elif request.renames:
-        rules = renamed_by_adapter(item, live, rules, request.renames)
-    if isinstance(item, OrbaxItem):
-        rules = under_orbax_names(item, like, rules)
-    selected = _selection(request.only, item.name, like)
+    item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
+    selected = None if request.only is None else _selection(request.only, item.name, like)
     everything = selected is None
-    rules, selected = align(item, like, rules, selected)
+    if left_alone:
+        selected = _less(selected, lambda path: format_path(path) in left_alone)
+    loaded = selected
+    if places is not None and places.paths:
+        cover, rename = places.cover, rules.rename
+        loaded = _less(selected, lambda path: cover(path) or cover(renamed_path(path, rename)))
     found = match(
         item.leaves,
         list(zip(flat.paths, wanted, strict=True)),
         rules,
-        selected=selected if places is None else without(places, rules, selected),
+        selected=loaded,
         item=item.name or None,
     )
     if places is not None:
-        found.mismatches += placeholders_for_nothing(places, item, rules)
+        found.mismatches += _placeholders_for_nothing(places, item, rules)
     if everything and rules.unexpected == "error":
         told = {entry.path for entry in found.mismatches}
         found.mismatches += functions.differing(item, flat.root, rules, told)
-    refuse_abstract_kept(found, flat, wanted, item, everything, selected)
+    _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
-        tell_of_abstract_rest(found, flat, item)
+        _tell_of_abstract_rest(found, flat, item)
     return found
 
 
@@ -293,7 +292,7 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
     if isinstance(leaf, SavedLeaf) or leaf is ...:
         return None
     # an array deleted by donation or by a failed restore still tells shape and dtype
-    if is_deleted(leaf):
+    if _is_deleted(leaf):
         weak: bool = getattr(leaf, "weak_type", False)
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     return describe_target(leaf, path)
@@ -301,7 +300,7 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
 
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
-    selected = _selection(request.only, item.name, None)
+    selected = None if request.only is None else _selection(request.only, item.name, None)
     positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
@@ -309,7 +308,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     check_room(item, [(at, target, None) for at, target in targets.items()], placed)
     root = item.root
     if selected is not None:
-        root = pruned(root, set(positions)) or Node("dict")
+        root = _pruned(root, set(positions)) or Node("dict")
     elif request.rules.rename is None:
         functions.refuse_missing(item, root)
     by_result = {
@@ -320,10 +319,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     outcome: Outcome = Containers(root, importable_type)
     renamed = request.rules.rename
     if renamed is not None:
-        if isinstance(item, ExtentItem):
-            names = renamed_names(item, renamed, request.renames)
-        else:
-            names = [renamed(format_path(path)) for path in item.paths]
+        names = renamed_names(item, renamed, request.renames)
         outcome = RenamedDicts([names[at] for at in positions])
     return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
 
@@ -360,8 +356,6 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
         TypeError: ``only`` is a class or a framework's filter, and the item's target has no adapter
             that understands it.
     """
-    if only is None:
-        return None
     adapter = None if like is None else _adapters.adapter_for(like)
     if isinstance(only, type) or _adapters.is_filter(adapter, only):
         if not isinstance(adapter, _adapters.verbs.Selects):
@@ -371,3 +365,159 @@ def _selection(only: Any, item: str, like: Any) -> Select | None:
             )
         return adapter.select(like, only)
     return selector(only, item=item)
+
+
+def _as_asked(flat: FlatTree) -> tuple[FlatTree, Placeholders]:
+    """The target with a ``jax.ShapeDtypeStruct`` for any description of an array; and its placeholders.
+
+    Of the leaves that ``inspect`` gives, those that are no jax arrays are wanted as they were saved.
+    """
+    leaves = [
+        SavedLeaf(LeafSpec(leaf.kind, leaf.dtype, leaf.shape))
+        if isinstance(leaf, LeafInfo) and leaf.kind != "jax"
+        else as_abstract(leaf)
+        for leaf in flat.leaves
+    ]
+    return replace(flat, leaves=leaves), Placeholders(flat.paths, leaves)
+
+
+def _less(selected: Select | None, left_out: Callable[[Path], bool]) -> Select:
+    """The selection without the paths that are left out."""
+
+    def selects(path: Path, spec: LeafSpec) -> bool:
+        return not left_out(path) and (selected is None or selected(path, spec))
+
+    return selects
+
+
+def _placeholders_for_nothing(
+    places: Placeholders, item: SavedItem, rules: MatchRules
+) -> list[Mismatch]:
+    """A mismatch for each placeholder below which nothing was saved, unless that is allowed."""
+    if not places.paths or rules.missing == "keep":
+        return []
+    saved: set[tuple[str, ...]] = set()
+    for path in item.paths:
+        text = tuple(map(str, renamed_path(path, rules.rename)))
+        saved.update(text[:length] for length in range(len(text) + 1))
+    return [
+        Mismatch(
+            format_path(path), "missing", None, "anything, to be left out", None, item.name or None
+        )
+        for path in places.paths
+        if tuple(map(str, path)) not in saved
+    ]
+
+
+WITHOUT_VALUE = ("(abstract)", "a restore that failed)", "as saved")
+"""Endings of ``Mismatch.wanted`` for a leaf of which the target holds no value to keep."""
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+
+
+def _refuse_abstract_kept(
+    found: Match,
+    flat: FlatTree,
+    wanted: Sequence[LeafSpec | None],
+    item: SavedItem,
+    everything: bool,
+    selected: Select | None,
+) -> None:
+    """Adds a mismatch for each leaf that must come from the checkpoint but is missing there.
+
+    An abstract leaf and a deleted array hold no value that ``missing="keep"`` could keep. If
+    ``only=`` selects some leaves, abstract leaves outside the selection may stay abstract. A leaf
+    that an adapter wants as it was saved (``SavedLeaf``) may not: the object has no value for it.
+
+    Args:
+        found: result of the match; mismatches are added to it or replaced in it.
+        flat: the target.
+        wanted: spec of each leaf of the target; None for a ``SavedLeaf``.
+        item: the saved item.
+        everything: True if the caller passed no ``only=``.
+        selected: which leaves are to be loaded; None for all.
+    """
+    told = {entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"}
+    without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
+    for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
+        if source is not None:
+            continue
+        chosen = selected is None or (spec is not None and selected(path, spec))
+        deleted = chosen and _is_deleted(leaf)
+        if not deleted and not isinstance(leaf, without_value):
+            continue
+        text = format_path(path)
+        why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
+        now = "as saved" if spec is None else f"{spec} ({why})"
+        at = told.get(text)
+        if at is None:
+            found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
+        else:
+            found.mismatches[at] = replace(found.mismatches[at], wanted=now)
+
+
+def _tell_of_abstract_rest(found: Match, flat: FlatTree, item: SavedItem) -> None:
+    """Warns if ``only=`` leaves leaves of a live object abstract: it cannot compute with them."""
+    rest = [
+        format_path(path)
+        for path, leaf, source in zip(flat.paths, flat.leaves, found.source, strict=True)
+        if source is None and isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    if rest:
+        shown = ", ".join(rest[:5]) + (f" and {len(rest) - 5} more" if len(rest) > 5 else "")
+        warnings.warn(
+            f"item {item.name or 'state'!r}: only= leaves {len(rest)} leaves of an abstract object without a value: "
+            f"{shown}. Set them before the object is used, or restore all of it",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _pruned(root: Node, keep: set[int]) -> Node | None:
+    """The structure with only the selected leaves; None if none is left.
+
+    Args:
+        root: structure of the whole pytree.
+        keep: positions of the selected leaves.
+    """
+    return _pruned_below(root, itertools.count(), keep)
+
+
+def _pruned_below(node: Node, counter: Iterator[int], keep: set[int]) -> Node | None:
+    """As ``_pruned``, for a node below the root; ``counter`` gives the position of the next leaf."""
+    count = len(node.children)
+    if count and node.children[0] is LEAF and node.children.count(LEAF) == count:
+        # all children are leaves: select them by set operations, not by a step for each leaf
+        own = list(itertools.islice(counter, count))
+        if keep.isdisjoint(own):
+            return None
+        here = sorted(keep.intersection(own))
+        return _remaining(node, [(node.keys[position - own[0]], LEAF) for position in here])
+    if node.kind == "leaf":
+        return node if next(counter) in keep else None
+    if node.kind == "expanded":
+        return _pruned_below(node.children[0], counter, keep)
+    if not node.children:
+        return node if node.kind == "none" else None
+    left: list[tuple[Key, Node]] = []
+    for key, child in zip(node.keys, node.children, strict=True):
+        if child.kind == "leaf":  # the most frequent case: spares a call
+            kept = child if next(counter) in keep else None
+        else:
+            kept = _pruned_below(child, counter, keep)
+        if kept is not None:
+            left.append((key, kept))
+    return _remaining(node, left)
+
+
+def _remaining(node: Node, left: list[tuple[Key, Node]]) -> Node | None:
+    """The container with the children that are left; None if none of them has a leaf."""
+    if len(left) == len(node.children) and not functions.wraps_any(node):
+        return replace(node, children=tuple(child for _, child in left), make=None)
+    if not any(child.kind != "none" for _, child in left):
+        return None
+    # a sequence with gaps becomes a dict, in which the old positions are the keys
+    kind = node.kind if node.kind in ("dict", "ordered") else "dict"
+    return Node(kind, tuple(key for key, _ in left), tuple(child for _, child in left))

@@ -1,29 +1,41 @@
-"""Items that are no pytrees: a process's pipeline state, JSON, Orbax's single arrays and keys."""
+"""Items that are no pytrees: files, a process's pipeline state, JSON, Orbax's single arrays and keys."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ckpt_core import _adapters, _processes
+from ckpt_core._directory import place, read_pieces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointNotFound,
     Mismatch,
     StructureMismatch,
 )
 from ckpt_core._format import process_state
-from ckpt_core._format.json_text import parse_json, refuse_deep, refuse_heavy
-from ckpt_core._items import names_a_form
+from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
+from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
-from ckpt_core._load.assemble import as_jax
-from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
-from ckpt_core._load.files import saved_files
-from ckpt_core._load.outcomes import Pipeline, Value
-from ckpt_core._load.planned import NOT_SAVED, ItemPlan
+from ckpt_core._load.checkpoint import (
+    Checkpoint,
+    NativeCheckpoint,
+    NativeItem,
+    OrbaxItem,
+    SavedItem,
+    replaced,
+)
+from ckpt_core._load.outcomes import ItemPlan, Pipeline, Value
 from ckpt_core._load.readers.orbax import read_special
+from ckpt_core._load.request import NOT_SAVED
+from ckpt_core._load.targets import as_jax
 from ckpt_core._tree import Node
 
 _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}
@@ -170,3 +182,91 @@ def _special_value(checkpoint: Checkpoint, saved: OrbaxItem, context: Any) -> An
         impl = "threefry2x32" if array.shape[-1] == 2 else "rbg"
         return jax.random.wrap_key_data(jax.device_put(array), impl=impl)
     return jax.device_put(array)
+
+
+def saved_files(checkpoint: Checkpoint, saved: SavedItem) -> SavedFiles:
+    """The item's files, after every byte was verified; those that Orbax wrote have no checksums.
+
+    Raises:
+        CheckpointCorrupt: a file is missing or damaged.
+    """
+    sizes = sizes_of(checkpoint, saved)
+    if isinstance(checkpoint, NativeCheckpoint):
+        for name in sizes:
+            for _ in _pieces(checkpoint, saved.file(name)):
+                pass
+    where = f"{checkpoint.path}/{saved.directory}"
+    read = functools.partial(_read, checkpoint, saved)
+    return SavedFiles(where, sizes, read, functools.partial(_copy, checkpoint, saved, list(sizes)))
+
+
+def sizes_of(checkpoint: Checkpoint, saved: SavedItem) -> dict[str, int]:
+    """Size of each file of the user, by path relative to the item."""
+    if isinstance(checkpoint, NativeCheckpoint):
+        assert isinstance(saved, NativeItem)
+        found = checkpoint.sizes_in(saved)
+        return {name: size for name, size in found.items() if name not in saved.notes}
+    return checkpoint.backend.files(f"{checkpoint.path}/{saved.directory}")
+
+
+def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[bytes]:
+    """The content of a file; at the end of it, raises if it was not what was saved."""
+    if not isinstance(checkpoint, NativeCheckpoint):
+        if checkpoint.location.local:
+            most = os.stat(f"{checkpoint.path}/{name}").st_size
+            yield from read_pieces(checkpoint.path, name, most)
+        else:
+            yield checkpoint.read_file(name)
+        return
+    expected = checkpoint.record.files[name]
+    size = crc = 0
+    try:
+        for piece in _unverified(checkpoint, name, expected.size_bytes):
+            size += len(piece)
+            crc = zlib.crc32(piece, crc)
+            yield piece
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _missing(checkpoint, name) from error
+    if (size, crc) != (expected.size_bytes, expected.crc32):
+        if checkpoint.was_replaced():
+            raise replaced(checkpoint.path)
+        raise CheckpointCorrupt(
+            f"{checkpoint.path}: file {name} is damaged: its size or checksum differs from that of the save",
+            file=name,
+        )
+
+
+def _unverified(checkpoint: NativeCheckpoint, name: str, size_bytes: int) -> Iterator[bytes]:
+    if checkpoint.location.local:
+        return read_pieces(checkpoint.path, name, size_bytes)
+    data = checkpoint.read_unverified(name, size_bytes)
+    if data is None:
+        raise FileNotFoundError(name)
+    return iter([data])
+
+
+def _missing(checkpoint: NativeCheckpoint, name: str) -> CheckpointCorrupt | CheckpointNotFound:
+    if checkpoint.was_replaced():
+        return replaced(checkpoint.path)
+    return CheckpointCorrupt(f"{checkpoint.path}: file {name} is missing", file=name)
+
+
+def _read(checkpoint: Checkpoint, saved: SavedItem, name: str) -> bytes:
+    try:
+        return b"".join(_pieces(checkpoint, saved.file(name)))
+    except CheckpointCorrupt:
+        if checkpoint.was_replaced():
+            raise replaced(checkpoint.path) from None
+        raise
+
+
+def _copy(checkpoint: Checkpoint, saved: SavedItem, names: list[str], directory: str) -> None:
+    target = os.path.abspath(os.path.expanduser(directory))
+    os.makedirs(target, exist_ok=True)
+    for name in names:
+        try:
+            place(os.path.join(target, name), _pieces(checkpoint, saved.file(name)))
+        except CheckpointCorrupt:
+            if checkpoint.was_replaced():
+                raise replaced(checkpoint.path) from None
+            raise

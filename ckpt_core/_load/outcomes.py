@@ -1,4 +1,4 @@
-"""What the leaves of an item become: new containers, or the state of live objects.
+"""The plan of one item, and what its leaves become: new containers, or the state of live objects.
 
 There is one class for each way in which an item ends. ``make`` takes the leaves of the result, in
 order, and returns the item's value. Outcomes that set live objects also say which objects these
@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ckpt_core import _adapters
+from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.live_objects import held, setting_back
+from ckpt_core._load.targets import Target
 from ckpt_core._tree import FlatTree, Node, Path, flatten, importable_type, unflatten
+from ckpt_core._tree.match import Match
 
 Undo = Callable[[], object]
 """A function that sets live objects back to the state that they had before the restore."""
@@ -97,30 +100,26 @@ class RenamedDicts:
 
 
 @dataclass(frozen=True)
-class NumpyRandomState:
-    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
+class Converted:
+    """The value of another outcome, converted by a function."""
 
     saved: Outcome
+    convert: Callable[[Any], Any]
 
     def make(self, leaves: list[Any]) -> Any:
-        value = self.saved.make(leaves)
-        return value if isinstance(value, dict) else tuple(value)
+        return self.convert(self.saved.make(leaves))
 
 
-@dataclass(frozen=True)
-class PlainValues:
+def as_json(value: Any) -> Any:
     """A tree of plain values, as JSON would give it back."""
-
-    saved: Outcome
-
-    def make(self, leaves: list[Any]) -> Any:
-        return _as_json(self.saved.make(leaves))
-
-
-def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _as_json(part) for key, part in value.items()}
-    return list(map(_as_json, value)) if isinstance(value, list | tuple) else value
+        return {key: as_json(part) for key, part in value.items()}
+    return list(map(as_json, value)) if isinstance(value, list | tuple) else value
+
+
+def as_numpy_state(value: Any) -> Any:
+    """Orbax's numpy random key, as the tuple or dict that numpy's ``set_state`` takes."""
+    return value if isinstance(value, dict) else tuple(value)
 
 
 @dataclass(frozen=True)
@@ -223,3 +222,37 @@ class Pipeline:
 def live_of(outcome: Outcome) -> Sequence[tuple[Any, bool]]:
     """The live objects that an outcome sets, each with whether one target may contain it twice."""
     return outcome.live if isinstance(outcome, LiveOutcome) else ()
+
+
+@dataclass
+class ItemPlan:
+    """One item, matched and ready to be read. "Result" is the list of leaves that the load fills.
+
+    Attributes:
+        item: the saved item, with the spec of every leaf.
+        outcome: builds the item's value from the leaves of the result.
+        positions: for each leaf of the result, its position in the saved item; None if the leaf is
+            not read and the target's value is kept.
+        kept: the target's leaves, by position in the result; leaves that are read replace theirs.
+        targets: dtype, sharding and regions of each leaf that is read, by position in the result.
+        match: what the report needs; None without a target.
+        paths: of the target's leaves, which patterns may name; empty without a target.
+    """
+
+    item: SavedItem
+    outcome: Outcome
+    positions: Sequence[int | None] = ()
+    kept: list[Any] = field(default_factory=list[Any])
+    targets: dict[int, Target] = field(default_factory=dict[int, Target])
+    match: Match | None = None
+    paths: Sequence[Path] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the item, for messages."""
+        return self.item.name or "the target"
+
+    def forget(self, results: Sequence[int]) -> None:
+        """Drops references to old leaves that new ones have replaced, so that memory is freed."""
+        for result in results:
+            self.kept[result] = None

@@ -1,19 +1,108 @@
-"""Entries of ``rename=`` that match no saved path are refused: most of them are misspelled."""
+"""From the paths of saved leaves to those that are wanted: by the user, by adapters, by Orbax and by names in files."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
 
+from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._load.adapter_renames import adapter_of_renames
-from ckpt_core._load.checkpoint import Checkpoint
-from ckpt_core._load.file_names import spellings
+from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._load.functions import nodes_in
-from ckpt_core._load.outcomes import live_of
-from ckpt_core._load.planned import ItemPlan
-from ckpt_core._tree import format_path
+from ckpt_core._load.outcomes import ItemPlan, live_of
+from ckpt_core._load.request import Request
+from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
+
+
+def under_wanted_paths(
+    item: SavedItem, flat: FlatTree, like: Any, request: Request, live: Sequence[tuple[Any, bool]]
+) -> tuple[SavedItem, MatchRules, Set[str]]:
+    """The item and the rules by which its paths become those of a target, and wanted paths that stay as they are.
+
+    The paths are renamed by the caller, as the target's adapter reads it; by the names that Orbax gives; and by
+    what the adapter knows of names that have changed. The tensors of a file get the paths that fit their names.
+
+    Args:
+        item: the saved item.
+        flat, like: the target.
+        request: arguments of the load.
+        live: the live objects in the target, each with whether it may occur twice.
+    """
+    rules, left_alone = request.rules, frozenset[str]()
+    if isinstance(item, ExtentItem):
+        names = renamed_names(item, rules.rename, request.renames)
+        paths = _paths_of_names(names, flat.paths)
+        item, rules = replace(item, paths=paths), replace(rules, rename=None)
+    elif request.renames and (known := adapter_of_renames(live)) is not None:
+        told: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
+        rules = replace(rules, rename=lambda path: told.get(path, path))
+    if isinstance(item, OrbaxItem):
+        rules = replace(rules, loose_keys=True)
+        rules = _then(rules, _names_of_orbax(item, like, rules.rename))
+    adapter: Any = _adapters.adapter_for(like)
+    if isinstance(adapter, _adapters.verbs.Aligns):
+        now = rules.rename or (lambda path: path)
+        saved = {now(format_path(path)): spec for path, spec in item.leaves}
+        moved, left_alone = adapter.align(like, saved, ordered=not isinstance(item, OrbaxItem))
+        rules = _then(rules, moved)
+    return item, rules, left_alone
+
+
+def _then(rules: MatchRules, names: Mapping[str, str]) -> MatchRules:
+    """The rules with ``names`` applied to what their ``rename`` gives."""
+    if not names:
+        return rules
+    first = rules.rename
+
+    def rename(path: str) -> str:
+        path = path if first is None else first(path)
+        return names.get(path, path)
+
+    return replace(rules, rename=rename)
+
+
+def _names_of_orbax(
+    item: SavedItem, like: Any, rename: Callable[[str], str] | None
+) -> Mapping[str, str]:
+    """Paths of a pytree that Orbax wrote, and the wanted ones, where its paths are longer.
+
+    Orbax names the array of an NNX Variable ``kernel/value`` where the target's path is ``kernel``.
+    """
+    flat = flatten(like, expand=_adapters.expander(stored=True))
+    stored = stored_paths(flat.root, flat.paths)
+    if stored is flat.paths:
+        return {}
+    there = set(renamed_names(item, rename, None))
+    wanted = list(map(format_path, flat.paths))
+    known = set(wanted)
+    return {
+        old: new
+        for old, new in zip(map(format_path, stored), wanted, strict=True)
+        if old in there and old not in known and new not in there
+    }
+
+
+def _paths_of_names(names: Sequence[str], wanted: Sequence[Path]) -> list[Path]:
+    """The wanted path that fits each name of a tensor: a dot in a name stands for a level.
+
+    The tensor ``layers.0.kernel`` fits the target's ``layers/0/kernel``, whether ``0`` is a position, an int or
+    text, and of course the key ``layers.0.kernel`` of a flat dictionary. A tensor that fits no wanted path gets its
+    name, cut at its dots: patterns of ``only=`` then see it as they see a path.
+    """
+    exact = {path[0]: path for path in wanted if len(path) == 1}
+    levels: dict[str, Path | None] = {}
+    for path in wanted:
+        text = ".".join(map(str, path)).replace("/", ".")
+        levels[text] = None if text in levels else path  # two paths of one text: only exact names
+    paths: list[Path] = []
+    for name in names:
+        text = name.replace("/", ".")
+        found = exact.get(name) or levels.get(text)
+        paths.append(tuple(text.split(".")) if found is None else found)
+    return paths
 
 
 def idle_renames(
@@ -28,7 +117,7 @@ def idle_renames(
         for item in items
         for path in (*item.paths, *(path for path, _ in nodes_in(item.root)))
     )
-    idle = rules.rename.idle(itertools.chain(found, *map(spellings, items)))
+    idle = rules.rename.idle(itertools.chain(found, *map(_spellings, items)))
     return [entry for entry in idle if not any(_fits_by_adapter(entry, plan) for plan in plans)]
 
 
@@ -69,3 +158,59 @@ def advice_on(idle: list[Idle]) -> str:
         for entry in idle
     )
     return f"No saved path begins with these entries of rename=: {told}."
+
+
+def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:
+    """The adapter of these live objects, if they share one that has ``renamed``; else None."""
+    adapters: dict[int, Any] = {}
+    for obj, _ in live:
+        adapter: Any = _adapters.adapter_for(obj)
+        adapters[id(adapter)] = adapter
+    adapter = next(iter(adapters.values()), None)
+    one = len(adapters) == 1 and isinstance(adapter, _adapters.verbs.Renames)
+    return adapter if one else None
+
+
+def renamed_names(
+    item: SavedItem, rename: Callable[[str], str] | None, renames: Mapping[str, str] | None
+) -> list[str]:
+    """The path of each leaf, renamed; of a file, the name of each tensor.
+
+    Args:
+        item: the saved item.
+        rename: the function of the argument ``rename=``.
+        renames: its dict, if it is one. For a file, its parts are separated by dots, or by slashes as in paths.
+    """
+    if not isinstance(item, ExtentItem):
+        names = map(format_path, item.paths)
+        return list(names if rename is None else map(rename, names))
+    names = [str(path[0]) for path in item.paths]
+    if rename is None:
+        return names
+    if renames is None:
+        return [rename(name) for name in names]
+    table = sorted(
+        ((old.replace("/", "."), new) for old, new in renames.items()),
+        key=lambda entry: -len(entry[0]),
+    )
+    return [_renamed(name, table) for name in names]
+
+
+def _renamed(name: str, table: Sequence[tuple[str, str]]) -> str:
+    for old, new in table:
+        if name == old:
+            return new
+        if name.startswith(f"{old}."):
+            return f"{new}{name[len(old) :]}".removeprefix(".")
+    return name
+
+
+def _spellings(item: SavedItem) -> Iterator[str]:
+    """For an item of a file, the beginnings of its names, as an entry of ``rename=`` may spell them."""
+    if not isinstance(item, ExtentItem):
+        return
+    for path in item.paths:
+        parts = str(path[0]).split(".")
+        yield "/".join(parts)
+        for length in range(1, len(parts)):
+            yield ".".join(parts[:length])

@@ -1,4 +1,4 @@
-"""The arguments that all loads share, and the count of the bytes that a load has read."""
+"""The arguments that all loads share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._load.planned import NO_STATE
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options, refuse_arguments
-from ckpt_core._slow import Activity
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import Select, read_again
 
@@ -20,21 +17,16 @@ Rename = Mapping[str, str] | Callable[[str], str] | None
 Rules = Iterable[Rule | Mapping[str, Any]] | None
 
 
-@dataclass
-class Tally:
-    """Bytes that a load has read so far, the progress listener, if any, and whom reports of long loads ask."""
+class _NoState:
+    """Default of the argument ``state``, since None is a valid state; ``help`` shows its repr."""
 
-    bytes: int = 0
-    progress: Progress | None = None
-    activity: Activity | None = None
+    def __repr__(self) -> str:
+        return "(not passed)"
 
-    def count(self, read_bytes: int) -> None:
-        """Adds ``read_bytes`` and tells the listener."""
-        self.bytes += read_bytes
-        if self.activity is not None:
-            self.activity.done_bytes = self.bytes
-        if self.progress is not None:
-            self.progress.reached(self.bytes)
+
+NO_STATE = _NoState()
+NOT_SAVED = object()
+"""Stands for a target that the caller did not pass, since None is a valid target."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckpt_core import _processes
 from ckpt_core._directory import Backend, resolve
 from ckpt_core._directory.step_names import StepNames
-from ckpt_core._load.absent import refuse_file_for_steps
+from ckpt_core._load.opening import refuse_file_for_steps
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint

@@ -1,11 +1,10 @@
 """The only package that imports TensorStore: writes and reads the OCDBT database of an item.
 
-``location`` says where a database lies and how it is opened; ``writer`` fills it; ``zarr`` has the metadata and keys
-of one array; ``index`` finds file and offset of each value in the B+tree that ``btree`` decodes; ``arrays`` reads
+``location`` says where a database or an object lies and how it is opened; ``writer`` fills databases, and joins those
+of several processes; ``database`` decodes the index of one and finds file and offset of each value; ``arrays`` reads
 arrays, by the index from local files or through TensorStore; ``digests`` determines which bytes of a file its digest
-covers; ``bounds`` rejects input that would abort the process; ``merge`` joins the databases of several processes;
-``upload`` brings one that was built in memory to an object store; ``keys`` reads and writes objects of a store;
-``failures`` translates TensorStore's errors; ``aws_profile`` finds the credentials of S3.
+covers; ``bounds`` rejects input that would abort the process; ``upload`` brings a database that was built in memory
+to an object store; ``failures`` translates TensorStore's errors.
 """
 
 from ckpt_core._storage.arrays import DataFiles as DataFiles
@@ -19,24 +18,24 @@ from ckpt_core._storage.bounds import most_chunk_bytes as most_chunk_bytes
 from ckpt_core._storage.bounds import most_stored_bytes as most_stored_bytes
 from ckpt_core._storage.bounds import refuse_blosc as refuse_blosc
 from ckpt_core._storage.bounds import refuse_without_memory as refuse_without_memory
+from ckpt_core._storage.database import Extent as Extent
+from ckpt_core._storage.database import read_index as read_index
 from ckpt_core._storage.digests import crc32_of as crc32_of
 from ckpt_core._storage.digests import outside_of_blocks as outside_of_blocks
 from ckpt_core._storage.digests import ranges_in_blocks as ranges_in_blocks
-from ckpt_core._storage.index import Extent as Extent
-from ckpt_core._storage.index import read_index as read_index
-from ckpt_core._storage.keys import KeyValues as KeyValues
-from ckpt_core._storage.keys import backend_of as backend_of
 from ckpt_core._storage.location import INDEX_FILE as INDEX_FILE
+from ckpt_core._storage.location import KeyValues as KeyValues
 from ckpt_core._storage.location import Location as Location
 from ckpt_core._storage.location import NewDatabase as NewDatabase
+from ckpt_core._storage.location import backend_of as backend_of
 from ckpt_core._storage.location import counters as counters
 from ckpt_core._storage.location import held_in_memory as held_in_memory
 from ckpt_core._storage.location import new_context as new_context
-from ckpt_core._storage.merge import add as add
-from ckpt_core._storage.merge import merge as merge
 from ckpt_core._storage.upload import UPLOAD_BYTES as UPLOAD_BYTES
 from ckpt_core._storage.upload import Upload as Upload
 from ckpt_core._storage.writer import SMALL_LEAF_BYTES as SMALL_LEAF_BYTES
 from ckpt_core._storage.writer import ArrayToWrite as ArrayToWrite
 from ckpt_core._storage.writer import ArrayWriter as ArrayWriter
 from ckpt_core._storage.writer import KeyRun as KeyRun
+from ckpt_core._storage.writer import add as add
+from ckpt_core._storage.writer import merge as merge

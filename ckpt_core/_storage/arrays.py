@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.record import parse_json
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import Region, region_slices
 from ckpt_core._options import KIB
@@ -27,8 +27,7 @@ from ckpt_core._platform import READ
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
 from ckpt_core._storage.failures import refusal, unreadable
-from ckpt_core._storage.keys import range_of
-from ckpt_core._storage.location import Location, database_spec
+from ckpt_core._storage.location import Location, database_spec, range_of
 
 _MAX_FOREIGN_BYTES = 2**46
 

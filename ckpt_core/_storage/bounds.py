@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._options import KIB, MIB
 from ckpt_core._storage.location import Location
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckpt_core._layout.ranges import gaps
 from ckpt_core._options import MIB
-from ckpt_core._storage.index import Index, read_index
+from ckpt_core._storage.database import Index, read_index
 from ckpt_core._storage.location import Location
 
 _AT_ONCE_BYTES = 4 * MIB

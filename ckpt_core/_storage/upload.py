@@ -21,9 +21,9 @@ from ckpt_core._format.packed import pack, unpack
 from ckpt_core._format.record import FileRecord
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
+from ckpt_core._storage.database import Index, read_index
 from ckpt_core._storage.digests import StoredValues, is_metadata, values_in_files
 from ckpt_core._storage.failures import settled
-from ckpt_core._storage.index import Index, read_index
 from ckpt_core._storage.location import INDEX_FILE, Location, NewDatabase, open_store
 
 UPLOAD_BYTES = 128 * MIB

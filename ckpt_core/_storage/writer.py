@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckpt_core._format.checksums import checksum_chunk, crc_of, stored_chunks
-from ckpt_core._layout.chunks import chunk_parts
-from ckpt_core._layout.regions import Region, region_slices
+from ckpt_core._layout.chunks import chunk_count, chunk_key, chunk_parts
+from ckpt_core._layout.regions import Region, region_slices, whole
+from ckpt_core._layout.writers import INLINE_BYTES
+from ckpt_core._options import codec_parts
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.failures import settled
 from ckpt_core._storage.location import NewDatabase, database_spec
 from ckpt_core._storage.upload import Upload
-from ckpt_core._storage.zarr import layout_of, zarr_metadata
 from ckpt_core._tree.leaves import LeafSpec
 
 _WATCH_SECS = 0.1
@@ -273,3 +276,98 @@ def _by_chunks(pieces: Iterable[Piece], chunk: tuple[int, ...]) -> Iterator[Piec
                 for (begin, _), (start, stop) in zip(region, part.in_region, strict=True)
             )
             yield cut, values[region_slices(part.in_region)]
+
+
+def merge(item: NewDatabase, process_count: int, context: Any) -> None:
+    """Creates the item's database from those of all processes, without copying data.
+
+    Called on process 0, after all processes have written.
+
+    Args:
+        item: the item's database.
+        process_count: number of processes, each with a database ``ocdbt.process_<i>``.
+        context: the context with which this process wrote: TensorStore copies index entries only
+            between databases of one context.
+    """
+    processes = range(process_count)
+    add(item, (item.of_process(process, process_count) for process in processes), context)
+
+
+def add(item: NewDatabase, children: Iterable[NewDatabase], context: Any) -> None:
+    """Adds what databases in folders of an item's database hold, without copying data; creates it if need be."""
+    doing = "merging the processes' databases"
+    parent = settled(ts.KvStore.open(item.spec(), context=context), doing)
+    transaction: Any = ts.Transaction(atomic=True)
+    target = parent.with_transaction(transaction)
+    for database in children:
+        child = settled(ts.KvStore.open(database.spec(), context=context), doing)
+        settled(child.experimental_copy_range_to(target), doing)
+    settled(transaction.commit_async(), doing)
+
+
+_ALIGNMENT = 64
+
+
+def zarr_metadata(
+    dtype: str, shape: Sequence[int], chunk: Sequence[int], codec: str | None
+) -> dict[str, Any]:
+    """``zarr.json`` of an array (zarr-specs, core v3)."""
+    itemsize = np.dtype(_numpy_name(dtype)).itemsize
+    codecs: list[dict[str, Any]] = [{"name": "bytes"}]
+    if itemsize > 1:
+        codecs[0]["configuration"] = {"endian": "little"}
+    if codec is not None:
+        codecs.append(_compressor(codec, itemsize))
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": codecs,
+        "fill_value": _fill_value(dtype),
+    }
+
+
+def _compressor(codec: str, itemsize: int) -> dict[str, Any]:
+    name, compressor, level = codec_parts(codec)
+    if name == "zstd":
+        return {"name": "zstd", "configuration": {"level": level}}
+    configuration = {
+        "cname": compressor,
+        "clevel": level,
+        # Byte shuffle groups bytes of equal significance; single bytes (masks) need bit shuffle.
+        "shuffle": "shuffle" if itemsize > 1 else "bitshuffle",
+        "typesize": itemsize,
+        "blocksize": 0,
+    }
+    return {"name": "blosc", "configuration": configuration}
+
+
+def _numpy_name(dtype: str) -> Any:
+    import ml_dtypes
+
+    return getattr(ml_dtypes, dtype, dtype)
+
+
+def _fill_value(dtype: str) -> Any:
+    if dtype == "bool":
+        return False
+    if dtype.startswith("complex"):
+        return [0.0, 0.0]
+    return 0 if dtype.startswith(("int", "uint")) else 0.0
+
+
+@functools.lru_cache(4096)
+def layout_of(
+    dtype: str, shape: tuple[int, ...], chunk: tuple[int, ...], codec: str | None
+) -> tuple[bytes, str | None]:
+    """``zarr.json`` of an array, and the key of its chunk if it has only one, else None."""
+    metadata = json.dumps(zarr_metadata(dtype, shape, chunk, codec)).encode()
+    # Values are stored in the order of their keys, an array's chunks before its zarr.json. Pad that
+    # with blanks, so that the next array begins at a multiple of 64 bytes and can be mapped.
+    size = math.prod(chunk) * np.dtype(_numpy_name(dtype)).itemsize
+    count = chunk_count(whole(shape), chunk) if size > INLINE_BYTES else 0
+    metadata += b" " * (-(len(metadata) + count * size) % _ALIGNMENT)
+    return metadata, chunk_key((0,) * len(shape)) if chunk == shape else None

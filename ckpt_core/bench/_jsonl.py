@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._format.strict_json import strict_json
+from ckpt_core._format.plain_json import strict_json
 from ckpt_core.bench._results import CaseResult, Run, SuiteResult
 from ckpt_core.bench._yaml import ConfigError
 

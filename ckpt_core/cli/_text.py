@@ -10,7 +10,7 @@ from rich import markup
 from rich.console import Console
 
 from ckpt_core._errors import StructureMismatch
-from ckpt_core._format.strict_json import strict_json
+from ckpt_core._format.plain_json import strict_json
 from ckpt_core._words import size as size
 from ckpt_core._words import time_of
 

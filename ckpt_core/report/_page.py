@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from ckpt_core._format.strict_json import strict_json
+from ckpt_core._format.plain_json import strict_json
 
 SCRIPTS = (
     "base.js",

@@ -69,7 +69,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "a b.npz", w=W)
-    with told("_load/absent.py: make a checkpoint of it with `ckpt import ") as said:
+    with told("_load/opening.py: make a checkpoint of it with `ckpt import ") as said:
         ckpt.load(tmp_path / "a b.npz")
     *_, target = typed = shlex.split(said.between("`", "`"))
     monkeypatch.setattr("sys.argv", typed)
@@ -195,12 +195,12 @@ def mismatch(path: Path, like: Any, **more: Any) -> list[str]:
 
 
 def test_what_a_difference_may_be(tmp_path: Path):
-    """Keys of the arguments: ``_load/differences.py: missing="keep" keeps what the target holds`` and others."""
+    """Keys of the arguments: ``_load/loading.py: missing="keep" keeps what the target holds`` and others."""
     covers = [
-        '_load/differences.py: missing="keep" keeps what the target holds',
-        '_load/differences.py: unexpected="ignore" leaves saved leaves out',
-        "_load/differences.py: cast=True converts dtypes",
-        "_load/differences.py: rename= maps saved paths to wanted ones",
+        '_load/loading.py: missing="keep" keeps what the target holds',
+        '_load/loading.py: unexpected="ignore" leaves saved leaves out',
+        "_load/loading.py: cast=True converts dtypes",
+        "_load/loading.py: rename= maps saved paths to wanted ones",
     ]
     assert covers
     save(tmp_path / "a", {"w": W, "b": W})
@@ -224,7 +224,7 @@ def test_what_a_difference_may_be(tmp_path: Path):
 
 
 def test_functions_that_differ(tmp_path: Path):
-    covers = '_load/differences.py: unexpected="ignore" keeps the functions of the target'
+    covers = '_load/loading.py: unexpected="ignore" keeps the functions of the target'
     assert covers
     save(tmp_path / "a", jax.tree_util.Partial(np.tanh, W))
     like = jax.tree_util.Partial(np.sin, jnp.zeros(4))
@@ -251,7 +251,7 @@ def test_nothing_to_keep(tmp_path: Path):
         "w": jax.ShapeDtypeStruct((4,), jnp.float32),
         "b": jax.ShapeDtypeStruct((1,), jnp.float32),
     }
-    key = "_load/differences.py: pass a target with values instead of an abstract one, or select with only="
+    key = "_load/loading.py: pass a target with values instead of an abstract one, or select with only="
     with told(key.replace(" only=", "")):
         ckpt.load(tmp_path / "a", abstract, missing="keep")
     values = {"w": jnp.zeros(4), "b": jnp.ones(1)}

@@ -215,7 +215,7 @@ def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
 
 def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
     saved(tmp_path, [3, 4])
-    with told("_load/absent.py: not one: load one of them by its path, such as") as said:
+    with told("_load/opening.py: not one: load one of them by its path, such as") as said:
         ckpt.load(tmp_path)
     assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
     with eval(

@@ -14,7 +14,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import this_owner
-from ckpt_core._format.strict_json import strict_json
+from ckpt_core._format.plain_json import strict_json
 from tests.support.command_line import LOADED, make_call, start  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 

@@ -26,7 +26,7 @@ from ckpt_core._directory.hidden_names import resolve
 from ckpt_core._directory.mounted_files import MountedFiles
 from ckpt_core._directory.mounts import bucket_program
 from ckpt_core._storage import Location
-from ckpt_core._storage.keys import KeyValues
+from ckpt_core._storage.location import KeyValues
 from tests.support.paths import ROOT
 from tests.support.stores import tree, value_at
 

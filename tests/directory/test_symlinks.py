@@ -23,7 +23,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._load.readers import stored_chunks
+from ckpt_core._load.readers import extents
 from ckpt_core.testing import assert_same
 from tests.load.test_memory_mapped import is_mapped
 
@@ -155,7 +155,7 @@ def test_numpy_arrays_are_mapped_where_their_file_lies(
         asked.append(os.path.realpath(path))
         return False
 
-    monkeypatch.setattr(stored_chunks, "is_local_disk", elsewhere)
+    monkeypatch.setattr(extents, "is_local_disk", elsewhere)
     loaded = ckpt.load(linked / "0", as_numpy=True)["state"]["w"]
     np.testing.assert_array_equal(loaded, TREE["w"])
     assert not is_mapped(loaded)

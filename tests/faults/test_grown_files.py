@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._format import limits, record
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format import record, untrusted
+from ckpt_core._format.untrusted import most_bytes
 from tests.faults.crafted.case import GIB
 from tests.faults.fixtures import make_plain_pool  # noqa: F401 (fixture)
 from tests.faults.harness import Pool
@@ -182,8 +182,8 @@ def test_what_a_leaf_takes_is_what_was_measured(tmp_path: Path):
 
 
 def test_nothing_is_saved_that_would_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    small = {**limits._LIMITS_BYTES, "ckpt.json": 100_000}  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(limits, "_LIMITS_BYTES", small)
+    small = {**untrusted._LIMITS_BYTES, "ckpt.json": 100_000}  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(untrusted, "_LIMITS_BYTES", small)
     ckpt.save(tmp_path / "fits", {"w": 1.0}, metadata={"note": "x" * 50_000})
     assert json.dumps(ckpt.inspect(tmp_path / "fits").metadata)
     with pytest.raises(ckpt.CheckpointError, match=r"ckpt\.json would have \d+ bytes") as caught:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._storage import KeyValues, Location, keys
+from ckpt_core._storage import KeyValues, Location, location
 from tests.faults.test_store_faults import make_spoiled  # noqa: F401 (fixture)
 from tests.support.fault_proxy import Proxy, Request
 from tests.support.gcs_server import Server
@@ -99,11 +99,11 @@ def test_the_refusals_of_other_requests_are_not_those_of_a_listing(server: Serve
 
 
 def test_tensorstore_counts_what_a_store_refuses(server: Server) -> None:
-    before = keys._refused()
+    before = location._refused()
     server.fault = lambda _: 403
     with pytest.raises(PermissionError):
         KeyValues(Location(f"{server.root}/run", False)).get("one")
-    after = keys._refused()
+    after = location._refused()
     assert after["403"] == before["403"] + 1 and after["401"] == before["401"]
 
 

@@ -24,7 +24,7 @@ from ckpt_core._devices.shardings import local_regions
 from ckpt_core._layout.regions import Region, region_shape
 from ckpt_core._load.checkpoint import Checkpoint, SavedItem
 from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers import native
+from ckpt_core._load.readers import extents
 from ckpt_core._load.readers.pipeline import read_leaves
 from ckpt_core._load.readers.wants import Want
 from ckpt_core._storage import Location, new_context, open_array, read_region, writer
@@ -115,7 +115,7 @@ def test_all_paths_agree(
         same(by_reader(opened, item, wants, checksums), by_driver(opened, item, wants))
         same(by_reader(opened, item, wants, checksums), by_reader(remote, item, wants, checksums))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "_SMALL_BYTES", -1)  # no joined reads
+            patch.setattr(extents, "_SMALL_BYTES", -1)  # no joined reads
             same(by_reader(opened, item, wants, checksums), by_driver(opened, item, wants))
     assert_same(ckpt.load(path, tree), tree)
     shutil.rmtree(path)

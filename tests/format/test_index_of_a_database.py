@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ckpt_core as ckpt
 from ckpt_core import CheckpointCorrupt
 from ckpt_core._storage import Location, new_context, read_index
-from ckpt_core._storage.btree import Inner, NodeRef, decode_manifest, decode_node
+from ckpt_core._storage.database import Inner, NodeRef, decode_manifest, decode_node
 
 _names = st.lists(
     st.sampled_from(["a", "layer", "é", "w" * 40, "0", "\x7f"]), min_size=1, max_size=4

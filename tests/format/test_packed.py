@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._format.apart import apart, name_apart
-from ckpt_core._format.packed import decompress, pack, unpack
+from ckpt_core._format.packed import apart, name_apart, pack, unpack
 from ckpt_core._format.record import FileRecord, ItemRecord, Record, dump_record, load_record
+from ckpt_core._format.untrusted import decompress
 from ckpt_core._tree import NONE
 
 FILES = st.dictionaries(st.text(max_size=20), st.binary(max_size=200), max_size=6)

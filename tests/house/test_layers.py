@@ -31,7 +31,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
     ("3 reports of what takes long", {"_slow"}),
-    ("3 a checkpoint, its metadata read", {"_load.absent", "_load.checkpoint"}),
+    ("3 a checkpoint, its metadata read", {"_load.checkpoint"}),
     ("3 opening files of other formats", {"_load.foreign"}),
     ("3 finding and opening one", {"_load.opening"}),
     ("3 stored arrays into memory", {"_load.readers"}),

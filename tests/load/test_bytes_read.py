@@ -129,16 +129,16 @@ def test_resharding_reads_everything_once(
 def test_a_compressed_chunk_is_decoded_once(
     tmp_path: Path, values: Any, devices: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    from ckpt_core._load.readers import native
+    from ckpt_core._load.readers import compressed
 
     decoded: list[Region] = []
-    plain = native.read_region
+    plain = compressed.read_region
 
     def counting(array: Any, region: Region, name: str, out: Any) -> Any:
         decoded.append(region)
         return plain(array, region, name, out)
 
-    monkeypatch.setattr(native, "read_region", counting)
+    monkeypatch.setattr(compressed, "read_region", counting)
     ckpt.save(tmp_path / "a", values, options=Options(compression="zstd", chunk_bytes=4 * MIB))
     mesh = Mesh(np.array(devices), ("x",))
     like = jax.ShapeDtypeStruct(

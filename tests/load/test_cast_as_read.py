@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
-from ckpt_core._load import assemble
+from ckpt_core._load import targets
 from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
 
@@ -78,13 +78,13 @@ def test_on_shards(saved, spec):
 def test_no_array_is_converted_as_a_whole(saved, monkeypatch):
     path = saved(np.float32)
     seen: list[np.dtype] = []
-    converted = assemble._converted
+    converted = targets._converted
 
     def watching(array, *rest):
         seen.append(array.dtype)
         return converted(array, *rest)
 
-    monkeypatch.setattr(assemble, "_converted", watching)
+    monkeypatch.setattr(targets, "_converted", watching)
     ckpt.load(path, {"w": jnp.zeros(SHAPE, jnp.bfloat16)}, cast=True)
     assert seen == [np.dtype(ml_dtypes.bfloat16)]
 

@@ -24,7 +24,7 @@ from ckpt_core._format.record import (
     dump_record,
     load_record,
 )
-from ckpt_core._storage import Location, arrays, counters, index, new_context, read_index
+from ckpt_core._storage import Location, arrays, counters, database, new_context, read_index
 from ckpt_core._tree import flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import positions_of
@@ -168,14 +168,14 @@ _key = st.text("ab/.0c", max_size=6).map(str.encode)
 def test_ranges_leave_out_no_wanted_key(
     names: list[str], start: bytes, stop: bytes | None, keys: list[bytes]
 ):
-    ranges = index._key_ranges(names)
+    ranges = database._key_ranges(names)
     assert ranges == sorted(ranges)
     prefixes = tuple(f"{name}/".encode() for name in names)
     for key in keys:
         wanted = key.startswith(prefixes)
         assert wanted == any(first <= key < after for first, after in ranges if after is not None)
         if wanted and start <= key and (stop is None or key < stop):
-            assert index._overlaps_any(ranges, start, stop)
+            assert database._overlaps_any(ranges, start, stop)
 
 
 @pytest.mark.parametrize(

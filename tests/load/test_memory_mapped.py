@@ -18,8 +18,8 @@ from hypothesis import given, settings
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._load import execute
-from ckpt_core._load.readers import native, stored_chunks
+from ckpt_core._load import loading
+from ckpt_core._load.readers import extents
 from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 
@@ -180,7 +180,7 @@ def test_a_file_cut_short_is_found_before_it_is_touched(
 
 def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.MonkeyPatch):
     path, tree = saved
-    monkeypatch.setattr(execute, "is_local_disk", lambda _: False)
+    monkeypatch.setattr(loading, "is_local_disk", lambda _: False)
     loaded = ckpt.load(path, as_numpy=True)
     assert not any(map(is_mapped, loaded.values()))
     assert_same(loaded["numpy"], tree["numpy"])
@@ -238,14 +238,14 @@ def test_arrays_that_share_their_place_share_no_memory(local: Path, monkeypatch:
     """An index may name one place twice; whoever writes into one array does not change the other."""
     tree = {name: np.full((SIDE, SIDE), i, np.float32) for i, name in enumerate("ab")}
     ckpt.save(local / "step", tree)
-    plain = stored_chunks.read_index
+    plain = extents.read_index
 
     def twice(*arguments: Any) -> Any:
         found = dict(plain(*arguments))
         found["b/c/0/0"] = found["a/c/0/0"]
         return found
 
-    monkeypatch.setattr(stored_chunks, "read_index", twice)
+    monkeypatch.setattr(extents, "read_index", twice)
     loaded = ckpt.load(local / "step", as_numpy=True, options=UNVERIFIED)
     loaded["a"][:] = -1
     assert_same(loaded["b"], tree["a"])
@@ -261,10 +261,10 @@ def test_mapped_and_read_are_the_same(tmp_path_factory: Any, tree: Any, verified
     options = ckpt.Options(checksums=verified)
     ckpt.save(path, tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "is_local_disk", lambda _: False)
+        patch.setattr(loading, "is_local_disk", lambda _: False)
         plain = ckpt.load(path, as_numpy=True, options=options)
-        patch.setattr(execute, "is_local_disk", lambda _: True)
-        patch.setattr(native, "_SMALL_BYTES", 0)  # every array is a large one
+        patch.setattr(loading, "is_local_disk", lambda _: True)
+        patch.setattr(extents, "_SMALL_BYTES", 0)  # every array is a large one
         mapped = ckpt.load(path, as_numpy=True, options=options)
     assert_same(mapped, plain)
     for leaf in jax.tree.leaves(mapped):

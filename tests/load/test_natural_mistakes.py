@@ -73,7 +73,7 @@ def test_a_url_without_a_bucket(tmp_path: Path, monkeypatch: Any, url: str):
         lambda: ckpt.load(url),
         lambda: ckpt.Checkpointer(url),
     ):
-        with pytest.raises(ValueError, match="names nothing: write .*://BUCKET/PATH"):
+        with pytest.raises(ValueError, match=r"names nothing: write .*://BUCKET/PATH"):
             call()
     assert list(tmp_path.iterdir()) == []
 

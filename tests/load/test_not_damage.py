@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._load.readers import buffers
+from ckpt_core._load.readers import extents, wants
 from tests.faults.crafted.signed import read_record, write_record
 
 STATE = {
@@ -206,7 +206,7 @@ def test_restore_latest_goes_back_for_no_want_of_memory(
         ckpt.Checkpointer(tmp_path, asynchronous=False) as checkpointer,
         monkeypatch.context() as patched,
     ):
-        patched.setattr(buffers, "_ALIGNMENT", alignment)  # a buffer of any size is too large
+        patched.setattr(wants, "_ALIGNMENT", alignment)  # a buffer of any size is too large
         with pytest.raises(MemoryError):
             checkpointer.restore_latest(state={"w": np.zeros(100_000, np.float32)})
     _next_run_goes_on(tmp_path)
@@ -214,7 +214,7 @@ def test_restore_latest_goes_back_for_no_want_of_memory(
 
 def test_more_bytes_than_addresses_is_no_memory() -> None:
     with pytest.raises(MemoryError, match=r"float32\[4611686018427387904\]"):
-        buffers.aligned((2**62,), np.dtype(np.float32))
+        wants.aligned((2**62,), np.dtype(np.float32))
 
 
 def test_a_compressed_chunk_beyond_memory_is_no_damage(
@@ -262,7 +262,7 @@ def test_a_file_that_is_shorter_than_recorded_takes_no_memory(
     (data,) = [file for file in path.rglob("d/*") if file.stat().st_size > 2**21]
     os.truncate(data, 2**20)
     monkeypatch.setattr(
-        buffers, "aligned", lambda *_: pytest.fail("room before the file was looked at")
+        extents, "aligned", lambda *_: pytest.fail("room before the file was looked at")
     )
     with pytest.raises(ckpt.CheckpointCorrupt, match="the file is truncated"):
         ckpt.load(path)

@@ -17,9 +17,8 @@ import ckpt_core as ckpt
 from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.regions import Region, region_shape, region_slices
 from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.filling import PIECE_BYTES, ReadsOf, fill
 from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
+from ckpt_core._load.readers.wants import PIECE_BYTES, ReadsOf, Want, fill
 from ckpt_core._options import Options
 from ckpt_core._storage import arrays, new_context
 

@@ -10,6 +10,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem
 from ckpt_core._save.digests import digest_all
 from tests.support.launch import launch, reports
 
@@ -119,13 +120,19 @@ def test_in_a_store_what_was_told_is_not_fetched() -> None:
 def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:
     """Before, any process could have written what stands in the index."""
     from ckpt_core._load.opening import open_checkpoint
-    from ckpt_core._load.readers.checksums import ItemChecksums
-    from ckpt_core._storage import Extent
+    from ckpt_core._load.readers.extents import StoredChunks
+    from ckpt_core._load.readers.wants import Want
+    from ckpt_core._storage import Extent, new_context
 
     ckpt.save(tmp_path / "one", {"a": np.arange(4.0), "b": np.arange(400.0)})
     opened = open_checkpoint(tmp_path / "one")
     item = opened.items["state"]
-    known = ItemChecksums(opened, item, few=False)
+    assert isinstance(opened, NativeCheckpoint) and isinstance(item, NativeItem)
+    wants = [Want(0, []), Want(1, [])]
+    known = StoredChunks(opened, item, wants, ckpt.Options(), new_context())
     for writer in ("", "ocdbt.process_0/d/x", "ocdbt.process_7/d/x", "d/x"):
-        assert known.of("a/c/0", Extent(writer, 0, 32)) is not None
-    assert known.of("c/c/0", Extent("", 0, 32)) is None
+        _, crcs = known.checksums(0, "a/c/0", Extent(writer, 0, 32))
+        assert crcs is not None and len(crcs) == 1
+    with pytest.raises(ckpt.CheckpointCorrupt, match="no checksum for chunk c/c/0"):
+        known.checksums(0, "c/c/0", Extent("", 0, 32))
+    known.files.close()

@@ -15,6 +15,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import _slow
 from ckpt_core._directory import posix
+from ckpt_core._load import loading
 from ckpt_core._platform import LINUX
 from ckpt_core._slow import Activity, watched
 
@@ -68,13 +69,18 @@ def test_a_save_that_hangs_says_where(
 def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckpt.save(tmp_path / "a", {"w": np.ones(10_000), "v": np.ones(10_000)})
     events: list[Any] = []
-    count = ckpt._load.request.Tally.count  # pyright: ignore
+    counting = loading._counting
 
-    def slow(self: Any, read_bytes: int) -> None:
-        count(self, read_bytes)
-        wait_for(lambda: any(event.kind == "slow" and event.bytes for event in events))
+    def slow(*arguments: Any) -> Any:
+        count = counting(*arguments)
 
-    monkeypatch.setattr(ckpt._load.request.Tally, "count", slow)  # pyright: ignore
+        def counted(read_bytes: int) -> None:
+            count(read_bytes)
+            wait_for(lambda: any(event.kind == "slow" and event.bytes for event in events))
+
+        return counted
+
+    monkeypatch.setattr(loading, "_counting", slow)
     ckpt.load(tmp_path / "a", options=ckpt.Options(report_secs=0.02, on_event=events.append))
     told = [event for event in events if event.kind == "slow" and event.bytes]
     assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)

@@ -163,12 +163,12 @@ def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, mon
 def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
     """Not at every node of the index: the time would grow with the square of the number of leaves."""
     from ckpt_core._load import checkpoint
-    from ckpt_core._storage import index
+    from ckpt_core._storage import database
 
     nodes, counted = [], []
-    decode_node, chunk_count = index.decode_node, checkpoint.chunk_count
-    monkeypatch.setattr(index, "_FEW_KEYS", 0)
-    monkeypatch.setattr(index, "decode_node", lambda *a: (nodes.append(1), decode_node(*a))[1])
+    decode_node, chunk_count = database.decode_node, checkpoint.chunk_count
+    monkeypatch.setattr(database, "_FEW_KEYS", 0)
+    monkeypatch.setattr(database, "decode_node", lambda *a: (nodes.append(1), decode_node(*a))[1])
     monkeypatch.setattr(
         checkpoint, "chunk_count", lambda *a: (counted.append(1), chunk_count(*a))[1]
     )

@@ -1,1 +1,1 @@
-"""Read stored arrays into host memory: ``native`` reads ckpt's format, ``orbax`` reads Orbax's."""
+"""Stored arrays into host memory: ``pipeline`` reads ahead, by the readers of ``extents``, ``derived`` and ``orbax``."""

@@ -11,10 +11,8 @@ import numpy as np
 
 from ckpt_core._layout.regions import Region, region_shape, within
 from ckpt_core._load.checkpoint import DerivedItem, Recipe
-from ckpt_core._load.readers.buffers import aligned
 from ckpt_core._load.readers.extents import ExtentReader
-from ckpt_core._load.readers.filling import Share
-from ckpt_core._load.readers.wants import Array, Reads, Want
+from ckpt_core._load.readers.wants import Array, Reads, Share, Want, aligned
 
 _Jobs = list[Callable[[], None]]
 

@@ -1,8 +1,14 @@
-"""Reads arrays that each lie in C order at one place of a file, without checksums: safetensors."""
+"""Reads arrays whose chunks lie at known places of files, and verifies the chunks that have checksums.
+
+``StoredChunks`` are those of an item that ckpt wrote, in an OCDBT database; a tensor in a file (``StoredTensors``,
+of safetensors) is one chunk without a checksum.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,131 +16,547 @@ import numpy as np
 
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, crc_of
+from ckpt_core._layout.chunks import (
+    Block,
+    chunk_count,
+    chunk_key,
+    covered_blocks,
+    keyed_parts,
+    rows_per_block,
+)
 from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.ranges import coalesce
-from ckpt_core._layout.regions import Region, region_shape, whole
-from ckpt_core._load.checkpoint import Checkpoint, ExtentItem
-from ckpt_core._load.readers.buffers import aligned
-from ckpt_core._load.readers.filling import PIECE_BYTES, ReadsOf, Share, fill, take
-from ckpt_core._load.readers.wants import Array, Reads, Want
-from ckpt_core._options import KIB, MIB
-from ckpt_core._storage import DataFiles, StoreFiles
+from ckpt_core._layout.regions import Region, region_shape, region_slices, whole
+from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, NativeCheckpoint, NativeItem
+from ckpt_core._load.readers.compressed import Decoder
+from ckpt_core._load.readers.wants import (
+    PIECE_BYTES,
+    Array,
+    Reads,
+    ReadsOf,
+    Share,
+    Want,
+    aligned,
+    fill,
+    is_all,
+    take,
+)
+from ckpt_core._options import KIB, MIB, Options
+from ckpt_core._storage import (
+    INDEX_FILE,
+    DataFiles,
+    Extent,
+    StoreFiles,
+    most_chunk_bytes,
+    most_stored_bytes,
+    read_index,
+)
 from ckpt_core._tree import format_path
+from ckpt_core._tree.leaves import LeafSpec
 
 _SMALL_BYTES = 64 * KIB
-"""Arrays up to this size are read whole, together with their neighbours in the file."""
+"""Arrays up to this size that are one chunk are read whole, together with their neighbours in the file."""
 _JOIN_LIMIT_BYTES = 8 * MIB
-_GAP_BYTES = 32 * KIB
-_GAP_OF_STORES_BYTES = MIB
-"""Wanted bytes at most this far apart are read at once: in a store, each request takes its time."""
+_FEW_OF = 8
+"""If fewer than 1/8 of the leaves are wanted, read index and checksums partially."""
+_UNVERIFIED_BLOCK_BYTES = 4 * MIB
+"""Size of the blocks that are read with ``Options(checksums=False)``."""
+_WRITER = re.compile(r"ocdbt\.process_(\d+)/")
+
+_Job = Callable[[], None]
+_Small = tuple[int, Extent, int | None, list[Share]]
+"""A small array: its leaf, its place, its checksum or None, and the parts of it that are wanted."""
 
 
-class ExtentReader:
-    """Reads an item of extents; in each process, only the ranges of bytes that its regions need.
+class StoredTensors:
+    """Where the tensors of files are, each in C order; ``leaf`` is the position of a tensor in the item.
 
-    Args:
-        checkpoint, item: what to read.
-        context: TensorStore context of the load.
+    Attributes:
+        files: the files; the caller closes them.
+        gap_bytes: wanted bytes at most this far apart are read at once: in a store, each request takes its time.
+        chunks, codecs: shape and compression of the chunks of each array.
+        most_chunks: how many chunks there are of one array at most.
     """
+
+    most_chunks = 1
 
     def __init__(self, checkpoint: Checkpoint, item: ExtentItem, context: Any) -> None:
         self._checkpoint = checkpoint
         self._item = item
         location = checkpoint.location
-        self._files = (
+        self.gap_bytes = 32 * KIB if location.local else MIB
+        self.chunks = [tuple(max(1, size) for size in spec.shape) for spec in item.specs]
+        self.codecs = [None] * len(item.specs)
+        self.files = (
             DataFiles(location, item.sizes_bytes, is_local_disk)
             if location.local
             else StoreFiles(location, context)
         )
-        self._gap_bytes = _GAP_BYTES if location.local else _GAP_OF_STORES_BYTES
+
+    def prefix(self, leaf: int) -> str:
+        return ""
+
+    def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
+        return Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
+
+    def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, None]:
+        return 0, None
+
+    def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
+        where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
+        return CheckpointCorrupt(
+            f"{self._checkpoint.path}: tensor {where}, file {file}: {what}", file=file, leaf=where
+        )
+
+
+class StoredChunks:
+    """Where the chunks of an item of ckpt are; ``leaf`` is always the position of a leaf in the item.
+
+    Args:
+        checkpoint, item: where the chunks are.
+        wants: the leaves that will be asked for.
+        options: options of the load.
+        context: TensorStore context of the load.
+
+    Attributes:
+        files: the item's data files; the caller closes them.
+        gap_bytes: small chunks at most this far apart are read at once.
+        chunks: shape of the chunks of each array.
+        codecs: codec of each array; None if its chunks are stored as they are in memory.
+        index: file, offset and size of every chunk of the wanted leaves, by key.
+
+    Raises:
+        CheckpointCorrupt: the index is missing or damaged.
+    """
+
+    gap_bytes = 16 * KIB
+
+    def __init__(
+        self,
+        checkpoint: NativeCheckpoint,
+        item: NativeItem,
+        wants: Sequence[Want],
+        options: Options,
+        context: Any,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._item = item
+        self.chunks, self.codecs = item.chunks, item.codecs
+        self._context = context
+        self._verify = options.checksums
+        self._location = checkpoint.location / item.directory
+        self.files = (
+            DataFiles(self._location, checkpoint.sizes_in(item), is_local_disk)
+            if self._location.local
+            else StoreFiles(self._location, context)
+        )
+        manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
+        self._few = len(wants) * _FEW_OF < len(item.paths)
+        wanted = [item.name_of(want.leaf) for want in wants] if self._few else None
+        try:  # self.files opens files while the index is read: close them on failure
+            check, most = self.files.check, item.most_keys
+            self.index = read_index(self._location, context, wanted, check, most, manifest)
+        except BaseException:
+            self.files.close()
+            raise
+        self._there: dict[str, int] = {}  # how long the data files are that were looked at
+        self._crcs: dict[int, Checksums] = {}  # by the process that wrote them
+
+    @property
+    def most_chunks(self) -> int:
+        return len(self.index)
+
+    def prefix(self, leaf: int) -> str:
+        """What the keys of an array begin with."""
+        name = self._item.name_of(leaf)
+        return f"{name}/" if name else ""
+
+    def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
+        """Where a chunk is stored. Checks size, file and range, but not the content.
+
+        Args:
+            leaf: the leaf of the chunk.
+            key: key of the chunk: array name and chunk position.
+            chunk_bytes: bytes of the decoded chunk.
+
+        Raises:
+            CheckpointCorrupt: the chunk is missing, has an impossible size, lies in a file that the
+                record does not list, or beyond the file's end.
+        """
+        extent = self.index.get(key)
+        if extent is None:
+            raise self.corrupt(leaf, f"chunk {key} is missing")
+        if self._item.codecs[leaf] is None:
+            if extent.size_bytes != chunk_bytes:
+                what = f"{extent.size_bytes} bytes, not {chunk_bytes}"
+                raise self.corrupt(leaf, f"chunk {key} has {what}")
+        elif extent.size_bytes > most_stored_bytes(chunk_bytes):
+            what = f"{extent.size_bytes} bytes, too many for {chunk_bytes}"
+            raise self.corrupt(leaf, f"chunk {key} has {what}")
+        elif chunk_bytes > most_chunk_bytes(extent.size_bytes):
+            what = f"{extent.size_bytes} bytes, too few for {chunk_bytes}"
+            raise self.corrupt(leaf, f"chunk {key} has {what}")
+        if extent.file:
+            self._check_place(leaf, key, extent)
+        return extent
+
+    def _check_place(self, leaf: int, key: str, extent: Extent) -> None:
+        file = f"{self._item.directory}/{extent.file}"
+        listed = self._checkpoint.record.files.get(file)
+        if listed is None:
+            raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
+        if extent.offset + extent.size_bytes > listed.size_bytes:
+            raise self.corrupt(leaf, f"chunk {key} lies beyond the end of the file", extent.file)
+        if extent.file not in self._there:
+            try:  # before there is a buffer for it
+                (self._there[extent.file],) = self.files.check([extent.file])
+            except CheckpointCorrupt as error:
+                raise self.corrupt(leaf, str(error), extent.file) from error
+        if extent.offset + extent.size_bytes > self._there[extent.file]:
+            raise self.corrupt(leaf, "the file is truncated", extent.file)
+
+    def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int] | None]:
+        """Bytes of a block, and the checksum of each block of a chunk; None with ``Options(checksums=False)``.
+
+        Each process that saved wrote one file of checksums. A file is opened when a chunk of that process is
+        asked for, so that a process which loads few shards does not open N files.
+
+        Raises:
+            CheckpointCorrupt: no checksum was saved for this chunk, or a file of them is missing or damaged.
+        """
+        if not self._verify:
+            return _UNVERIFIED_BLOCK_BYTES, None
+        named = _WRITER.match(extent.file)
+        writer = int(named[1]) if named else 0
+        # a value inside the index does not tell its writer; it was process 0 in nearly all cases
+        for process in (writer, *range(self._item.process_count)):
+            if process >= self._item.process_count:
+                continue
+            if process not in self._crcs:
+                name = f"{self._item.directory}/{CHECKSUM_DIRECTORY}/process_{process}"
+                data = self._checkpoint.read_file(name)
+                self._crcs[process] = Checksums(data, name, few=self._few)
+            crcs = self._crcs[process].get(key)
+            if crcs is not None:
+                if not crcs or not isinstance(crcs, list):
+                    break
+                return self._crcs[process].block_bytes, crcs
+        raise self.corrupt(leaf, f"no checksum for chunk {key}")
+
+    def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
+        """The error for a damaged leaf; its message names checkpoint, item, leaf and file."""
+        where = format_path(self._item.paths[leaf])
+        full = f"{self._item.directory}/{file}" if file else None
+        place = f", file {full}" if full else ""
+        return CheckpointCorrupt(
+            f"{self._checkpoint.path}: item {self._item.name!r}, leaf {where}{place}: {what}",
+            file=full,
+            leaf=where,
+        )
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """Decodes the compressed chunks."""
+        return Decoder(self._checkpoint, self._item, self.index, self._context)
+
+
+class ExtentReader:
+    """Reads arrays of an item, and verifies what has checksums.
+
+    Chunks are read directly, at the offsets that are known; TensorStore reads and decodes compressed ones.
+
+    Args:
+        stored: where the chunks are; its files are closed with this reader.
+        specs: kind, dtype and shape of each leaf.
+    """
+
+    def __init__(self, stored: StoredChunks | StoredTensors, specs: Sequence[LeafSpec]) -> None:
+        self._stored = stored
+        self._specs = specs
+        self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
 
     def __enter__(self) -> ExtentReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        self._stored.files.close()
 
     def plan(self, batch: list[Want]) -> Reads:
-        """Buffers for a batch, and the jobs that fill them."""
-        small: dict[str, list[tuple[Want, dict[Region, Array]]]] = {}
+        """Buffers for a batch, and the jobs that fill and verify them."""
+        small: dict[str, list[_Small]] = {}
         planned: Reads = []
         for want in batch:
-            spec = self._item.specs[want.leaf]
-            parts = self._mapped(want)
-            jobs: list[Callable[[], None]] = []
+            jobs: list[_Job] = []
+            parts = self._plan_one_chunk(want, small, jobs)
             if parts is None:
-                parts = self._buffers(want)
-                if 0 < spec.stored_bytes <= _SMALL_BYTES:
-                    small.setdefault(self._item.files[want.leaf], []).append((want, parts))
-                else:
-                    jobs += self.jobs(want.leaf, list(parts.items()))
+                parts = self._plan_regions(want, jobs)
             planned.append((want, parts, jobs))
         for file, reads in small.items():
             planned[0][2].extend(self._joined(file, reads))
         return planned
 
-    def _mapped(self, want: Want) -> dict[Region, Array] | None:
-        """A memory-mapped view of a whole large array; None if it is wanted or stored otherwise."""
-        spec, offset = self._item.specs[want.leaf], self._item.offsets[want.leaf]
-        if not want.mapped or want.regions != [whole(spec.shape)]:
+    def _plan_one_chunk(
+        self, want: Want, small: dict[str, list[_Small]], jobs: list[_Job]
+    ) -> dict[Region, Array] | None:
+        """Buffers of a leaf that is one chunk, and small or mapped; None for any other leaf.
+
+        The read of a small one is added to ``small``, by file, where ``_joined`` turns many into one; ``jobs``
+        gets those that verify a mapped one.
+        """
+        leaf, stored = want.leaf, self._stored
+        spec, chunk = self._specs[leaf], stored.chunks[leaf]
+        size_bytes = spec.stored_bytes
+        is_small = 0 < size_bytes <= _SMALL_BYTES
+        is_whole = want.regions == [whole(chunk)]
+        if not is_small and not (want.mapped and is_whole):
             return None
-        if spec.stored_bytes <= _SMALL_BYTES or offset % spec.numpy_dtype.itemsize:
+        if chunk != spec.stored_shape or stored.codecs[leaf] is not None:
             return None
-        file = self._files.mapped(self._item.files[want.leaf])
+        key = stored.prefix(leaf) + chunk_key((0,) * len(chunk))
+        extent = stored.find(leaf, key, size_bytes)
+        block_bytes, crcs = stored.checksums(leaf, key, extent)
+        if not is_small:
+            view = self._mapped(leaf, key, extent, jobs, block_bytes, crcs)
+            return None if view is None else {want.regions[0]: view}
+        if crcs is not None and block_bytes < size_bytes:
+            return None  # several blocks, each with a checksum of its own
+        crc = crcs[0] if crcs else None
+        dtype = spec.numpy_dtype
+        if is_whole:
+            parts = {want.regions[0]: np.empty(chunk, dtype)}
+        else:
+            parts = {one: aligned(region_shape(one), want.dtype or dtype) for one in want.regions}
+        if extent.file:
+            small.setdefault(extent.file, []).append((leaf, extent, crc, list(parts.items())))
+            return parts
+        data = np.frombuffer(extent.value, np.uint8)  # a value inside the index
+        self._take(leaf, INDEX_FILE, data, crc, list(parts.items()))
+        return parts
+
+    def _mapped(
+        self,
+        leaf: int,
+        key: str,
+        extent: Extent,
+        jobs: list[_Job],
+        block_bytes: int,
+        crcs: list[int] | None,
+    ) -> Array | None:
+        """A memory-mapped view of a leaf that is one chunk; None if it cannot be mapped."""
+        stored, chunk = self._stored, self._stored.chunks[leaf]
+        dtype = self._specs[leaf].numpy_dtype
+        place = (extent.file, extent.offset)
+        if not extent.file or extent.offset % dtype.itemsize or place in self._views:
+            return None
+        file = stored.files.mapped(extent.file)
         if file is None:
             return None
-        data = file[offset : offset + spec.stored_bytes]
-        if data.size != spec.stored_bytes:  # access beyond the end of the file is SIGBUS
-            raise self._corrupt(want.leaf, "the file is truncated")
-        return {want.regions[0]: data.view(spec.numpy_dtype).reshape(spec.shape)}
+        data = file[extent.offset : extent.offset + extent.size_bytes]
+        if data.size != extent.size_bytes:  # access beyond the end of the file is SIGBUS
+            raise stored.corrupt(leaf, "the file is truncated", extent.file)
+        self._views.add(place)
+        for block, crc in self._blocks(leaf, key, block_bytes, crcs):
+            jobs.append(functools.partial(self._check, leaf, extent.file, data[block], crc))
+        return data.view(dtype).reshape(chunk)
 
-    def _buffers(self, want: Want) -> dict[Region, Array]:
-        dtype = want.dtype or self._item.specs[want.leaf].numpy_dtype
-        return {region: aligned(region_shape(region), dtype) for region in want.regions}
-
-    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[Callable[[], None]]:
-        """Jobs that each read a few MiB of an array for all shares that need some of it."""
-        spec = self._item.specs[leaf]
-        reads = ReadsOf(functools.partial(self._read, leaf), spec.numpy_dtype, self._gap_bytes)
-        regions = [region for region, _ in shares]
-        for piece in pieces(spec.shape, spec.numpy_dtype.itemsize, regions, PIECE_BYTES):
-            parts: list[Share] = [
-                (taker.part, shares[taker.number][1][(*taker.place, ...)]) for taker in piece.takers
-            ]
-            offset = self._item.offsets[leaf] + piece.offset_bytes
-            yield functools.partial(fill, reads, offset, piece.shape, parts)
-
-    def _joined(
-        self, file: str, reads: Sequence[tuple[Want, dict[Region, Array]]]
-    ) -> Iterator[Callable[[], None]]:
-        """Jobs that each read several small arrays of one file at once."""
-        ranges = [
-            (self._item.offsets[want.leaf], self._item.specs[want.leaf].stored_bytes)
-            for want, _ in reads
-        ]
+    def _joined(self, file: str, reads: list[_Small]) -> Iterator[_Job]:
+        """Jobs that each read several small arrays of one file with one read of up to 8 MiB."""
+        ranges = [(extent.offset, extent.size_bytes) for _, extent, _, _ in reads]
         for offset, size, members in coalesce(
-            ranges, gap_bytes=self._gap_bytes, limit_bytes=_JOIN_LIMIT_BYTES
+            ranges, gap_bytes=self._stored.gap_bytes, limit_bytes=_JOIN_LIMIT_BYTES
         ):
 
             def job(offset: int = offset, size: int = size, members: list[int] = members) -> None:
                 buffer = np.empty(size, np.uint8)
-                self._read(reads[members[0]][0].leaf, offset, buffer)
+                got = self._stored.files.read(file, offset, buffer)
                 for member in members:
-                    want, parts = reads[member]
-                    start = ranges[member][0] - offset
-                    spec = self._item.specs[want.leaf]
-                    values = np.empty(spec.shape, spec.numpy_dtype)
-                    values.reshape(-1).view(np.uint8)[:] = buffer[start : start + spec.stored_bytes]
-                    take(values, list(parts.items()))
+                    leaf, extent, crc, shares = reads[member]
+                    start = extent.offset - offset
+                    if start + extent.size_bytes > got:
+                        raise self._stored.corrupt(leaf, "the file is truncated", file)
+                    data = buffer[start : start + extent.size_bytes]
+                    self._take(leaf, file, data, crc, shares)
 
             yield job
 
-    def _read(self, leaf: int, offset: int, target: Array) -> None:
-        if self._files.read(self._item.files[leaf], offset, target) != target.size:
-            raise self._corrupt(leaf, "the file is truncated")
+    def _take(
+        self, leaf: int, file: str, data: Array, crc: int | None, shares: Sequence[Share]
+    ) -> None:
+        """Verifies the bytes of a small array, and copies them to where they belong."""
+        if crc is not None:
+            self._check(leaf, file, data, crc)
+        spec = self._specs[leaf]
+        first = shares[0][1]
+        if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:
+            first.reshape(-1).view(np.uint8)[:] = data
+            return
+        take(data.copy().view(spec.numpy_dtype).reshape(spec.stored_shape), shares)
 
-    def _corrupt(self, leaf: int, what: str) -> CheckpointCorrupt:
-        where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
-        return CheckpointCorrupt(
-            f"{self._checkpoint.path}: tensor {where}, file {file}: {what}", file=file, leaf=where
-        )
+    def _plan_regions(self, want: Want, jobs: list[_Job]) -> dict[Region, Array]:
+        """Buffers for a leaf's regions; adds jobs that read each block once for all regions."""
+        found = self._find_all(want.leaf, want.regions)  # before there is memory for it
+        dtype = want.dtype or self._specs[want.leaf].numpy_dtype
+        buffers = {region: aligned(region_shape(region), dtype) for region in want.regions}
+        jobs += self._jobs(want.leaf, list(buffers.items()), found)
+        return buffers
+
+    def jobs(self, leaf: int, shares: Sequence[Share]) -> Iterator[_Job]:
+        """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""
+        return self._jobs(leaf, shares, self._find_all(leaf, [region for region, _ in shares]))
+
+    def _find_all(self, leaf: int, regions: Sequence[Region]) -> dict[str, Extent]:
+        """Where the chunks are that some regions need, by key."""
+        stored, chunk = self._stored, self._stored.chunks[leaf]
+        if any(chunk_count(region, chunk) > stored.most_chunks for region in regions):
+            raise stored.corrupt(leaf, "chunks are missing from the index")
+        prefix = stored.prefix(leaf)
+        keys = dict.fromkeys(key for region in regions for key, _ in keyed_parts(region, chunk))
+        size_bytes = math.prod(chunk) * self._specs[leaf].numpy_dtype.itemsize
+        return {key: stored.find(leaf, prefix + key, size_bytes) for key in keys}
+
+    def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Extent]) -> Iterator[_Job]:
+        chunk, prefix = self._stored.chunks[leaf], self._stored.prefix(leaf)
+        of_chunks: dict[str, list[Share]] = {key: [] for key in found}
+        for region, view in shares:
+            for key, part in keyed_parts(region, chunk):
+                place = (
+                    *region_slices(part.in_region),
+                    ...,
+                )  # the ellipsis: a view of a scalar, too
+                of_chunks[key].append((part.in_chunk, view[place]))
+        for key, of_chunk in of_chunks.items():
+            yield from self._chunk_jobs(leaf, prefix + key, found[key], of_chunk)
+
+    def _chunk_jobs(
+        self, leaf: int, key: str, extent: Extent, shares: list[Share]
+    ) -> Iterator[_Job]:
+        """Jobs that read the needed parts of one chunk: one job for each block.
+
+        A compressed chunk is one job, since it can only be decoded as a whole.
+        """
+        stored, chunk = self._stored, self._stored.chunks[leaf]
+        block_bytes, crcs = stored.checksums(leaf, key, extent)
+        if stored.codecs[leaf] is not None:
+            yield functools.partial(self._decode, leaf, key, extent, shares, block_bytes, crcs)
+            return
+        dtype = self._specs[leaf].numpy_dtype
+        if not block_bytes:
+            read = functools.partial(self._read, leaf, extent, None)
+            reads = ReadsOf(read, dtype, stored.gap_bytes)
+            regions = [region for region, _ in shares]
+            for piece in pieces(chunk, dtype.itemsize, regions, PIECE_BYTES):
+                parts: list[Share] = [
+                    (taker.part, shares[taker.number][1][(*taker.place, ...)])
+                    for taker in piece.takers
+                ]
+                yield functools.partial(fill, reads, piece.offset_bytes, piece.shape, parts)
+            return
+        rows = [part[0] if part else (0, 1) for part, _ in shares]
+        last = max(stop for _, stop in rows) - 1
+        if crcs is not None and last // rows_per_block(chunk, dtype.itemsize, block_bytes) >= len(
+            crcs
+        ):
+            raise stored.corrupt(leaf, f"too few checksums for chunk {key}")
+        touched: dict[int, tuple[Block, list[Share]]] = {}
+        for share, of_share in zip(shares, rows, strict=True):
+            first, blocks = covered_blocks(
+                chunk, dtype.itemsize, rows=of_share, block_bytes=block_bytes
+            )
+            for number, block in enumerate(blocks, first):
+                touched.setdefault(number, (block, []))[1].append(_in_block(share, block))
+        for number, (block, takers) in touched.items():
+            crc = None if crcs is None else crcs[number]
+            reads = ReadsOf(functools.partial(self._read, leaf, extent, crc), dtype)
+            shape = (block.stop - block.start, *chunk[1:]) if chunk else ()
+            yield functools.partial(fill, reads, block.offset_bytes, shape, takers)
+
+    def _read(self, leaf: int, extent: Extent, crc: int | None, offset: int, target: Array) -> None:
+        """Reads ``target.size`` bytes of a chunk into ``target``, piece by piece, and verifies their checksum.
+
+        Args:
+            leaf, extent: what is read.
+            crc: the saved checksum of these bytes; None to verify nothing.
+            offset: first byte, relative to the chunk.
+            target: memory to fill, as bytes.
+
+        Raises:
+            CheckpointCorrupt: the file or chunk is truncated, or the checksum differs.
+        """
+        if not extent.file:
+            target[:] = np.frombuffer(extent.value, np.uint8)[offset : offset + target.size]
+            if crc is not None:
+                self._check(leaf, INDEX_FILE, target, crc)
+            return
+        files, found = self._stored.files, 0
+        step = target.size if crc is None else files.piece_bytes or target.size
+        for start in range(0, target.size, step or 1):
+            piece = target[start : start + step]
+            if files.read(extent.file, extent.offset + offset + start, piece) != piece.size:
+                raise self._stored.corrupt(leaf, "the file is truncated", extent.file)
+            if crc is not None:
+                found = crc_of(piece, found)
+        if crc is not None and found != crc:
+            raise self._damaged(leaf, extent.file)
+
+    def _check(self, leaf: int, file: str | None, data: Array, crc: int) -> None:
+        """Raises CheckpointCorrupt if the checksum of ``data`` is not ``crc``."""
+        if crc_of(data) != crc:
+            raise self._damaged(leaf, file)
+
+    def _damaged(self, leaf: int, file: str | None) -> CheckpointCorrupt:
+        return self._stored.corrupt(leaf, "the data is damaged: its checksum differs", file)
+
+    def _blocks(
+        self, leaf: int, key: str, block_bytes: int, crcs: list[int] | None
+    ) -> Iterator[tuple[slice, int]]:
+        """For each block of a chunk that has checksums, its range of bytes in the chunk and its checksum."""
+        if crcs is None:
+            return
+        chunk, itemsize = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype.itemsize
+        rows = (0, chunk[0] if chunk else 1)
+        count = -(-rows[1] // rows_per_block(chunk, itemsize, block_bytes))
+        if count != len(crcs):  # checked first: a forged count must not make millions of objects
+            what = f"{len(crcs)} checksums for chunk {key}, not {count}"
+            raise self._stored.corrupt(leaf, what)
+        _, blocks = covered_blocks(chunk, itemsize, rows=rows, block_bytes=block_bytes)
+        for block, crc in zip(blocks, crcs, strict=True):
+            yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
+
+    def _decode(
+        self,
+        leaf: int,
+        key: str,
+        extent: Extent,
+        shares: list[Share],
+        block_bytes: int,
+        crcs: list[int] | None,
+    ) -> None:
+        """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
+        assert isinstance(self._stored, StoredChunks)
+
+        def head(size: int) -> bytes:
+            data = np.zeros(min(size, extent.size_bytes), np.uint8)
+            self._read(leaf, extent, None, 0, data)
+            return data.tobytes()
+
+        chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
+        direct = is_all(shares, chunk, dtype)
+        values = shares[0][1] if direct else aligned(chunk, dtype)
+        self._stored.decoder.decode(leaf, key, head, values)
+        data = values.reshape(-1).view(np.uint8)
+        for block, crc in self._blocks(leaf, key, block_bytes, crcs):
+            self._check(leaf, None, data[block], crc)
+        if not direct:
+            take(values, shares)
+
+
+def _in_block(share: Share, block: Block) -> Share:
+    """The part of a share of a chunk that lies in one of its blocks."""
+    part, view = share
+    if not part:
+        return share
+    first, last = part[0]
+    start, stop = max(block.start, first), min(block.stop, last)
+    rows = (start - block.start, stop - block.start)
+    return (rows, *part[1:]), view[start - first : stop - first]

@@ -11,7 +11,7 @@ import numpy as np
 from ckpt_core._background.threads import run_each
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
-from ckpt_core._format.limits import most_bytes
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, naming
 from ckpt_core._load.readers.wants import Array, Reads, Want

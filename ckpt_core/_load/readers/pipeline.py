@@ -18,10 +18,8 @@ from ckpt_core._load.checkpoint import (
     SavedItem,
 )
 from ckpt_core._load.readers.derived import DerivedReader
-from ckpt_core._load.readers.extents import ExtentReader
-from ckpt_core._load.readers.native import NativeReader
+from ckpt_core._load.readers.extents import ExtentReader, StoredChunks, StoredTensors
 from ckpt_core._load.readers.orbax import OrbaxReader
-from ckpt_core._load.readers.stored_chunks import StoredChunks
 from ckpt_core._load.readers.wants import Array, Reads, Want
 from ckpt_core._options import MIB, Options
 
@@ -58,17 +56,16 @@ def read_leaves(
 
 def _reader(
     checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
-) -> DerivedReader | ExtentReader | NativeReader | OrbaxReader:
+) -> DerivedReader | ExtentReader | OrbaxReader:
     if isinstance(item, OrbaxItem):
         return OrbaxReader(checkpoint, item, context)
-    if isinstance(item, DerivedItem):
-        return DerivedReader(ExtentReader(checkpoint, item.base, context), item)
     if isinstance(item, ExtentItem):
-        return ExtentReader(checkpoint, item, context)
+        base = item.base if isinstance(item, DerivedItem) else item
+        tensors = ExtentReader(StoredTensors(checkpoint, base, context), base.specs)
+        return DerivedReader(tensors, item) if isinstance(item, DerivedItem) else tensors
     assert isinstance(checkpoint, NativeCheckpoint)
     assert isinstance(item, NativeItem)
-    chunks = StoredChunks(checkpoint, item, wants, options, context)
-    return NativeReader(checkpoint, item, chunks, context)
+    return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
 
 
 def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:

@@ -1,13 +1,21 @@
-"""The types in which a load tells readers what to read, and in which they answer."""
+"""What a load wants of stored arrays, and the memory that is filled with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._layout.regions import Region
+from ckpt_core._layout.ranges import coalesce
+from ckpt_core._layout.regions import Region, region_size, region_slices, whole
+from ckpt_core._options import MIB
+
+_ALIGNMENT = 64
+"""Bytes. On CPU, jax uses host memory without a copy only if its address is a multiple of this."""
+PIECE_BYTES = 8 * MIB
+"""The most that one job reads of what has no checksum, and what a reader thread may hold beside the arrays."""
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +44,108 @@ class Want(NamedTuple):
 Reading = Callable[..., Iterator[tuple[Want, dict[Region, Array]]]]
 """A function that reads leaves, in order; arguments as for ``pipeline.read_leaves``."""
 
-
 Reads = list[tuple[Want, dict[Region, Array], list[Callable[[], None]]]]
 """For each leaf: its buffers by region, and jobs that fill buffers, also those of other leaves."""
+
+Share = tuple[Region, Array]
+"""A part of what is read, and the view of a buffer that takes it."""
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array that jax on CPU can use without a copy: numpy aligns to 16 bytes.
+
+    Raises:
+        MemoryError: there is no memory for it, which says nothing of what was to be read into it.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+    except ValueError:  # more bytes than addresses
+        raise MemoryError(f"no memory for {size} bytes: {dtype.name}{list(shape)}") from None
+    offset = -memory.ctypes.data % _ALIGNMENT
+    return memory[offset : offset + size].view(dtype).reshape(shape)
+
+
+class ReadsOf(NamedTuple):
+    """How an array is read.
+
+    Attributes:
+        read: reads from a position into memory given as bytes.
+        dtype: its dtype.
+        gap_bytes: wanted bytes at most this far apart are read at once; None if all is read, to be verified.
+    """
+
+    read: Callable[[int, Array], None]
+    dtype: np.dtype[Any]
+    gap_bytes: int | None = None
+
+
+def fill(reads: ReadsOf, offset: int, shape: tuple[int, ...], shares: Sequence[Share]) -> None:
+    """Reads what the shares need: all at once, or row by row if too much would be read for nothing.
+
+    Args:
+        reads: how the array is read.
+        offset: position of the part that is read.
+        shape: its shape.
+        shares: what goes where.
+    """
+    if is_all(shares, shape, reads.dtype):
+        reads.read(offset, shares[0][1].reshape(-1).view(np.uint8))
+        return
+    if reads.gap_bytes is not None and len(shape):
+        row_bytes = reads.dtype.itemsize * math.prod(shape[1:])
+        if len(shape) == 1:
+            _fill_runs(reads, reads.gap_bytes, offset, shares)
+            return
+        if row_bytes > reads.gap_bytes and not _is_dense(shape, shares):
+            first = min(part[0][0] for part, _ in shares)
+            for row in range(first, max(part[0][1] for part, _ in shares)):
+                inner: list[Share] = [
+                    (part[1:], view[(row - part[0][0], ...)])
+                    for part, view in shares
+                    if part[0][0] <= row < part[0][1]
+                ]
+                if inner:
+                    fill(reads, offset + row * row_bytes, shape[1:], inner)
+            return
+    values = aligned(shape, reads.dtype)
+    reads.read(offset, values.reshape(-1).view(np.uint8))
+    take(values, shares)
+
+
+def _fill_runs(reads: ReadsOf, gap_bytes: int, offset: int, shares: Sequence[Share]) -> None:
+    """Reads parts of one row; those that lie close together at once."""
+    size = reads.dtype.itemsize
+    ranges = [(part[0][0] * size, (part[0][1] - part[0][0]) * size) for part, _ in shares]
+    for start, length, members in coalesce(ranges, gap_bytes=gap_bytes, limit_bytes=PIECE_BYTES):
+        first, count = start // size, length // size
+        near: list[Share] = [
+            (((shares[n][0][0][0] - first, shares[n][0][0][1] - first),), shares[n][1])
+            for n in members
+        ]
+        if is_all(near, (count,), reads.dtype):
+            reads.read(offset + start, near[0][1].view(np.uint8))
+            continue
+        values = np.empty(count, reads.dtype)
+        reads.read(offset + start, values.view(np.uint8))
+        take(values, near)
+
+
+def is_all(shares: Sequence[Share], shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether one share is all of what is read, so that it can be read where it belongs."""
+    if len(shares) != 1:
+        return False
+    ((part, view),) = shares
+    return view.dtype == dtype and part == whole(shape) and view.flags.c_contiguous
+
+
+def _is_dense(shape: tuple[int, ...], shares: Sequence[Share]) -> bool:
+    """Whether the shares together need every element."""
+    return sum(region_size(part) for part, _ in shares) >= math.prod(shape)
+
+
+def take(values: Array, shares: Sequence[Share]) -> None:
+    """Copies to each share its part of what was read, cast to the buffer's dtype."""
+    with np.errstate(all="ignore"):  # a cast that the caller asked for may overflow
+        for part, view in shares:
+            view[...] = values[(*region_slices(part), ...)]

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._exchange import BLOCK_BYTES, Key, open_plain
-from ckpt_core._format.limits import most_bytes
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
+from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.parts import Source
 from ckpt_core._run.tiers.peers import Peers
