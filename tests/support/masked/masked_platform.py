@@ -181,7 +181,7 @@ def _refuse_hidden(path: Any) -> None:
 def _hide_library() -> None:
     class Library(ctypes.CDLL):
         def __getattr__(self, name: str) -> Any:
-            if name in LIBRARY_OF_LINUX:
+            if name in LIBRARY_OF_LINUX and asks():
                 _note(name)
                 raise AttributeError(name)
             return super().__getattr__(name)
