@@ -179,8 +179,10 @@ def patterns_of(chosen: Sequence[int], paths: Sequence[Path]) -> list[str]:
     ends: dict[str, None] = {}
     for n in chosen:
         path = paths[n]
-        size = next((k for k in range(1, len(path)) if path[-k:] not in tails), len(path))
-        ends["/".join(("**", *(format_path((entry,)) for entry in path[-size:])))] = None
+        size = next((k for k in range(1, len(path) + 1) if path[-k:] not in tails), 0)
+        # size 0: another path ends as the whole of this one, which only its full name tells apart
+        names = [format_path((entry,)) for entry in path[-size:]]
+        ends["/".join(["**", *names] if size else names)] = None
     return [*min(below, ends, key=len)]
 
 

@@ -23,6 +23,7 @@ from ckpt_core import _platform
 from ckpt_core._directory import hidden_names, mounts, owner, syscalls
 
 root = sys.argv[1]
+masked_platform.recording = True
 calls = masked_platform.asked
 told = {"system": [_platform.LINUX, _platform.MACOS, _platform.WINDOWS]}
 sys.addaudithook(

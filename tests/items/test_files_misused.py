@@ -99,6 +99,7 @@ def test_names_that_buckets_need_are_refused(name: str, tmp_path: Path):
         ckpt.save(tmp_path / "step", ckpt.Files(tmp_path / "source"))
 
 
+@pytest.mark.linux("/proc")
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc")
 def test_a_file_that_holds_more_than_its_size_says(tmp_path: Path):
     with pytest.raises(ckpt.CheckpointError, match="holds more than the 0 bytes"):

@@ -143,6 +143,11 @@ def test_patterns_of_leaves(paths: set[tuple[str, ...]], data: st.DataObject):
     assert {n for n, path in enumerate(leaves) if selected(path, LeafSpec("int"))} == {*chosen}
 
 
+def test_a_leaf_whose_name_ends_others_is_named_in_full():
+    leaves = [("a", "a"), ("a", "b"), ("a", "c"), ("b", "a"), ("b", "b"), ("b", "c"), ("c",)]
+    assert patterns_of([0, 1, 3, 4, 6], leaves) == ["**/a", "**/b", "c"]
+
+
 def test_a_damaged_checkpoint_leaves_no_file(tmp_path: Path):
     ckpt.save(tmp_path / "one", {"w": np.arange(100_000.0)})
     data = max((tmp_path / "one").rglob("*"), key=lambda file: file.stat().st_size)

@@ -186,6 +186,7 @@ def test_only_local_file_systems_are_mapped(saved: Any, monkeypatch: pytest.Monk
     assert_same(loaded["numpy"], tree["numpy"])
 
 
+@pytest.mark.linux("statfs")
 def test_what_is_known_of_file_systems(tmp_path: Path):
     assert not is_local_disk("/proc/self")
     assert not is_local_disk(str(tmp_path / "missing"))

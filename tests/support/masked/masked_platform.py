@@ -98,7 +98,8 @@ SIGNALS_OF_POSIX = (
 F_FULLFSYNC = 51
 READLINK = os.readlink
 asked: list[str] = []
-"""What ckpt asked for and did not get, or got of macOS."""
+"""What ckpt asked for and did not get, or got of macOS; empty unless ``recording``."""
+recording = False
 
 
 def install(name: str) -> None:
@@ -143,6 +144,11 @@ def asks() -> bool:
     return False
 
 
+def _note(what: str) -> None:
+    if recording:
+        asked.append(what)
+
+
 def _remove(module: Any, names: Iterable[str]) -> None:
     for name in names:
         if hasattr(module, name):
@@ -168,15 +174,15 @@ def _refuse_hidden(path: Any) -> None:
         return
     text = os.fsdecode(path)
     if text.startswith(FOLDERS_OF_LINUX) and asks():
-        asked.append(text)
+        _note(text)
         raise FileNotFoundError(2, "not on this system", text)
 
 
 def _hide_library() -> None:
     class Library(ctypes.CDLL):
         def __getattr__(self, name: str) -> Any:
-            if name in LIBRARY_OF_LINUX:
-                asked.append(name)
+            if name in LIBRARY_OF_LINUX and asks():
+                _note(name)
                 raise AttributeError(name)
             return super().__getattr__(name)
 
@@ -189,7 +195,7 @@ def _sync_as_macos() -> None:
     def masked(descriptor: Any, command: int, argument: Any = 0) -> Any:
         if command != F_FULLFSYNC:
             return real(descriptor, command, argument)
-        asked.append(f"F_FULLFSYNC {_path_of(descriptor)}")
+        _note(f"F_FULLFSYNC {_path_of(descriptor)}")
         os.fsync(descriptor)
         return 0
 
