@@ -37,7 +37,7 @@ def copy_checkpoint(source: str | os.PathLike[str], target: str | os.PathLike[st
     if not isinstance(opened, NativeCheckpoint):
         raise CheckpointError(
             f"{opened.path} was not written by ckpt and has no checksums, so nothing of a copy could be verified: "
-            f"make a checkpoint of ckpt of it with `ckpt import {shlex.quote(opened.path)} {shlex.quote(str(target))}`, or "
+            f"make a checkpoint of ckpt of it with `ckpt import {shlex.quote(opened.path)} {shlex.quote(os.fspath(target))}`, or "
             "copy the directory with another tool"
         )
     report = verify(source)

@@ -22,6 +22,7 @@ pytest.importorskip("typer")
 W = np.arange(4.0, dtype=np.float32)
 STATE = {"w": W}
 FAST = ckpt.Options(durable=False)
+ANY = "cli.py" + ": ckpt: "
 _PYTHON = re.compile(r"\b(item|only|exclude|format|overwrite|split|step|rename)=(?!\[)")
 
 
@@ -230,7 +231,7 @@ def test_importing(says: Any, does: Any, tmp_path: Path):
 
 
 def _error(says: Any, *arguments: Any) -> str:
-    return says("any.py: ckpt: ", *arguments).text
+    return says(ANY, *arguments).text
 
 
 def test_importing_what_is_ours(says: Any, does: Any, tmp_path: Path):

@@ -227,7 +227,7 @@ def test_part_of_an_abstract_model(tmp_path: Path):
     model = Model(nnx.Rngs(0))
     save(tmp_path / "a", model=model)
     abstract = nnx.eval_shape(lambda: Model(nnx.Rngs(0)))
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="Set them before") as caught:
         ckpt.restore(tmp_path / "a", model=abstract, only="**/kernel")
     said = str(caught[0].message)
     key = "_load/without_value.py: Set them before the object is used, or restore all of it"

@@ -118,7 +118,8 @@ def check_abstract(tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if not is_abstract_leaf(leaf):
             raise TypeError(
-                f"{jax.tree_util.keystr(path)}: Unsupported abstract leaf type for loading: `{type(leaf)}`"
+                f"{jax.tree_util.keystr(path)}: Unsupported abstract leaf type for loading: `{type(leaf)}`: give a "
+                "jax.ShapeDtypeStruct, an array, a number, a text, or a type of number"
             )
 
 
