@@ -1,6 +1,7 @@
 """The messages of the tree that name an action, found in its source."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,17 +36,26 @@ class Message:
         return self.module == module and any(fragment in part for part in self.parts)
 
 
-def with_an_action(*, or_none: bool = False) -> Iterator[Message]:
+def with_an_action() -> list[Message]:
     """Every text in the source that begins a clause with a verb, apart from docstrings and helps of arguments."""
+    return [one for one in all_texts() if _names_an_action("{}".join(one.parts))]
+
+
+def _names_an_action(text: str) -> bool:
+    return len(text) > 25 and " " in text and _ACTION.search(text) is not None
+
+
+@functools.cache
+def all_texts() -> tuple[Message, ...]:
+    """Every text in the source, but for docstrings and helps of arguments."""
+    found: list[Message] = []
     for root in _ROOTS:
         for file in sorted(root.rglob("*.py")):
             module = file.relative_to(ROOT).as_posix()
             if not module.startswith(_NOT_USERS):
                 short = module.removeprefix("ckpt_core/").removeprefix("integrations/")
-                for line, parts in _texts(ast.parse(file.read_text())):
-                    text = "{}".join(parts)
-                    if or_none or (len(text) > 25 and " " in text and _ACTION.search(text)):
-                        yield Message(short, line, parts)
+                found += [Message(short, *text) for text in _texts(ast.parse(file.read_text()))]
+    return tuple(found)
 
 
 def _texts(node: ast.AST) -> Iterator[tuple[int, tuple[str, ...]]]:

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.advice.messages import Message, with_an_action
+from tests.advice.messages import Message, all_texts, with_an_action
 from tests.advice.said import fragment_of
 
 _KEY = re.compile(r"[\w/]+\.py: .+", re.DOTALL)
@@ -125,7 +125,7 @@ CASES = [
     if file != Path(__file__)
     for key in _keys(file)
 ]
-MESSAGES = list(with_an_action())
+MESSAGES = with_an_action()
 
 
 def test_every_message_with_an_action_is_followed():
@@ -136,7 +136,7 @@ def test_every_message_with_an_action_is_followed():
 
 def test_every_key_is_that_of_a_message():
     """So that a message that changes takes its case along."""
-    everything = list(with_an_action(or_none=True))
+    everything = all_texts()
     lost = [key for key in CASES if not any(_about(key, one) for one in everything)]
     assert not lost, "no text of the module holds this"
 

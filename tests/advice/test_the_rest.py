@@ -18,7 +18,7 @@ import ckpt_orbax as ocp
 from ckpt_core import _adapters
 from ckpt_core.convert import export_safetensors
 from ckpt_orbax import v1
-from tests.advice.messages import with_an_action
+from tests.advice.messages import all_texts
 from tests.advice.said import told
 from tests.support.paths import ROOT
 
@@ -66,7 +66,7 @@ def test_no_message_names_an_extra_that_is_not_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    texts = ["".join(one.parts) for one in with_an_action(or_none=True)]
+    texts = ["".join(one.parts) for one in all_texts()]
     named = {name for text in texts for name in re.findall(r"ckpt-core\[(\w+)\]", text)}
     assert named and named <= set(extras)
 
