@@ -146,3 +146,33 @@ def test_a_compressed_chunk_is_decoded_once(
     )
     assert_same(np.asarray(ckpt.load(tmp_path / "a", like)), values)
     assert len(decoded) == len(set(decoded)) == ALL_BYTES // (4 * MIB)
+
+
+@pytest.mark.parametrize("size", [64, 2**20])
+def test_a_leaf_that_another_process_reads_is_not_read(
+    tmp_path: Path, counted: list[int], size: int
+) -> None:
+    """Of a leaf that all processes hold, ``broadcast=True`` wants no region of all but one of them."""
+    ckpt.save(tmp_path / "a", {"mine": np.arange(size), "theirs": np.arange(size)})
+    opened = open_checkpoint(tmp_path / "a")
+    (item,) = opened.items.values()
+    wants = [Want(0, [((0, size),)]), Want(1, [])]
+    found = list(read_leaves(opened, item, wants, Options(), new_context()))
+    assert [list(parts) for _, parts in found] == [[((0, size),)], []]
+    assert sum(counted) == 8 * size
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+def test_a_small_array_is_read_once_for_all_its_regions(
+    tmp_path: Path, counted: list[int], parts: int
+) -> None:
+    """Together with its neighbours, in a dtype that the load may ask for."""
+    ckpt.save(tmp_path / "a", {name: np.arange(64.0) for name in "abc"})
+    opened = open_checkpoint(tmp_path / "a")
+    (item,) = opened.items.values()
+    step = 64 // parts
+    regions: list[Region] = [((start, start + step),) for start in range(0, 64, step)]
+    wants = [Want(leaf, regions, dtype=np.dtype(np.float32)) for leaf in range(3)]
+    for _, found in read_leaves(opened, item, wants, Options(), new_context()):
+        np.testing.assert_array_equal(np.concatenate([*found.values()]), np.arange(64.0))
+    assert len(counted) == 1

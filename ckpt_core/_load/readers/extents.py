@@ -307,7 +307,8 @@ class ExtentReader:
         leaf, stored = want.leaf, self._stored
         spec, chunk = self._specs[leaf], stored.chunks[leaf]
         size_bytes = spec.stored_bytes
-        is_small = 0 < size_bytes <= _SMALL_BYTES
+        # with ``broadcast=True`` another process may read all of it
+        is_small = 0 < size_bytes <= _SMALL_BYTES and bool(want.regions)
         is_whole = want.regions == [whole(chunk)]
         if not is_small and not (want.mapped and is_whole):
             return None
