@@ -18,6 +18,8 @@ _RACE = "a moment between two calls, which no program of a user brings about"
 _TEXT = "tells, and names no action"
 EXCEPTIONS: dict[str, str] = {
     "_devices/collectives.py: bytes over their devices": _PROCESSES,
+    "_directory/syscalls.py: on Windows, checkpoints in directories": "needs Windows: tests/directory/test_windows.py",
+    "_doctor/findings.py: of which kind the file system is": _MACHINE,
     "_directory/gather.py: changed while it was being saved": _RACE,
     "_directory/object_store.py: : this store ignores conditional puts": "a server's fault: tests/directory",
     "_directory/writing.py: : it was renamed, but its directory": "a disk that fails after the rename: tests/save/test_commit.py",
@@ -29,12 +31,12 @@ EXCEPTIONS: dict[str, str] = {
     "_doctor/findings.py: a second lock of one file is granted": _MACHINE,
     "_doctor/findings.py: this machine's clock says": _MACHINE,
     "_doctor/findings.py: it ignores conditional puts": _MACHINE,
-    "_format/limits.py: bytes, more than the": "a file of 1 GiB",
+    "_format/untrusted.py: bytes, more than the": "a file of 1 GiB",
     "_format/record.py: ckpt would not read this back": "a record of several GiB",
     "_format/record.py: : upgrade ckpt to load it": _VERSION,
     "_load/loading.py: restore with atomic_restore": _TEXT,
     "_load/non_tree.py: Start as many processes as saved it": _PROCESSES,
-    "_load/readers/lockstep.py: with Options(broadcast=True) all": _PROCESSES,
+    "_load/readers/broadcast.py: with Options(broadcast=True) all": _PROCESSES,
     "_load/targets.py: several processes run and the saved sharding": _PROCESSES,
     "_processes/__init__.py: they are late, stuck or dead": _PROCESSES,
     "_processes/jobs.py: : upgrade ckpt-core, or use an older jax": _VERSION,
@@ -83,7 +85,7 @@ EXCEPTIONS: dict[str, str] = {
     "torchax/ckpt_torchax/_bits.py: it lies on": _DEVICE,
     "torchax/ckpt_torchax/_environment.py: Upgrade torchax when": _VERSION,
     "torchax/ckpt_torchax/_tensors.py: list[Any]": "a type",
-    "torchax/ckpt_torchax/_torchax.py: looks up: call ckpt_torchax.shim.install()": _VERSION,
+    "torchax/ckpt_torchax/_torchax.py: call ckpt_torchax.shim.install() before": _VERSION,
     "torchax/ckpt_torchax/_torchax.py: , and is not imported: write": "needs a process without torchax: tests/frameworks",
     # to be followed yet
     "orbax/ckpt_orbax/v0/_composite.py: cannot be changed: make another one": "later",

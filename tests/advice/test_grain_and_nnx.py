@@ -230,7 +230,7 @@ def test_part_of_an_abstract_model(tmp_path: Path):
     with pytest.warns(UserWarning, match="Set them before") as caught:
         ckpt.restore(tmp_path / "a", model=abstract, only="**/kernel")
     said = str(caught[0].message)
-    key = "_load/without_value.py: Set them before the object is used, or restore all of it"
+    key = "_load/matching.py: Set them before the object is used, or restore all of it"
     assert key.partition(".py: ")[2] in said
     abstract.layer.bias.set_value(jnp.zeros(4))
     assert np.array_equal(abstract.layer(jnp.ones(4)), model.layer(jnp.ones(4)))

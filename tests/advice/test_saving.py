@@ -112,6 +112,14 @@ def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert holds(tmp_path / "b")
 
 
+def test_a_url_without_a_bucket():
+    with told("_directory/hidden_names.py: names nothing: write") as said:
+        save("memory://", STATE)
+    url = said.after("write ").replace("BUCKET", "advice")
+    save(url, STATE)
+    assert holds(url)
+
+
 def test_no_utf_8(tmp_path: Path):
     os.mkdir(os.fsencode(tmp_path) + b"/\xff")
     where = os.fsdecode(os.fsencode(tmp_path) + b"/\xff/a")

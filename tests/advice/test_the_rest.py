@@ -99,7 +99,7 @@ def test_a_dtype_of_safetensors_that_jax_lacks(tmp_path: Path):
 def test_a_number_that_does_not_fit(tmp_path: Path):
     save(tmp_path / "a", {"x": 0.1})
     like = {"x": np.float32(0)}
-    with told("_load/assemble.py: cast=True rounds it, unless it is too large.") as said:
+    with told("_load/targets.py: cast=True rounds it, unless it is too large.") as said:
         ckpt.load(tmp_path / "a", like)
     how = eval(f"dict({said.text.rpartition('dtype. ')[2].split(' ')[0]})")
     assert ckpt.load(tmp_path / "a", like, **how)["x"] == np.float32(0.1)
