@@ -40,6 +40,7 @@ def describe_environment(output: Path) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
         "machine": platform.machine(),
+        "drops_page_cache": can_drop_page_cache(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "file_system": file_system_of(str(output)) or "unknown",
@@ -73,7 +74,7 @@ def warnings_about(environment: dict[str, Any]) -> list[str]:
     found: list[str] = []
     if environment["file_system"] in ("tmpfs", "ramfs"):
         found.append("the output lies on a RAM disk: fsync costs nothing there")
-    if not can_drop_page_cache():
+    if not environment.get("drops_page_cache", True):
         found.append("the page cache cannot be dropped on this system: loads read from memory")
     if environment["load_average"] > 0.5 * (environment["cpus"] or 1):
         found.append(

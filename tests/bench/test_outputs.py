@@ -204,11 +204,16 @@ def test_bars_turn_to_dots_where_the_axis_is_logarithmic():
     assert "nan" not in _charts.bars([_charts.Bar("z", summarize([0.0, 0.0]), 0)], "s")
 
 
-def test_the_environment_warns_of_what_spoils_figures(tmp_path: Path):
+def test_the_environment_warns_of_what_spoils_figures():
     good = {"file_system": "ext4", "load_average": 0.1, "cpus": 4}
     assert warnings_about(good) == []
     assert "RAM disk" in warnings_about(good | {"file_system": "tmpfs"})[0]
     assert "busy" in warnings_about(good | {"load_average": 3.0})[0]
+    assert "page cache" in warnings_about(good | {"drops_page_cache": False})[0]
+
+
+@pytest.mark.linux("/proc says which file systems there are")
+def test_the_file_system_of_the_output_is_known(tmp_path: Path):
     assert file_system_of("/proc") == "proc" and file_system_of(str(tmp_path))
 
 

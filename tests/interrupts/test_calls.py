@@ -25,6 +25,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._background import pending as pending_module
 from ckpt_core._background.threads import Flag, Workers
+from ckpt_core._platform import LINUX
 
 # between open() and `with`, an exception leaves a file to be closed by the collector, which Python tells
 pytestmark = pytest.mark.filterwarnings(
@@ -317,8 +318,9 @@ def test_a_replacement_at_many_moments(tmp_path: Path) -> None:
         loaded = ckpt.load(path)
         assert is_state_of(2, loaded) or is_state_of(3, loaded)
         left_behind += _remove_hidden(tmp_path)
-    # about 20 moments lie between the commit and the first deletion; `gc` finds what is left then
-    assert left_behind <= 4
+    # about 20 moments lie between the commit and the first deletion, and more between two renames where the system
+    # swaps no directories; `gc` finds what is left then
+    assert left_behind <= (4 if LINUX else 8)
 
 
 def test_a_user_class_is_not_made_ours_while_arrays_are_written(
