@@ -151,11 +151,17 @@ def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
 
 
 def deleted(trail: Trail, step: int) -> Trail:
-    """A step is gone, so that its number can be saved again."""
+    """A step is gone, so that its number can be saved again.
+
+    If it was the last one, the Checkpointer stands nowhere: steps that are there are of another history again, which
+    it leaves to whoever restores.
+    """
     before = trail.before(step)
+    stood = tuple(one for one in trail.stood if one.step != step)
     return replace(
         trail,
-        stood=tuple(one for one in trail.stood if one.step != step),
+        stood=stood,
+        leads=trail.leads and (bool(stood) or not trail.stood),
         beside=tuple(one for one in trail.beside if one.step != step),
         place=(before and before.step) if trail.place == step else trail.place,
         since=None,

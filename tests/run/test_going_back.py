@@ -249,6 +249,18 @@ def test_training_goes_back_behind_a_step_that_is_evaluated(tmp_path: Path) -> N
         assert trainer.rollback_to(1) == [2]
 
 
+def test_who_deletes_the_only_step_that_it_saved_stands_nowhere(start: Any) -> None:
+    """The step beneath is not its own, and is not replaced without a word."""
+    with start() as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step))
+    with start() as checkpointer:
+        checkpointer.save(2, state(12), overwrite=True, force=True)
+        checkpointer.delete(2)
+        with pytest.raises(ckpt.CheckpointExists, match="step 1 is there already"):
+            checkpointer.save(1, state(-1))
+
+
 def test_a_refused_delete_changes_nothing(tmp_path: Path) -> None:
     """A save between persistent steps goes on as before, and retires nothing that another program put there."""
     options = ckpt.Options(

@@ -215,6 +215,7 @@ class Directory(RuleBasedStateMachine):
         for other in retired:
             del self.steps[other]
             self.mine.discard(other)
+        self.mine.add(step)  # it stands there
 
     # ---- reading ---------------------------------------------------------------------------
 

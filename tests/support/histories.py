@@ -216,6 +216,8 @@ class Model:
         writer = self.writer
         if writer.at == step:
             writer.at = writer.below(step)
+        if {*writer.stood} == {step}:  # it stands nowhere now
+            writer.looked = False
         writer.stood.pop(step, None)
         writer.beside.pop(step, None)
         writer.since, writer.begun = None, False
