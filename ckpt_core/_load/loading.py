@@ -101,10 +101,14 @@ def run(
         step: step number, reported in events; None outside a Checkpointer.
         restores: True for a restore, which sets live objects in place; a load sets copies of them.
     """
-    agreement = LoadAgreement(request.options, request.round, alone=request.as_numpy)
+    options, call = request.options, "load"
+    if restores:
+        call = "restore with atomic_restore" if options.atomic_restore else "restore"
+    agreement = LoadAgreement(options, request.round, alone=request.as_numpy)
     while True:
+        in_place = InPlace(options.max_host_bytes) if restores else None
         try:
-            return _load_once(opening, choose, request, step, restores, agreement)
+            return _load_once(opening, choose, request, step, call, in_place, agreement)
         except BaseException as error:
             if not agreement.begins_anew(error):
                 raise
@@ -115,14 +119,12 @@ def _load_once(
     choose: Choosing,
     request: Request,
     step: int | None,
-    restores: bool,
+    call: str,
+    in_place: InPlace | None,
     agreement: LoadAgreement,
 ) -> Loaded:
     """One try, from top to bottom: open, match and plan; read and assemble; apply."""
-    options, call = request.options, "load"
-    if restores:
-        call = "restore with atomic_restore" if options.atomic_restore else "restore"
-    in_place = InPlace(options.max_host_bytes) if restores else None
+    options, restores = request.options, in_place is not None
     watching = contextlib.ExitStack()  # the lock against deletion, and events: until all is read
     found: Matched | None = None
     leaves: list[list[Any]] = []
@@ -157,10 +159,10 @@ def _load_once(
 
     def identity() -> str:
         assert found is not None
-        # in a Checkpointer's directory all must load the same step in any case
-        alike, opened, plans = step is not None, found.checkpoint, found.plans.values()
+        opened, plans = found.checkpoint, found.plans.values()
         sets = restores and any(live_of(one.outcome) for one in plans)
-        return identity_of(opened.path, opened.attempt, plans, alike, sets)
+        in_run = step is not None  # there all must load the same step in any case
+        return identity_of(opened.path, opened.attempt, plans, in_run, sets)
 
     try:
         if call == "restore" or options.broadcast:
@@ -181,8 +183,7 @@ def _load_once(
         finally:
             if in_place is not None:
                 in_place.give_up(error)
-            # the error's traceback keeps these alive, so they must release the old arrays
-            found, leaves, plans, values = None, [], [], []
+            found, leaves, plans, values = None, [], [], []  # the traceback would keep them alive
         raise
 
 

@@ -281,11 +281,11 @@ def plan_save(
         CheckpointExists: the step, or newer ones, are there, and this Checkpointer may not leave them.
     """
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
-    if trail.is_ahead(step):
+    beside = any(one.step == step for one in trail.beside)
+    if trail.is_ahead(step) and not (beside and step in trail.doubtful and not overwrite):
         return _going_on(trail, step, there, directory, replaces, force, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
     if step in trail.own and (replaces or damaged):
-        beside = any(one.step == step for one in trail.beside)
         return Plan(trail.before(step), aside=damaged, replaces=replaces, beside=beside, cuts=False)
     newer = sorted(other for other in there if other > step and other not in trail.damaged)
     taken = step in there and step not in trail.damaged
