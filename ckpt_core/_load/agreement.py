@@ -186,7 +186,7 @@ def identity_of(
     Args:
         path, attempt: as in ``Identity``.
         plans: what this process loads.
-        alike: all must load this checkpoint, even if no array lies on several processes.
+        alike: all must load this checkpoint, even if no array lies on several processes: a step of a Checkpointer.
         sets: as in ``Identity``.
     """
     everything, beyond, on = hashlib.sha256(), hashlib.sha256(), set[int]()

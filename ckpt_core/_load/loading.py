@@ -161,8 +161,7 @@ def _load_once(
         assert found is not None
         opened, plans = found.checkpoint, found.plans.values()
         sets = restores and any(live_of(one.outcome) for one in plans)
-        in_run = step is not None  # there all must load the same step in any case
-        return identity_of(opened.path, opened.attempt, plans, in_run, sets)
+        return identity_of(opened.path, opened.attempt, plans, step is not None, sets)
 
     try:
         if call == "restore" or options.broadcast:

@@ -282,7 +282,8 @@ def plan_save(
     """
     replaces = overwrite or step in trail.doubtful or (not moves and step in trail.damaged)
     beside = any(one.step == step for one in trail.beside)
-    if trail.is_ahead(step) and not (beside and step in trail.doubtful and not overwrite):
+    again = beside and step in trail.doubtful and not (overwrite or trail.leads)
+    if trail.is_ahead(step) and not again:
         return _going_on(trail, step, there, directory, replaces, force, moves)
     damaged = _one(step, trail.damaged, moves and not replaces)
     if step in trail.own and (replaces or damaged):
