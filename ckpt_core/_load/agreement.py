@@ -141,8 +141,7 @@ class LoadAgreement:
             return said
         same = [Identity(*one) for one in told]
         before, self._found = self._found, [one.found for one in same]
-        paths, saves = {one.path for one in same}, {*self._found}
-        if len(paths) == 1 and len(saves) > 1 and self._found != before:
+        if _is_one_path(same) and len({*self._found}) > 1 and self._found != before:
             return str(replaced(same[0].path))  # one opened the old one, the other the new one
         _refuse_different(same)
         return _SETS if any(one.sets for one in same) else ""
@@ -211,6 +210,13 @@ def identity_of(
     sent = attempt if alike or on else ""
     digests = everything.hexdigest(), beyond.hexdigest()
     return json.dumps([path, sent, *digests, runs_of(sorted(on)), sets, attempt])
+
+
+def _is_one_path(same: Sequence[Identity]) -> bool:
+    """Whether all opened one path; between two renames, the old checkpoint has a hidden name beside it."""
+    places = [one.path.rpartition("/") for one in same]
+    shown = {name for _, _, name in places if not name.startswith(".ckpt-")}
+    return len(shown) <= 1 and len({folder for folder, _, _ in places}) == 1
 
 
 def _refuse_different(identities: Sequence[Identity]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ckpt_core import CheckpointError
-from ckpt_core._load.agreement import Identity, _refuse_different
+from ckpt_core import CheckpointError, Options
+from ckpt_core._load.agreement import Identity, LoadAgreement, _refuse_different
 
 MANY = 16_384
 
@@ -57,6 +57,19 @@ def test_these_load_together(texts: list[str]) -> None:
 def test_these_do_not(texts: list[str], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         refuse_different(texts)
+
+
+def test_one_opened_what_the_other_found_moved_aside() -> None:
+    """Between two renames the old checkpoint has a hidden name; whoever finds the same two again has two checkpoints."""
+    names = ["/run/3", "/run/.ckpt-old.3.2792523a-1-2.4e07408562bedb8b"]
+    texts = [json.dumps([name, name, "x", "x", ALL, False, name]) for name in names]
+    agreement = LoadAgreement(Options())
+    assert "deleted or replaced" in agreement._judged(texts)
+    with pytest.raises(CheckpointError, match="different checkpoints"):
+        agreement._judged(texts)
+    others = [json.dumps([name, name, "x", "x", ALL, False, name]) for name in ("/run/3", "/run/4")]
+    with pytest.raises(CheckpointError, match="different checkpoints"):
+        LoadAgreement(Options())._judged(others)
 
 
 def test_many_processes_tell_little_and_are_compared_at_once() -> None:
