@@ -59,10 +59,11 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     if not text:
         raise RefusedArgument("the path of a checkpoint must not be empty")
     if text.startswith(_REMOTE):
-        where = text.rstrip("/")
-        if where.endswith(":"):
-            raise RefusedArgument(f"{text} names nothing: write {where}//BUCKET/PATH")
-        return where, False
+        scheme, _, rest = text.partition("://")
+        if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):
+            key = rest.strip("/") or "PATH"
+            raise RefusedArgument(f"{text} names no bucket: write {scheme}://BUCKET/{key}")
+        return text.rstrip("/"), False
     scheme, separator, _ = text.partition("://")
     if separator and scheme.isalnum():
         raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")

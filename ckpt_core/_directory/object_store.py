@@ -257,9 +257,7 @@ class ObjectStoreBackend:
 
 
 def _refuse_names(path: str, names: re.Pattern[str]) -> None:
-    """Raises CheckpointError if a URL has no bucket, or names that stores do not all keep apart from others."""
-    if path.startswith(("s3:///", "gs:///")):
-        raise CheckpointError(f"{path} names no bucket: write {path[:5]}BUCKET{path[5:]}")
+    """Raises CheckpointError for names that stores do not all keep apart from others."""
     if found := names.search(path.partition("://")[2]):
         raise CheckpointError(
             f"{path!r} has {found[0]!r} in it, which stores do not all keep apart from other names: choose another "

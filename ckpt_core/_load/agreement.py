@@ -38,7 +38,6 @@ class LoadAgreement:
         alone: only this process loads, however many run (``as_numpy=True``).
 
     Attributes:
-        identity: gives the text of what all processes must load alike; see ``identity_of``.
         sets: whether any process sets live objects at the end; known after the first agreement.
     """
 
@@ -66,7 +65,7 @@ class LoadAgreement:
 
         Args:
             work: the work of this process.
-            identity: gives, after the work, the text of what all processes must load alike; see ``Identity``.
+            identity: gives, after the work, the text of what all processes must load alike; see ``identity_of``.
             call: what this process does, such as ``restore``, told to a process that does something
                 else at that moment.
         """

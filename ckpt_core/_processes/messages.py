@@ -114,8 +114,9 @@ def _differing(calls: Sequence[str], where: str) -> str:
 def first_failure(texts: Sequence[str]) -> str:
     """``[index, text]`` of the first text with a leading ``!`` (an error), as JSON; else empty.
 
-    An interrupt comes first, since its process takes part in no agreement on what to do next. An error that says nothing of the checkpoint comes before others: no older one may be taken instead. A checkpoint
-    that one process no longer found was deleted, and what others miss of it is no damage.
+    An interrupt comes first, since its process takes part in no agreement on what to do next. An error that says nothing
+    of the checkpoint comes before others: no older one may be taken instead. A checkpoint that one process no longer
+    found was deleted, and what others miss of it is no damage.
     """
     failed = [(index, text[1:]) for index, text in enumerate(texts) if text.startswith("!")]
     order = ("CheckpointNotFound", "CheckpointCorrupt")

@@ -26,7 +26,7 @@ from ckpt_core._errors import (
     told_by_another,
 )
 from ckpt_core._events import logger
-from ckpt_core._processes import NotTogether, next_tag
+from ckpt_core._processes import NotTogether, kind_of, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
@@ -559,9 +559,9 @@ class Run:
 
 def _failed_on(index: int, text: str) -> Exception:
     """The error of the other processes, from the first process that failed and its error."""
-    return told_by_another(text.partition(": ")[0], f"process {index}: {text}")
+    return told_by_another(kind_of(text), f"process {index}: {text}")
 
 
 def failed_on_first(kind: str, text: str) -> Exception:
     """The error of the other processes, from type name and text of that of process 0."""
-    return told_by_another(kind, f"process 0: {kind}: {text}")
+    return _failed_on(0, f"{kind}: {text}")

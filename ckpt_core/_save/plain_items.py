@@ -120,8 +120,7 @@ def _refuse_too_large(name: str, found: list[SourceFile], most_bytes: int) -> No
     if total > most_bytes:
         raise CheckpointError(
             f"item {name!r}: its files have {total:,} bytes, and a save into a bucket holds them in memory, {most_bytes:,} "
-            "at most: "
-            f"pass options=ckpt.Options(max_host_bytes={total}), or keep the largest of them elsewhere"
+            f"at most: pass options=ckpt.Options(max_host_bytes={total}), or keep the largest of them elsewhere"
         )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
+import shlex
 from typing import Any
 
+from ckpt_core.cli._text import one_line
+
 _ARGUMENT = re.compile(
-    r"(?P<verb>\bpass )?\b(?P<name>[a-z]+)=(?P<true>True\b)?(?=[\s,;:.)]|$|['\"])"
+    r"(?P<verb>\bpass )?\b(?P<name>[a-z]+)=(?P<value>True\b|\[['\"].*['\"]\])?(?=[\s,;:.)]|$|['\"])"
 )
 _REPLACING = (
     (", or pass overwrite=True to replace it", ", or delete that first (ckpt rm)"),
@@ -19,7 +24,7 @@ def typed(text: str, arguments: list[str], app: Any) -> str:
     """The message of an error with the options of the command that was called.
 
     Args:
-        text: the message, in which ``item=`` or ``overwrite=True`` may stand.
+        text: the message, in which ``item=``, ``overwrite=True`` or ``exclude=['a', 'b']`` may stand.
         arguments: what was typed, beginning with the name of the command.
         app: the Typer application.
 
@@ -37,13 +42,21 @@ def typed(text: str, arguments: list[str], app: Any) -> str:
         name = options.get(found["name"])
         if name is None:
             return found[0]
-        return ("add " if found["verb"] else "") + name + ("" if found["true"] else _after(found))
+        return ("add " if found["verb"] else "") + _with_value(name, found)
 
     return _ARGUMENT.sub(option, text)
 
 
-def _after(found: re.Match[str]) -> str:
-    return " " if found.string[found.end() : found.end() + 1] in ("'", '"') else ""
+def _with_value(name: str, found: re.Match[str]) -> str:
+    """The option with its value: none for True, once for each entry of a list."""
+    value = found["value"]
+    if value is None:
+        return name + (" " if found.string[found.end() : found.end() + 1] in ("'", '"') else "")
+    entries: list[str] = []
+    with contextlib.suppress(ValueError, SyntaxError):
+        entries = [] if value == "True" else ast.literal_eval(value)
+    # one_line: the list spelled out what must not reach the terminal
+    return " ".join(f"{name} {one_line(shlex.quote(str(entry)))}" for entry in entries) or name
 
 
 def _options(arguments: list[str], app: Any) -> dict[str, str]:

@@ -55,7 +55,7 @@ def diff(a: str, b: str, *, only: list[str], limit: int, as_json: bool) -> int:
     if not found.metadata:
         out.print("metadata differ")
     for part in _changed(found.changed[:limit], wide=out.width >= WIDE_COLUMNS):
-        out.print(part, soft_wrap=True)
+        out.print(part, soft_wrap=isinstance(part, str))
     if len(found.changed) > limit:
         out.print(f"and {len(found.changed) - limit} leaves more: --limit shows more")
     out.print(_summary(found))
@@ -155,7 +155,7 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
     out = console()
     columns = ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf")
     for part in _rows("what", columns, rows, out.width >= WIDE_COLUMNS):
-        out.print(part, soft_wrap=True)
+        out.print(part, soft_wrap=isinstance(part, str))
     return NOT_FINITE if wrong else 0
 
 

@@ -70,13 +70,7 @@ def export_npz(
         >>> [path] = ckpt.convert.export_npz(f"{folder}/one", f"{folder}/model.npz")
     """
     where = new_file(target)
-    with outgoing(
-        checkpoint,
-        _FORMAT,
-        Choice(item, only, exclude),
-        rules=rules,
-        options=options,
-    ) as found:
+    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
         _refuse_names([one.name for one in found.plan])
         place(where, zip_pieces(_members(found.arrays)))
     return [where]

@@ -49,11 +49,12 @@ class Format(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which leaves are written: those of one item that ``only`` matches and ``exclude`` does not; None for any."""
+    """Which leaves are written, and their names; see ``export_safetensors``."""
 
     item: str | None
     only: str | Iterable[str] | None
     exclude: str | Iterable[str] | None
+    rules: Rules
 
 
 class Outgoing(NamedTuple):
@@ -75,8 +76,6 @@ def outgoing(
     checkpoint: PathLike,
     format: Format,
     choice: Choice,
-    *,
-    rules: Rules,
     options: Options | None,
 ) -> Generator[Outgoing]:
     """The tensors of a checkpoint.
@@ -96,7 +95,7 @@ def outgoing(
     positions = [leaves[n] for n in chosen_here]
     _refuse_kinds(opened, saved, positions, format)
     paths = ["/".join(map(str, named[n])) for n in chosen_here]
-    plan = exports(rules_from(rules or ()), paths, [saved.specs[n] for n in positions])
+    plan = exports(rules_from(choice.rules or ()), paths, [saved.specs[n] for n in positions])
     plan.sort(key=lambda one: -dtype_from_name(one.dtype).itemsize)
     described = [(named[n], specs[n]) for n in chosen_here]
     arrays = _arrays(opened, saved, positions, plan, chosen, context)
@@ -178,10 +177,8 @@ def _refuse_kinds(
         shown = ", ".join(f"{format_path(item.paths[n])} ({item.specs[n]})" for n in wrong[:5])
         shown += f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         patterns = patterns_of(wrong, item.paths)
-        typed = " ".join(f"--exclude '{pattern}'" for pattern in patterns)
         raise CheckpointError(
-            f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns} "
-            f"(on the command line: {typed})"
+            f"{opened.path}: {format.name} has no place for {shown}: {format.advice} exclude={patterns}"
         )
 
 

@@ -73,13 +73,7 @@ def export_safetensors(
         Array([1., 1., 1.], dtype=float32)
     """
     where = _checked(target)
-    with outgoing(
-        checkpoint,
-        _FORMAT,
-        Choice(item, only, exclude),
-        rules=rules,
-        options=options,
-    ) as found:
+    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
         shards = _shards(where, found.plan, max_shard_bytes)
         return _write(where, shards, found.arrays, dict(metadata or {}))
 

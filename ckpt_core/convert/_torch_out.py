@@ -58,13 +58,7 @@ def export_torch(
         >>> [path] = ckpt.convert.export_torch(f"{folder}/one", f"{folder}/model.pt")
     """
     where = new_file(target)
-    with outgoing(
-        checkpoint,
-        _FORMAT,
-        Choice(item, only, exclude),
-        rules=rules,
-        options=options,
-    ) as found:
+    with outgoing(checkpoint, _FORMAT, Choice(item, only, exclude, rules), options) as found:
         place(where, zip_pieces(_members(found.plan, found.arrays)))
     return [where]
 

@@ -113,7 +113,7 @@ def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_url_without_a_bucket():
-    with told("_directory/hidden_names.py: names nothing: write") as said:
+    with told("_directory/hidden_names.py: names no bucket: write") as said:
         save("memory://", STATE)
     url = said.after("write ").replace("BUCKET", "advice")
     save(url, STATE)

@@ -43,7 +43,8 @@ def test_what_the_message_says_to_type(call: Call, tmp_path: Path):
     for name in ("out", "out.pt", "out.npz"):
         code, _, err = call("export", tmp_path / "one", tmp_path / name)
         assert (code, "no place for" in err) == (2, True)
-        typed = shlex.split(err.partition("(on the command line: ")[2].rpartition(")")[0])
+        typed = shlex.split(err.partition("leave them out with ")[2])
+        assert typed[0] == "--exclude"
         code, _, err = call("export", tmp_path / "one", tmp_path / name, *typed)
         assert (code, err) == (0, "")
     found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")

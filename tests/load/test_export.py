@@ -114,7 +114,7 @@ def test_the_advice_about_leaves_that_have_no_place(tmp_path: Path):
     ckpt.save(tmp_path / "one", {"layers": layers, "more": {"a": key, "b": key}, "last": key})
     with pytest.raises(ckpt.CheckpointError, match="no place for") as caught:
         export_safetensors(tmp_path / "one", tmp_path / "out")
-    exclude = ast.literal_eval(str(caught.value).partition("exclude=")[2].partition(" (on")[0])
+    exclude = ast.literal_eval(str(caught.value).partition("exclude=")[2])
     assert exclude == ["**/key", "**/a", "**/b", "**/last"]
     export_safetensors(tmp_path / "one", tmp_path / "out", exclude=exclude)
     left = {f"layers.{n}.{name}" for n in range(9) for name in ("w", "rngs.count")}
