@@ -146,12 +146,12 @@ class Model:
                 raise Refused
             writer.beside[step] = value
         else:
-            if self.persists(step, force) or not writer.begun:
+            if self.persists(step, force) or not writer.begun:  # else nobody looks there
                 self.disk = {n: v for n, v in self.disk.items() if n not in strangers or n == step}
+                if not overwrite and step in strangers:
+                    self.disk.pop(step, None)
             if self.tiers and not writer.begun:
                 self.local = up_to(self.local, after)
-            if not overwrite and step in strangers:
-                self.disk.pop(step, None)
             self._train_on(step, value, after)
         self._write(step, value, force)
 
