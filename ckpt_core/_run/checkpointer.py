@@ -14,13 +14,12 @@ from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
 from ckpt_core._options import Options, checked_options, of_local_steps
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
-from ckpt_core._run.directory import open_run_directory
-from ckpt_core._run.in_flight import raise_failures, settle_all
+from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.policies.arguments import choose_keep_policy, choose_save_policy, metrics_of
 from ckpt_core._run.run import Run
+from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import local_root
-from ckpt_core._run.turns import Turns, in_turn
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
 

@@ -10,12 +10,18 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._run import history
-from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease
-from ckpt_core._run.lineage import RUN_FILE, Left, Lineage, parse_lineage
+from ckpt_core._run.lineage import (
+    LEAVING_FILE,
+    RUN_FILE,
+    Left,
+    Lineage,
+    parse_leaving,
+    parse_lineage,
+)
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
-from ckpt_core._run.steps import Listing
+from ckpt_core._run.steps import Listing, RunDirectory
 
 _READER_SECS = 30.0
 """Maximum time that a save waits for readers of a step that it has to move away."""
@@ -243,3 +249,28 @@ class Disk:
         gone = {*newer, *(other for other in local if other > step)}
         text = "" if branch is None else branch.dump().decode()
         return {"gone": sorted(gone), "target": target, "token": token, "run": text}
+
+
+def read_run(directory: RunDirectory) -> Lineage:
+    """The run of a persistent directory; while steps are being removed, the one without them."""
+    leaving = parse_leaving(directory.backend.read(directory.path, LEAVING_FILE), directory.path)
+    data = leaving.run.encode() or directory.backend.read(directory.path, RUN_FILE)
+    return parse_lineage(data)
+
+
+def run_text(directory: RunDirectory, make: bool) -> str:
+    """On process 0: ``read_run`` as a text for the other processes.
+
+    Local steps are found by the run's name alone, so steps that another run left in the same local
+    directory are never restored: neither those of a run whose persistent directory was deleted, nor
+    those of a run from which this persistent directory was copied.
+
+    Args:
+        directory: the persistent directory.
+        make: give the run a name if it has none; otherwise the result has an empty name.
+    """
+    run = read_run(directory)
+    if make and not run.name:
+        run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
+        directory.backend.put(directory.path, RUN_FILE, run.dump())
+    return run.dump().decode()

@@ -12,12 +12,10 @@ from ckpt_core._directory import is_locked
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._run.directory import RunDirectory
-from ckpt_core._run.following import unless_wanted
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
 from ckpt_core._run.policies import keep
-from ckpt_core._run.steps import Listing
+from ckpt_core._run.steps import Listing, RunDirectory, unless_wanted
 
 DAMAGED = "damaged"
 """Directory, next to the steps, for steps that could not be restored."""

@@ -30,18 +30,16 @@ from ckpt_core._processes import NotTogether, kind_of, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.directory import RunDirectory
-from ckpt_core._run.disk import Call, Disk
-from ckpt_core._run.following import Following
+from ckpt_core._run.disk import Call, Disk, read_run, run_text
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import Lineage, parse_lineage
-from ckpt_core._run.newest import restore_newest
 from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, read_run, run_text
+from ckpt_core._run.steps import Following, RunDirectory
+from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, restore_newest
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 

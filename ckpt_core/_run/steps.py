@@ -1,11 +1,16 @@
-"""The committed steps in a directory: their numbers, directory names and metadata."""
+"""A directory of steps: their numbers, names and metadata, and waiting for new ones."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ckpt_core._directory import Backend
+from ckpt_core import _processes
+from ckpt_core._directory import Backend, resolve
+from ckpt_core._directory.locks import deleting, reading
 from ckpt_core._directory.step_names import StepNames, check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -16,11 +21,15 @@ from ckpt_core._errors import (
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
-from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._load.opening import open_checkpoint, refuse_file_for_steps
 from ckpt_core._options import Options
+from ckpt_core._processes import Processes
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, parse_leaving
 from ckpt_core._run.policies import keep
+from ckpt_core._storage import backend_of
 
+_LOOK_SECS = 1.0
+"""Interval at which a directory is listed while somebody waits for a new step."""
 _LOOKS = 3
 """A directory that is just being replaced by two renames may be in none of two looks, as they are not one operation."""
 
@@ -211,3 +220,103 @@ class Steps:
         listing = self.look()
         steps = listing.committed()
         return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A directory of steps.
+
+    Attributes:
+        path: absolute path, or URL.
+        local: True in a file system, which can rename; False in an object store.
+        backend: directory operations of that storage.
+        steps: the steps in the directory.
+        processes: the processes of this run.
+        options: options of the Checkpointer.
+        read_only: nothing is written or claimed.
+    """
+
+    path: str
+    local: bool
+    backend: Backend
+    steps: Steps
+    processes: Processes
+    options: Options
+    read_only: bool
+
+
+def open_run_directory(
+    directory: str | os.PathLike[str], names: StepNames, options: Options, read_only: bool
+) -> RunDirectory:
+    """The directory of a run, which need not exist yet.
+
+    Raises:
+        NotADirectoryError: the path is a file.
+        CheckpointExists: the path is a single checkpoint, not a directory of steps.
+    """
+    path, local = resolve(directory)
+    refuse_file_for_steps(path)
+    backend = backend_of(local, options)
+    refuse_one_checkpoint(backend, path, local)
+    steps = Steps(path, backend, names, options)
+    return RunDirectory(path, local, backend, steps, _processes.this_run(), options, read_only)
+
+
+class Following:
+    """The steps of a directory, one after the other.
+
+    The lock is on another file than that of readers: a step that is wanted is not deleted by retention, but
+    training that goes back need not wait for whoever evaluates a step that it leaves.
+
+    Args:
+        steps: of the directory.
+        locks: whether it is in a file system.
+    """
+
+    def __init__(self, steps: Steps, locks: bool) -> None:
+        self._steps = steps
+        self._locks = locks
+        self._wanted = contextlib.ExitStack()
+
+    def wait(self, after: int | None, timeout_secs: float | None) -> int | None:
+        """Blocks until the newest step is newer than ``after``; returns it, or None on timeout.
+
+        No retention deletes it until the next call, or ``end``.
+        """
+        self.end()
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+        while True:
+            newest = self._steps.latest()
+            if newest is not None and (after is None or newest > after) and self._want(newest):
+                return newest
+            left = _LOOK_SECS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(_LOOK_SECS, left))
+
+    def _want(self, step: int) -> bool:
+        """Keeps a step; whether it is still there."""
+        listing = self._steps.look()
+        names = listing.directories(step)
+        if not names:
+            return False
+        if self._locks:
+            try:
+                path = f"{self._steps.directory}/{names[0]}/{orbax_write.STEP_METADATA}"
+                self._wanted.enter_context(reading(path, b""))
+            except FileNotFoundError:  # deleted meanwhile, or a step of Orbax without that file
+                return self._steps.has(step)
+        return True
+
+    def end(self) -> None:
+        """No step is wanted any more."""
+        self._wanted.close()
+
+
+def unless_wanted(path: str, locks: bool) -> contextlib.AbstractContextManager[None]:
+    """A block in which nobody can begin to want the step at ``path``.
+
+    Raises:
+        BlockingIOError: somebody wants it.
+    """
+    return deleting(f"{path}/{orbax_write.STEP_METADATA}") if locks else contextlib.nullcontext()

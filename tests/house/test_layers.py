@@ -39,7 +39,6 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("3 beside the spines", {"_verify"}),
     ("3 made of both", {"_copy"}),
     ("4 what a directory of steps is made of", {"_run.in_flight", "_run.lease", "_run.steps"}),
-    ("4 a directory of steps, as data", {"_run.directory"}),
     ("4 the tiers of a directory of steps", {"_run.tiers"}),
     ("4 a directory of steps", {"_run"}),
     ("5 listeners, other formats, numbers", {"_doctor", "_look", "convert", "events"}),

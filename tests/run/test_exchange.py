@@ -25,7 +25,7 @@ from ckpt_core._format.record import RECORD_FILE
 from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
-from ckpt_core._run.tiers.places import Offers
+from ckpt_core._run.tiers.peers import Offers
 
 SECRET = "s" * 64
 KEY = Key(3, "token", 1)
@@ -331,7 +331,7 @@ def allowed() -> None:
 
 def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> None:
     path, own = saved
-    offers = Offers(PosixBackend().read)
+    offers = Offers()
     offers.put(own, str(path))
     offered = offers.find(own)
     assert offered is not None
@@ -375,7 +375,7 @@ def test_another_save_is_not_brought(saved: tuple[Path, Key], tmp_path: Path):
 
 
 def test_a_shelf_forgets_what_was_replaced(saved: tuple[Path, Key]):
-    offers = Offers(PosixBackend().read)
+    offers = Offers()
     offers.put(saved[1], str(saved[0]))
     offers.put(other := saved[1]._replace(token="0" * 32), str(saved[0]))
     found = offers.find(saved[1])

@@ -26,7 +26,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
 from ckpt_core._exchange import Connection, Key, Offered, Server
-from ckpt_core._run.tiers.peers import Peers, meet
+from ckpt_core._run.tiers.peers import Offers, Peers, meet
 
 KEY = Key(3, "token", 1)
 
@@ -69,12 +69,12 @@ def _met(
 ) -> tuple[list[Peers], _Meeting]:
     part.mkdir(exist_ok=True)
     (part / "ckpt.json").write_bytes(b"weights")
-    offered = Offered(str(part), ("ckpt.json",))
+    offers = Offers()
+    offers.find = lambda key: Offered(str(part), ("ckpt.json",)) if key == KEY else None
     meeting = _Meeting(count)
 
     def one(index: int) -> Peers:
-        shelf = lambda key: offered if key == KEY else None  # noqa: E731
-        return meet(meeting.of(index), options[index], shelf, directory)
+        return meet(meeting.of(index), options[index], offers, directory)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count))), meeting

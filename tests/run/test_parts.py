@@ -15,9 +15,18 @@ from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotF
 from ckpt_core._exchange import Key, choose_address
 from ckpt_core._format.part import Part, contains, runs_of
 from ckpt_core._layout.chunks import chunk_key, chunk_of_key
-from ckpt_core._run.tiers import agreement
-from ckpt_core._run.tiers.partners import choose_partner, judge_copies
-from ckpt_core._run.tiers.parts import Judgement, Seen, Sight, Source, judge, parse_judgement
+from ckpt_core._run.tiers.judge import (
+    Judgement,
+    Seen,
+    Sight,
+    Source,
+    choose_partner,
+    judge,
+    judge_copies,
+    judge_failure,
+    parse_judgement,
+    vote,
+)
 from ckpt_core._save.coverage import MOST_STATE_BYTES, Holding, share
 
 INDICES = st.sets(st.integers(0, 40))
@@ -312,14 +321,14 @@ def test_at_which_address_a_process_serves():
     ],
 )
 def test_who_goes_on_to_another_copy(errors: list[tuple[Exception, bool]], verdict: str):
-    votes = [agreement.vote(error, there) for error, there in errors]
-    assert agreement.judge_failure(votes) == verdict
+    votes = [vote(error, there) for error, there in errors]
+    assert judge_failure(votes) == verdict
 
 
 def test_a_damaged_part_is_mended_first():
-    votes = [agreement.vote(CheckpointCorrupt("x"), True, lambda ok=ok: ok) for ok in (True, False)]
-    assert votes == ["leave", "mend"] and agreement.judge_failure(votes) == "mend"
-    assert agreement.judge_failure([*votes, "raise"]) == "raise"
+    votes = [vote(CheckpointCorrupt("x"), True, lambda ok=ok: ok) for ok in (True, False)]
+    assert votes == ["leave", "mend"] and judge_failure(votes) == "mend"
+    assert judge_failure([*votes, "raise"]) == "raise"
 
 
 def test_what_options_refuse():

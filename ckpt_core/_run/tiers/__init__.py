@@ -7,19 +7,22 @@ across all processes are restored, from either tier, and of one number the newes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_core import _load
-from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, all_take_for
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
+from ckpt_core._events import logger
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
+from ckpt_core._run.tiers.folders import local_root as local_root
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
-from ckpt_core._run.tiers.places import local_root as local_root
-from ckpt_core._run.tiers.run_file import read_run as read_run
-from ckpt_core._run.tiers.run_file import run_text as run_text
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
+
+_LOOKS = 3
+"""Number of times to list the directory, if every listed step is deleted before it is read."""
 
 
 class Tiers:
@@ -139,3 +142,75 @@ class Tiers:
             raise
         ours = opened[-1]
         return restored, ours.record.token if isinstance(ours, NativeCheckpoint) else ""
+
+
+def restore_newest(
+    directory: str,
+    restore: Callable[[int, bool | None], RestoredStep],
+    strict_latest: bool,
+    list_steps: Callable[[], Sequence[tuple[int, bool | None]]],
+    damaged: Callable[[int], None],
+    alone: bool = True,
+) -> RestoredStep | None:
+    """The result of ``restore`` for the newest step it can restore; None if there is no step.
+
+    Args:
+        directory: for messages.
+        restore: restores one step, of those that were listed.
+        strict_latest: raise if the newest step is damaged, instead of trying older ones.
+        list_steps: lists the steps as process 0 sees them, so that all processes try the same ones, from
+            the same tier.
+        damaged: called for each step that is skipped.
+        alone: whether this process is the only one.
+
+    Raises:
+        CheckpointCorrupt: there are steps, and none can be loaded; or, with ``strict_latest``, the
+            newest one cannot.
+        CheckpointNotFound: all listed steps were deleted before they could be read.
+    """
+    for _ in range(_LOOKS):
+        candidates = list_steps()
+        failures: list[tuple[int, CheckpointError]] = []
+        for step, local_first in reversed(candidates):
+            try:
+                return restore(step, local_first)
+            except (CheckpointCorrupt, CheckpointNotFound) as error:
+                # as all processes take it: where they failed for different reasons, they must not go different ways
+                if all_take_for(error, CheckpointNotFound, alone):
+                    if step in {listed for listed, _ in list_steps()}:
+                        raise
+                    logger.info("%s: step %d was deleted meanwhile", directory, step)
+                    continue
+                if strict_latest or not all_take_for(error, CheckpointCorrupt, alone):
+                    raise
+                failures.append((step, error))
+                damaged(step)
+                _warn(f"{directory}: step {step} is damaged and skipped: {error}")
+        if failures:
+            raise _none_loads(directory, failures)
+        if not candidates:
+            return None
+    raise CheckpointNotFound(
+        f"{directory}: the steps in it are deleted faster than they can be read: does its "
+        "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"
+    )
+
+
+def _warn(message: str) -> None:
+    logger.warning(message)
+    warnings.warn(
+        message, RuntimeWarning, stacklevel=6
+    )  # the caller of Checkpointer: past restore_newest, the method and its in_turn wrapper
+
+
+def _none_loads(directory: str, failures: list[tuple[int, CheckpointError]]) -> CheckpointCorrupt:
+    step, error = failures[0]
+    numbers = ", ".join(str(failed) for failed, _ in failures)
+    newest = CheckpointCorrupt(
+        f"{directory}: none of the steps {numbers} can be loaded, and training does not start from scratch by "
+        f"accident. Newest, step {step}: {error}",
+        file=getattr(error, "file", None),
+        leaf=getattr(error, "leaf", None),
+    )
+    newest.__cause__ = error
+    return newest

@@ -1,7 +1,7 @@
 """Copies of the parts of other processes, whose partner this process is; made in the background.
 
 No step waits for a copy. The thread that saved a step asks for copies of it, unless copies of an
-earlier step are still being made; see ``partners.judge_copies``.
+earlier step are still being made; see ``judge.judge_copies``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._exchange import BLOCK_BYTES, Key
 from ckpt_core._run.tiers.fetch import Target, bring
-from ckpt_core._run.tiers.partners import CopyState
+from ckpt_core._run.tiers.judge import CopyState
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._run.tiers.places import Offers
 
 _LOOK_SECS = 0.2
 _STALLED_SECS = 10.0
@@ -33,29 +32,23 @@ class Copier:
     """Fetches the parts of the processes whose partner this one is, one step at a time.
 
     Args:
-        index: of this process.
-        peers: the processes of the run.
-        offers: gets the copies, so that other processes can fetch them.
+        peers: the processes of the run; they can fetch the copies from this one.
         target: for the index of a process and a step, where the copy of its part goes.
         bytes_per_sec: limit of the rate; None for no limit.
     """
 
     def __init__(
         self,
-        index: int,
         peers: Peers,
-        offers: Offers,
         target: Callable[[int, int, Callable[[], None]], Target],
         bytes_per_sec: int | None,
     ) -> None:
         self.sources: Sequence[int] = [
-            source for source, partner in enumerate(peers.partners) if partner == index
+            source for source, partner in enumerate(peers.partners) if partner == peers.index
         ]
         self.active = len(peers.partners) > 1 and None not in peers.partners
         self._peers = peers
-        self._offers = offers
         self._target = target
-        self._index = index
         self._bytes_per_sec = bytes_per_sec
         # small enough that a connection is never quiet for long
         self._block_bytes = min(BLOCK_BYTES, bytes_per_sec or BLOCK_BYTES)
@@ -140,9 +133,11 @@ class Copier:
 
         try:
             target = self._target(key.writer, key.step, may_go_on)
-            if self._offers.path(key) != target.path:  # else it was copied before the last restart
+            if (
+                self._peers.offers.path(key) != target.path
+            ):  # else it was copied before the last restart
                 bring(key, pieces, target)
-                self._offers.put(key, target.path)
+                self._peers.offers.put(key, target.path)
         finally:
             self._moves(works=False)
             with contextlib.suppress(ConnectionError):
@@ -172,7 +167,7 @@ class Copier:
             if self._works:  # to write and verify a large part takes a while
                 self._moved = time.monotonic()
             moved = max(self._moved, server.last_used if server is not None else 0.0)
-            fetched = server is None or server.was_done(Key(*self._now, self._index))
+            fetched = server is None or server.was_done(Key(*self._now, self._peers.index))
             if (fetched and self._state != "busy") or time.monotonic() - moved > _STALLED_SECS:
                 return
             time.sleep(_LOOK_SECS)

@@ -1,24 +1,25 @@
-"""Brings a part from another place to this process's directory, and verifies every byte of it.
+"""Brings parts from other places to this process's directory, and verifies every byte of them.
 
-The copy is equal to the original to the byte, ckpt.json included, and appears by the same commit as a save.
+A copy is equal to the original to the byte, ckpt.json included, and appears by the same commit as a save.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
+from ckpt_core._events import logger
 from ckpt_core._exchange import BLOCK_BYTES, Key, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.parts import Source
+from ckpt_core._run.tiers.judge import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._run.tiers.places import Offers
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
@@ -77,24 +78,59 @@ def bring(key: Key, pieces: Pieces, target: Target) -> Record:
     return record
 
 
-def bring_from(
-    source: Source,
-    key: Key,
-    peers: Peers,
-    offers: Offers,
-    target: Target,
-    may_go_on: Callable[[], None] = lambda: None,
-) -> Record:
-    """Brings a part from another process, or from another folder of this one; raises as ``bring``.
+class Fetched(NamedTuple):
+    """A part that was brought here.
 
-    Args:
-        source, key: where, and what.
-        peers: the processes of the run.
-        offers: what this process sees.
-        target: where to.
-        may_go_on: called after each block; raises if it has become too late.
+    Attributes:
+        record: its ckpt.json.
+        source: that gave it.
+        failures: what the sources before answered.
     """
 
+    record: Record
+    source: Source
+    failures: list[str]
+
+
+def fetch_first(
+    save: tuple[int, str],
+    sources: Sequence[Source],
+    peers: Peers,
+    target: Target,
+    what: str,
+    may_go_on: Callable[[], None] = lambda: None,
+) -> Fetched:
+    """Brings a part from the first of its sources that gives it, another process or another folder of this one.
+
+    Args:
+        save: step and token.
+        sources: the best first.
+        peers: the processes of the run.
+        target: where to.
+        what: is brought, and could not be, for the message.
+        may_go_on: called before each source and after each block; raises if it has become too late.
+
+    Raises:
+        CheckpointCorrupt: none gives it; the message says what each answered.
+    """
+    failures: list[str] = []
+    for source in sources:
+        key = Key(*save, source.writer)
+        try:
+            may_go_on()
+            record = _bring_from(source, key, peers, target, may_go_on)
+        except (CheckpointError, OSError) as error:
+            if (interrupt := raised_by_a_handler(error)) is not None:
+                raise interrupt from None
+            failures.append(f"from process {source.process}: {error}")
+        else:
+            return Fetched(record, source, failures)
+    raise CheckpointCorrupt(f"{what}: {'; '.join(failures)}")
+
+
+def _bring_from(
+    source: Source, key: Key, peers: Peers, target: Target, may_go_on: Callable[[], None]
+) -> Record:
     def watched(pieces: Pieces) -> Pieces:
         def some(position: int) -> Iterator[bytes]:
             for piece in pieces(position):
@@ -104,7 +140,7 @@ def bring_from(
         return some
 
     if source.process == peers.index:
-        offered = offers.find(key)
+        offered = peers.offers.find(key)
         if offered is None:
             raise ConnectionError("it was here and is gone")
         return bring(key, watched(pieces_of_directory(offered.path, offered.names)), target)
@@ -134,3 +170,80 @@ def pieces_of_directory(path: str, names: tuple[str, ...]) -> Pieces:
                 yield piece
 
     return pieces
+
+
+class Mender:
+    """Gets the parts that this process lacks or that are damaged here, from wherever they are whole.
+
+    Each process does so by itself, when it opens the step: all have agreed on the sources before, in
+    ``judge.judge``, and the others only serve files meanwhile.
+
+    Args:
+        peers: the processes of the run.
+        target: for a step, where its own part goes; raises if it may not go there.
+    """
+
+    def __init__(self, peers: Peers, target: Callable[[int], Target]) -> None:
+        self._peers = peers
+        self._target = target
+        self._missing: dict[int, tuple[str, list[Source]]] = {}
+        self._damaged: dict[tuple[int, str], str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, steps: Mapping[int, WholeStep]) -> None:
+        """Takes over what all agreed on."""
+        mine = self._peers.index
+        self._missing = {
+            step: (whole.token, whole.sources[mine])
+            for step, whole in steps.items()
+            if mine in whole.sources
+        }
+
+    def is_whole(self, step: int, token: str | None, path: str, max_host_bytes: int) -> bool:
+        """Whether every byte of this process's own part is as it was saved; else it is ignored and replaced."""
+        report = verify_part(path, max_host_bytes)
+        if not report.ok and token is not None:
+            self._damaged[step, token] = str(report.problems[0])
+        return report.ok
+
+    def is_damaged(self, step: int, token: str) -> bool:
+        """Whether this process's own part of a save was found damaged."""
+        return (step, token) in self._damaged
+
+    def mend(self, step: int) -> None:
+        """Gets this process's part of a whole step, if it lacks it; blocks meanwhile.
+
+        Raises:
+            CheckpointCorrupt: no source gave it; the message says what each answered.
+            CheckpointNotFound: it may not be brought here.
+        """
+        if step not in self._missing:
+            return
+        with self._lock:
+            if step not in self._missing:
+                return
+            token, sources = self._missing[step]
+            mine, target = self._peers.index, self._target(step)
+            lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
+            fetched = fetch_first((step, token), sources, self._peers, target, lost)
+            for writer in (
+                fetched.source.writer,
+                mine,
+            ):  # its partner asks for the part of this process
+                self._peers.offers.put(Key(step, token, writer), target.path)
+            self._log(step, token, fetched, target.path)
+            del self._missing[step]
+
+    def _log(self, step: int, token: str, fetched: Fetched, path: str) -> None:
+        damage = self._damaged.pop((step, token), None)
+        lost = "was missing" if damage is None else f"was damaged ({damage})"
+        where = "another folder of this host"
+        if fetched.source.process != self._peers.index:
+            where = f"process {fetched.source.process}"
+        logger.warning(
+            "%s: this process's part of the step %s; it was fetched from %s and verified%s",
+            path,
+            lost,
+            where,
+            f", after failures {'; '.join(fetched.failures)}" if fetched.failures else "",
+        )

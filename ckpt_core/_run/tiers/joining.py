@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_core._directory import PosixBackend
-from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
 from ckpt_core._events import logger
-from ckpt_core._exchange import Key
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_checksums
 from ckpt_core._format.record import FileRecord, Record
 from ckpt_core._load.checkpoint import NativeCheckpoint, SavedItem
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.fetch import Target, bring_from
-from ckpt_core._run.tiers.parts import Source, WholeStep
+from ckpt_core._run.tiers.fetch import Target, fetch_first
+from ckpt_core._run.tiers.judge import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
-from ckpt_core._run.tiers.places import Offers
 from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_context, read_index
 
 _NODE_FILE_BYTES = 64 * MIB
@@ -39,7 +36,6 @@ class Joining:
 
     Args:
         peers: the processes of the run.
-        offers: the parts that this process sees.
         directory: of this process; the hidden folder is made there.
         backend: of that directory.
         timeout_secs: for how long the other processes wait in a load.
@@ -51,14 +47,12 @@ class Joining:
     def __init__(
         self,
         peers: Peers,
-        offers: Offers,
         directory: str,
         backend: PosixBackend,
         timeout_secs: float,
     ) -> None:
         self.steps: dict[int, WholeStep] = {}
         self._peers = peers
-        self._offers = offers
         self._directory = directory
         self._backend = backend
         self._timeout_secs = timeout_secs
@@ -116,7 +110,7 @@ class Joining:
                     f"({self._timeout_secs:g} s)"
                 )
 
-        peers, failures = self._peers, list[str]()
+        peers = self._peers
         here, count = peers.machines[peers.index], len(peers.everyone)
 
         def distance(source: Source) -> tuple[bool, bool, int]:
@@ -125,19 +119,9 @@ class Joining:
             return process != peers.index, elsewhere, (process - peers.index) % count
 
         target = Target(path, self._backend, False, may_go_on)
-        for source in sorted(sources, key=distance)[:_TRIES]:
-            try:
-                may_go_on()
-                named = Key(*key, source.writer)
-                return bring_from(source, named, peers, self._offers, target, may_go_on)
-            except (CheckpointError, OSError) as error:
-                if (interrupt := raised_by_a_handler(error)) is not None:
-                    raise interrupt from None
-                failures.append(f"from process {source.process}: {error}")
-        raise CheckpointCorrupt(
-            f"a part of step {key[0]}, which another number of processes saved, could not be brought here: "
-            f"{'; '.join(failures)}"
-        )
+        lacking = f"a part of step {key[0]}, which another number of processes saved, could not be brought here"
+        nearest = sorted(sources, key=distance)[:_TRIES]
+        return fetch_first(key, nearest, peers, target, lacking, may_go_on).record
 
 
 class _Joined:

@@ -8,36 +8,28 @@ from typing import Any
 
 from ckpt_core import _load
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory import PosixBackend, is_locked
 from ckpt_core._directory.step_names import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
     all_go_on,
+    mark_known_to_all,
     raised_by_a_handler,
 )
 from ckpt_core._events import logger
+from ckpt_core._exchange import Key
 from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._processes import next_tag
 from ckpt_core._results import RestoredStep
-from ckpt_core._run.directory import RunDirectory
 from ckpt_core._run.in_flight import InFlight
-from ckpt_core._run.lease import OWNER_FILE, Lease
 from ckpt_core._run.lineage import Lineage
-from ckpt_core._run.steps import Steps
-from ckpt_core._run.tiers.agreement import damage_of, judge_failure, vote
+from ckpt_core._run.steps import RunDirectory
 from ckpt_core._run.tiers.copying import Copier
-from ckpt_core._run.tiers.fetch import Target
+from ckpt_core._run.tiers.fetch import Mender
+from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
-from ckpt_core._run.tiers.keeping import Keeping
-from ckpt_core._run.tiers.mending import Mender
-from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
-from ckpt_core._run.tiers.peers import meet
-from ckpt_core._run.tiers.places import Key, Offers, look_around, offered_of
-from ckpt_core._run.tiers.run_file import folder_of
+from ckpt_core._run.tiers.judge import Sight, judge, judge_failure, parse_judgement, vote
+from ckpt_core._run.tiers.peers import Offers, meet
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
-from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
 
 
@@ -51,36 +43,32 @@ class LocalTier:
     """
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
-        processes, options, names = directory.processes, directory.options, directory.steps.names
-        index, count = processes.index, processes.count
-        folder = folder_of(run, directory.path)
-        self.directory = f"{root}/{folder}/process_{index}-of-{count}"
+        processes, options = directory.processes, directory.options
+        self._folders = folders = Folders(
+            f"{root}/{folder_of(run, directory.path)}",
+            processes.index,
+            processes.count,
+            directory.steps.names,
+            durable=options.durable,
+        )
+        self.directory = folders.path
         self.in_flight = InFlight(self.directory)
-        self._backend = PosixBackend()
-        self._steps = Steps(self.directory, self._backend, names)
         self._processes = processes
         self._options = options
         self._read_only = directory.read_only
-        self._lease = Lease(self.directory, self._backend)
         self._run = run
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
         self._has_saved = False
-        self._keeping = Keeping(self.directory, self._backend, names, count)
         if not self._read_only:
-            self._keeping.clean()
-        self._offers = Offers(self._backend.read)
+            folders.clean()
         shared = directory.path if directory.local and not directory.read_only else None
-        self._peers = meet(processes, options, self._offers.find, shared)
-        self._close_peers = weakref.finalize(self, self._peers.close)
+        self._peers = peers = meet(processes, options, Offers(), shared)
+        self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
-        self._mender = Mender(index, self._peers, self._offers, weakly(self._own_target))
-        self._joining = Joining(
-            self._peers, self._offers, self.directory, self._backend, options.timeout_secs
-        )
-        limit = options.partner_bytes_per_sec
-        copy_target = weakly(self._copy_target)
-        self._copier = Copier(index, self._peers, self._offers, copy_target, limit)
+        self._mender = Mender(peers, folders.own_target)
+        self._joining = Joining(peers, self.directory, folders.backend, options.timeout_secs)
+        self._copier = Copier(peers, folders.copy_target, options.partner_bytes_per_sec)
         # Equal on all processes: a step of which all have copies, and the one copied now or last.
         self._protected: int | None = None
         self._copied: int | None = None
@@ -96,18 +84,8 @@ class LocalTier:
         return self._run.newer(step, token, than=self._complete[step])
 
     def claim(self) -> None:
-        """Claims this process's directory: the next commit of an older writer there fails.
-
-        If the directory cannot be written, only warns: a restore still works, and the first save
-        will raise the error.
-        """
-        try:
-            self._lease.take()
-            self._keeping.claim_others()
-        except OSError as error:
-            if raised_by_a_handler(error) is not None:
-                raise
-            logger.warning("%s could not be claimed for this run: %s", self.directory, error)
+        """Claims this process's directory: the next commit of an older writer there fails."""
+        self._folders.claim()
 
     def follow(self, run: Lineage) -> None:
         """Takes over which saves count, as another writer may have changed it."""
@@ -133,10 +111,8 @@ class LocalTier:
             )
         self._complete = {step: one for step, one in self._complete.items() if not gone(step)}
         self._copier.cancel()
-        self._keeping.delete_where(self._steps, gone)
-        self._keeping.delete_copies(gone)
-        self._keeping.delete_in_others(gone)
-        self._offers.keep(lambda key: not gone(key.step))
+        self._folders.delete(gone)
+        self._peers.offers.keep(lambda key: not gone(key.step))
 
     def forget(self, run: Lineage) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
@@ -146,10 +122,13 @@ class LocalTier:
 
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
-        index, count, names = self._processes.index, self._processes.count, self._steps.names
-        around = look_around(self.directory, index, count, names, self._backend, self._run)
-        places = self._mender.whole(around)
-        self._offers.replace(offered_of(places, index))
+        damaged = self._mender.is_damaged
+        places = [
+            place
+            for place in self._folders.look(self._run)
+            if not (place.seen.own and damaged(place.seen.step, place.seen.token))
+        ]
+        self._peers.offers.replace(offered_of(places, self._processes.index))
         sight = Sight([place.seen for place in places], mends=not self._read_only)
         machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(
@@ -186,49 +165,19 @@ class LocalTier:
                 return self._joining.open(step)
             self._mender.mend(step)
             found = self._opened.get(step)
-            return self._steps.open(step) if found is None else found
+            return self._folders.own.open(step) if found is None else found
 
         return open_part
 
-    def _own_target(self, step: int) -> Target:
-        """Where a part goes that this process lacks.
-
-        Raises:
-            CheckpointNotFound: another Checkpointer uses the directory.
-        """
-        if not self._lease.taken and is_locked(f"{self.directory}/{OWNER_FILE}"):
-            raise CheckpointNotFound(
-                f"{self.directory}: the part of step {step} is not here, and is not fetched while another "
-                "Checkpointer uses this directory: restore the step, which takes the directory over"
-            )
-        path = self._steps.path(step)
-        return Target(path, self._backend, self._options.durable, self._check_claim)
-
-    def _check_claim(self) -> None:
-        if self._lease.taken:
-            self._lease.check()
-
-    def _copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
-        """Where the copy of another process's part goes."""
-
-        def may_commit() -> None:
-            wanted()
-            self._lease.check()
-
-        path = self._keeping.steps_of_copies(source).path(step)
-        return Target(path, self._backend, self._options.durable, may_commit)
-
     def prepare(self, what: StepToSave, copy: Copy | None) -> Callable[[], None]:
         """Takes the snapshot; returns the function that commits it and deletes old steps."""
-        path = self._steps.new_path(what.step)
-        if not self._backend.exists(f"{self.directory}/{OWNER_FILE}"):
-            # The directory is new or was emptied; no other writer has claimed it. Claim it again.
-            self._lease.close()
-            self._lease = Lease(self.directory, self._backend)
+        folders = self._folders
+        path = folders.own.new_path(what.step)
+        folders.claim_again_if_emptied()
         job = SaveJob(
             path,
             True,
-            self._backend,
+            folders.backend,
             what.fields,
             self._options,
             self._processes,
@@ -242,16 +191,15 @@ class LocalTier:
 
         def committed(saved: Saved) -> None:
             if saved.part is not None:  # before any process hears that all have committed
-                self._offers.put(Key(what.step, saved.token, saved.part.writer), path)
-            self._keeping.discard_leftovers(of_others=False)
+                self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
+            folders.discard_leftovers(of_others=False)
 
-        save = LocalSave(job, self._lease, committed, lambda: self._copier.told)
+        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
-            if what.step not in self._complete and self._is_mine():
-                # left by a failed save, or of another lineage
-                self._keeping.discard(self._steps, what.step)
+            if what.step not in self._complete and folders.is_mine():
+                folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             self._opened.pop(what.step, None)
@@ -259,8 +207,8 @@ class LocalTier:
             if not self._has_saved:
                 self._leave_others()
             self._has_saved = True
-            if self._is_mine():
-                self._keeping.discard(self._steps, what.step, but=path)  # another prefix of names
+            if folders.is_mine():
+                folders.discard(what.step, but=path)  # another prefix of names
                 self._retain(what.step, saved)
 
         return save_and_retain
@@ -269,16 +217,8 @@ class LocalTier:
         """After the first save: steps of another number of processes are not needed any more."""
         self._complete = {s: t for s, t in self._complete.items() if s not in self._joining.steps}
         self._joining.note({})
-        if self._is_mine():
-            self._keeping.discard_leftovers(of_others=True)
-
-    def _is_mine(self) -> bool:
-        """Whether this writer still owns the directory; if not, its steps may be another run's."""
-        try:
-            self._lease.check()
-        except (CheckpointError, OSError):
-            return False
-        return True
+        if self._folders.is_mine():
+            self._folders.discard_leftovers(of_others=True)
 
     def _retain(self, step: int, saved: Saved) -> None:
         """Keeps the newest complete steps and the saved one; deletes this process's other parts.
@@ -290,10 +230,9 @@ class LocalTier:
         kept = {step, *sorted(complete)[-self._options.local_max_to_keep :]}
         if saved.part is not None:
             kept |= self._needed(step, saved) & set(complete)
-            self._keeping.retain_copies(kept, self._copier.sources if self._copier.active else ())
-            self._offers.keep(lambda key: key.step in kept)
+            self._peers.offers.keep(lambda key: key.step in kept)
         self._complete = {step: complete[step] for step in kept}
-        self._keeping.delete_where(self._steps, lambda other: other not in kept)
+        self._folders.retain(kept, self._copier.sources if self._copier.active else ())
 
     def _needed(self, step: int, saved: Saved) -> set[int]:
         """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
@@ -339,7 +278,7 @@ class LocalTier:
                         continue
                 self._complete.pop(step, None)
                 logger.warning("step %d is not restored from local directories: %s", step, error)
-                return damage_of(self.directory, step, error, self._processes.count)
+                return self._damage_of(step, error)
 
     def _copy_again(self, step: int) -> None:
         """After a restore: partners copy the newest step where they lost their copies of it."""
@@ -347,7 +286,7 @@ class LocalTier:
         if not self._copier.active or step != newest or step in self._joining.steps:
             return
         self._copied = step
-        if self._lease.taken and not self._copier.busy:
+        if self._folders.lease.taken and not self._copier.busy:
             self._copier.copy(step, self._complete[step])
 
     def _agree_after(self, step: int, error: Exception) -> str:
@@ -356,13 +295,13 @@ class LocalTier:
         if alone and raised_by_a_handler(error) is not None:
             raise error
 
-        path = self._steps.path(step)
+        path = self._folders.own.path(step)
 
         def is_whole() -> bool:
             token, limit = self._complete.get(step), self._options.max_host_bytes
             return alone or self._mender.is_whole(step, token, path, limit)
 
-        there = self._backend.exists(path)
+        there = self._folders.backend.exists(path)
         return self._processes.gather_decide(
             next_tag(),
             vote(error, there, is_whole),
@@ -371,6 +310,24 @@ class LocalTier:
             "give up a local step",
         )
 
+    def _damage_of(self, step: int, error: Exception) -> CheckpointCorrupt:
+        """What is raised if no other tier has a step that could not be restored because of ``error``."""
+        hint = ""
+        if self._processes.count > 1:
+            hint = (
+                " (from local directories each process restores what its own devices held at the save: "
+                "other shardings need a step of the persistent directory)"
+            )
+        named = error if isinstance(error, CheckpointCorrupt) else None
+        damage = CheckpointCorrupt(
+            f"{self.directory}: step {step}: {error}{hint}",
+            file=named and named.file,
+            leaf=named and named.leaf,
+        )
+        damage.__cause__ = error
+        mark_known_to_all(damage, CheckpointCorrupt.__name__)  # by the agreement on it
+        return damage
+
     def close(self, secs_left: float | None = None) -> None:
         """Releases the claim, when partners have copies of the last step or no grace period is left."""
         limit_secs = self._options.timeout_secs
@@ -378,6 +335,5 @@ class LocalTier:
             self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         finally:
             self._joining.discard()
-            self._keeping.close()
             self._peers.close()
-            self._lease.close()
+            self._folders.close()

@@ -1,4 +1,4 @@
-"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer."""
+"""How the processes of a run reach each other's local steps, agreed once for each Checkpointer; and what each offers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._directory import (
     SECRET_FILE,
+    PosixBackend,
     make_secret,
     read_secret,
     this_machine,
@@ -24,15 +26,17 @@ from ckpt_core._exchange import (
     BLOCK_BYTES,
     IDLE_SECS,
     Connection,
+    Key,
+    Offered,
     Peer,
     Server,
-    Shelf,
     choose_address,
     route_to,
 )
+from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, coordinator_host, next_tag
-from ckpt_core._run.tiers.partners import choose_partner
+from ckpt_core._run.tiers.judge import choose_partner
 
 _CALL = "open local directories to each other"
 _SECRET_BYTES = 32
@@ -45,12 +49,56 @@ _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
 
 
+class Offers:
+    """The parts that other processes may fetch from this one; may be used by any thread."""
+
+    def __init__(self) -> None:
+        self._read = PosixBackend().read
+        self._paths: dict[Key, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: Key, path: str) -> None:
+        """Offers the part at a path."""
+        with self._lock:
+            self._paths[key] = path
+
+    def replace(self, paths: dict[Key, str]) -> None:
+        """Offers these parts and no other."""
+        with self._lock:
+            self._paths = dict(paths)
+
+    def keep(self, wanted: Callable[[Key], bool]) -> None:
+        """Offers no longer those that are not wanted."""
+        with self._lock:
+            self._paths = {key: path for key, path in self._paths.items() if wanted(key)}
+
+    def path(self, key: Key) -> str | None:
+        """Where a part is."""
+        with self._lock:
+            return self._paths.get(key)
+
+    def find(self, key: Key) -> Offered | None:
+        """The files of a part, from its record; a ``Shelf``."""
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            data = self._read(path, RECORD_FILE)
+            record = None if data is None else load_record(data)
+        except (CheckpointError, OSError):
+            return None
+        if record is None or record.token != key.token:
+            return None  # it was replaced in the meantime
+        return Offered(path, (RECORD_FILE, *sorted(record.files)))
+
+
 @dataclass(frozen=True)
 class Peers:
     """The processes of a run, and where each serves its local steps.
 
     Attributes:
         everyone: one per process.
+        offers: the parts that this process gives.
         secret: what every request carries.
         partners: for each process, the one that keeps copies of its parts, or None.
         server: that of this process; None if it serves nothing.
@@ -59,6 +107,7 @@ class Peers:
     """
 
     everyone: tuple[Peer, ...]
+    offers: Offers
     secret: str
     partners: tuple[int | None, ...]
     server: Server | None
@@ -86,13 +135,13 @@ class Peers:
 
 
 def meet(
-    processes: Processes, options: Options, shelf: Shelf, directory: str | None = None
+    processes: Processes, options: Options, offers: Offers, directory: str | None = None
 ) -> Peers:
     """Starts this process's server and learns where the others are; all processes must call it.
 
     Args:
         processes, options: of the run.
-        shelf: what this process gives.
+        offers: the parts that this process gives.
         directory: the persistent directory, where it is one of a file system: the secret is made there.
 
     Raises:
@@ -101,7 +150,7 @@ def meet(
     """
     machine = this_machine()
     if processes.count == 1:
-        return Peers((Peer(machine, "", 0),), "", (None,), None)
+        return Peers((Peer(machine, "", 0),), offers, "", (None,), None)
     tag = next_tag()
     private, why, refused = _private(options, directory if processes.index == 0 else None)
     mine = json.dumps([machine, this_network(), route_to(coordinator_host()), private is not None])
@@ -120,7 +169,7 @@ def meet(
     found = [told[:3] for told in found]
     proof = "" if private is None else _derived(private, "proof", nonce)
     server, address = _serve(
-        choose_address([told[1:] for told in found], processes.index), secret, shelf
+        choose_address([told[1:] for told in found], processes.index), secret, offers
     )
     try:
         everyone, partners = _introduce(
@@ -137,7 +186,7 @@ def meet(
             server.close()
         raise
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    return Peers(everyone, secret, partners, server, idle_secs, processes.index)
+    return Peers(everyone, offers, secret, partners, server, idle_secs, processes.index)
 
 
 def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
@@ -158,10 +207,10 @@ def _derived(private: bytes, what: str, nonce: str) -> str:
     return hmac.new(private, f"ckpt {what} {nonce}".encode(), hashlib.sha256).hexdigest()
 
 
-def _serve(address: str | None, secret: str, shelf: Shelf) -> tuple[Server | None, str]:
+def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | None, str]:
     try:
         if address is not None:
-            return Server(address, secret, shelf), address
+            return Server(address, secret, offers.find), address
         logger.warning(
             "no address is known at which other hosts could reach this process: they cannot fetch local steps from it"
         )

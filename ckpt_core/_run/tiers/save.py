@@ -11,7 +11,7 @@ from ckpt_core._format.part import Part
 from ckpt_core._format.versions import library_versions
 from ckpt_core._processes import next_tag
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.tiers.partners import judge_copies
+from ckpt_core._run.tiers.judge import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
 from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.coverage import Shares, holding_of, share

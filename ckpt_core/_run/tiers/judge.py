@@ -1,4 +1,6 @@
-"""Which local steps are whole, judged from the parts that all processes see: pure functions.
+"""What the processes decide about local steps, from what each of them says: pure functions.
+
+Which steps are whole, what all do after a restore that failed, and which process keeps copies of whose parts.
 
 A step is whole if every process has its own part of it with one token, or can get one that is as
 good as its own. The token identifies the save that wrote the part, so parts of two saves with the
@@ -8,12 +10,20 @@ is whole if the part of each of them is there, and they differ in regions of arr
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ckpt_core._errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    is_of_target,
+    raised_by_a_handler,
+)
 from ckpt_core._format.part import Runs, contains
 from ckpt_core._run.lineage import Order
 
@@ -21,6 +31,15 @@ _NAMED = 5
 """Maximum number of processes named in a message as lacking a step."""
 _SOURCES = 3
 """Maximum number of processes from which one tries to fetch a part."""
+_OF_THE_MACHINE = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
+)
+"""Errors of the system that say nothing about the files: too few descriptors, no memory, no permission."""
+
+Partners = Literal["host"] | Callable[[int, int], int] | None
+"""``Options.partners``."""
+
+# ---------------------------------------------------------------------- which steps are whole
 
 
 class Seen(NamedTuple):
@@ -251,3 +270,99 @@ class _Search:
         held = {n for runs in found for first, last in runs for n in range(first, last + 1)}
         absent = [process for process in range(self._count) if process not in held]
         return [found[runs] for runs in sorted(found)], absent
+
+
+# ---------------------------------------------------------------- after a restore that failed
+
+
+def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: True) -> str:
+    """One process's vote after a failed restore of a local step, for ``judge_failure``.
+
+    Returns ``"mend"`` (its part is damaged or gone: a copy of it may help), ``"leave"`` (try another
+    copy of the step), ``"raise"`` (no other copy would help) or ``""`` (abstain).
+
+    Args:
+        error: what the restore raised here.
+        there: whether the step is still in the directory of this process.
+        is_whole: verifies this process's part; called only if the error may come from damage.
+    """
+    if raised_by_a_handler(error) is not None or is_of_target(error):
+        return "raise"  # it says nothing about the directory
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return "raise"
+    if isinstance(error, CheckpointNotFound):
+        return "" if there else "mend"  # there: only an item is missing
+    if isinstance(error, (CheckpointCorrupt, OSError)):
+        # otherwise the damage is that of another process, or other shardings are wanted
+        return "leave" if there and is_whole() else "mend"
+    if type(error) is CheckpointError:
+        return ""  # most likely the report of another process's failure
+    return "raise"  # the code is wrong, not the directory
+
+
+def judge_failure(votes: Sequence[str]) -> str:
+    """``"mend"``, ``"leave"`` or ``"raise"``: what all processes do."""
+    if "raise" in votes:
+        return "raise"
+    return next((verdict for verdict in ("mend", "leave") if verdict in votes), "raise")
+
+
+# ------------------------------------------------------------------------------------ copies
+
+
+def choose_partner(partners: Partners, machines: Sequence[str], index: int) -> int | None:
+    """The process that keeps copies of the parts of process ``index``; None for no copies.
+
+    Raises:
+        ValueError: the caller's function gives no other process of the run.
+    """
+    count = len(machines)
+    if partners is None or count == 1:
+        return None
+    if partners == "host":
+        return _on_next_machine(machines, index)
+    chosen = partners(index, count)
+    if type(chosen) is not int or not 0 <= chosen < count or chosen == index:
+        raise ValueError(
+            f"Options.partners({index}, {count}) gave {chosen!r}: it must give the index of another "
+            f"process, from 0 to {count - 1}"
+        )
+    return chosen
+
+
+def _on_next_machine(machines: Sequence[str], index: int) -> int:
+    """A process on the next machine, of the same place in it; with one machine, the next process."""
+    ordered = list(dict.fromkeys(machines))
+    if len(ordered) == 1:
+        return (index + 1) % len(machines)
+    at = ordered.index(machines[index])
+    place = [i for i, machine in enumerate(machines) if machine == machines[index]].index(index)
+    following = ordered[(at + 1) % len(ordered)]
+    theirs = [i for i, machine in enumerate(machines) if machine == following]
+    return theirs[place % len(theirs)]
+
+
+CopyState = Literal["off", "idle", "busy", "done"]
+"""Of the copies that one process makes: of which step, see ``judge_copies``."""
+
+
+def judge_copies(told: Sequence[Any]) -> dict[str, Any]:
+    """On process 0, before a save: what is to be copied, and what all have.
+
+    All copy the same steps, so that there is one of which every part has a copy. While any process
+    still copies, none begins with another step.
+
+    Args:
+        told: for each process ``[state, step, token]``: "busy" copying that step, "done" with it,
+            "idle" since it has copied none or could not, "off" without partners.
+
+    Returns:
+        ``copies``: whether the step that is about to be saved is copied; ``protected``: step and
+        token of which all have a copy, or None.
+    """
+    states = [state for state, _, _ in told]
+    same = all(one == told[0] for one in told)
+    return {
+        "copies": not {"off", "busy"} & set(states),
+        "protected": told[0][1:] if same and states[0] == "done" else None,
+    }

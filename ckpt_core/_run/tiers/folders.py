@@ -1,0 +1,361 @@
+"""The folders below a local directory: which parts of steps lie in them, who may write, and what is deleted.
+
+A process has its own parts in ``process_<i>-of-<n>``. Beside it may be folders of other indices:
+processes of this host, or hosts that have changed places; and of other numbers of processes, if the
+run had as many before. In each may be folders ``partner-of_<j>-of-<n>`` with copies of the parts of
+process j.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ckpt_core._directory import PosixBackend, is_locked, refuse_file, resolve
+from ckpt_core._directory.step_names import StepNames
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
+from ckpt_core._events import logger
+from ckpt_core._exchange import Key
+from ckpt_core._format.part import Part, contains
+from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
+from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.steps import Steps
+from ckpt_core._run.tiers.fetch import Target
+from ckpt_core._run.tiers.judge import Seen
+
+LINEAGE_FILE = ".ckpt-lineage"
+"""File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
+_FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
+_COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
+_MOST_FOLDERS = 64
+"""Maximum number of folders of other processes in which a process looks."""
+
+
+def local_root(directory: str | os.PathLike[str]) -> str:
+    """The absolute path of a ``local_directory``.
+
+    Raises:
+        ValueError: it is a URL and not a path on this host.
+        NotADirectoryError: it is a file.
+    """
+    root, local = resolve(directory)
+    if not local:
+        raise ValueError(f"local_directory must be on a file system of this host, got {root}")
+    refuse_file(root)
+    return root
+
+
+def folder_of(run: Lineage, directory: str) -> str:
+    """The folder of a run in local directories: its name with a hash of the persistent directory's path.
+
+    A copy of that directory is another run.
+    """
+    if not run.name:
+        return "none"
+    where = hashlib.sha256(directory.encode(errors="surrogateescape")).hexdigest()
+    return f"{run.name}-{where[:8]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a step, and where it is.
+
+    Attributes:
+        seen: what the others are told of it.
+        path: its directory.
+        opened: the part, with its ckpt.json read.
+    """
+
+    seen: Seen
+    path: str
+    opened: NativeCheckpoint
+
+    @property
+    def key(self) -> Key:
+        """Identifies its content."""
+        return Key(self.seen.step, self.seen.token, self.seen.writer)
+
+
+class Folders:
+    """The folder of one process, and those that lie beside it.
+
+    Args:
+        root: folder of the run in the local directory.
+        index, count: of this process.
+        names: names of step directories.
+        durable: whether what is written is fsynced.
+
+    Attributes:
+        path: the folder of this process.
+        backend: of the folders.
+        own: the steps in it, of which each is a part.
+        lease: who may write there.
+    """
+
+    def __init__(
+        self, root: str, index: int, count: int, names: StepNames, *, durable: bool
+    ) -> None:
+        self.path = f"{root}/process_{index}-of-{count}"
+        self.backend = PosixBackend()
+        self.own = Steps(self.path, self.backend, names)
+        self.lease = Lease(self.path, self.backend)
+        self._root = root
+        self._index = index
+        self._count = count
+        self._durable = durable
+        self._leases_of_others: list[Lease] = []
+
+    # ------------------------------------------------------------------------------------ look
+
+    def look(self, run: Lineage) -> list[Place]:
+        """The readable parts that count here, first the own ones, and beside it.
+
+        Args:
+            run: parts of histories that it has left do not count.
+        """
+        mine = os.path.basename(self.path)
+        others = sorted(self._beside(), key=lambda name: (_numbers(name)[1] != self._count, name))
+        found: list[Place] = []
+        for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
+            path = f"{self._root}/{folder}"
+            try:
+                marked = (self.backend.read(path, LINEAGE_FILE) or b"").decode(errors="replace")
+                for steps in self._steps_in(path):
+                    found += self._parts_in(steps, steps is self.own, run, marked)
+            except OSError as error:
+                if raised_by_a_handler(error) is not None:
+                    raise
+                logger.warning("%s cannot be read: %s", path, error)
+        return found
+
+    def _parts_in(self, steps: Steps, mine: bool, run: Lineage, marked: str) -> Iterator[Place]:
+        """The parts in one folder that count; logs the unreadable ones."""
+        # versions before 0.2 wrote no note of the part into its record
+        default = Part.own(*_numbers(os.path.basename(steps.directory)))
+        for step, opened in _opened_in(steps):
+            record = opened.record
+            part = record.part or default
+            order = run.order(step, record.token, marked, record.created_unix_secs)
+            if order is None or not part.writer < part.count == default.count:
+                continue
+            own = mine and contains(part.serves, self._index)
+            other = 0 if part.count == self._count else part.count
+            seen = Seen(step, record.token, order, part.writer, part.serves, own, other, part.alike)
+            yield Place(seen, opened.path, opened)
+
+    def _beside(self) -> list[str]:
+        """Names of the folders of other processes, also of other numbers of them."""
+        mine = os.path.basename(self.path)
+        names = self.backend.children(self._root)
+        return sorted(name for name in names if _FOLDER.fullmatch(name) and name != mine)
+
+    def _of_other_numbers(self) -> list[str]:
+        """Folders beside this one that another number of processes left."""
+        names = (name for name in self._beside() if _numbers(name)[1] != self._count)
+        return [f"{self._root}/{name}" for name in names]
+
+    def _steps_in(self, folder: str) -> list[Steps]:
+        """The parts in a folder, and the copies that it has of others."""
+        parts = self.own if folder == self.path else self._steps(folder)
+        return [parts, *self._copies_in(folder)]
+
+    def _copies_in(self, folder: str) -> list[Steps]:
+        names = sorted(filter(_COPIES.fullmatch, self.backend.children(folder)))
+        return [self._steps(f"{folder}/{name}") for name in names]
+
+    def _copies(self) -> list[Steps]:
+        """All copies here, also of processes whose partner this one was earlier."""
+        return self._copies_in(self.path) if self._count > 1 else []
+
+    def _steps(self, folder: str) -> Steps:
+        return Steps(folder, self.backend, self.own.names)
+
+    # ----------------------------------------------------------------------------------- write
+
+    def claim(self) -> None:
+        """Claims the folder: the next commit of an older writer there fails.
+
+        Also folders of other numbers of processes whose writers still live, until ``close``: if such a folder
+        were deleted, its writer would take it for emptied, and go on. If they cannot be written, only warns: a
+        restore still works, and the first save will raise the error.
+        """
+        try:
+            self.lease.take()
+            for other in self._of_other_numbers():
+                if is_locked(f"{other}/{OWNER_FILE}"):
+                    self._leases_of_others.append(Lease(other, self.backend))
+                    self._leases_of_others[-1].take()
+        except OSError as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s could not be claimed for this run: %s", self.path, error)
+
+    def claim_again_if_emptied(self) -> None:
+        """Before a save: a folder that is new or was emptied no other writer has claimed."""
+        if not self.backend.exists(f"{self.path}/{OWNER_FILE}"):
+            self.lease.close()
+            self.lease = Lease(self.path, self.backend)
+
+    def is_mine(self) -> bool:
+        """Whether this writer still owns the folder; if not, its steps may be another run's."""
+        try:
+            self.lease.check()
+        except (CheckpointError, OSError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Releases the claims."""
+        for lease in (*self._leases_of_others, self.lease):
+            lease.close()
+
+    def own_target(self, step: int) -> Target:
+        """Where a part goes that this process lacks.
+
+        Raises:
+            CheckpointNotFound: another Checkpointer uses the folder.
+        """
+        if not self.lease.taken and is_locked(f"{self.path}/{OWNER_FILE}"):
+            raise CheckpointNotFound(
+                f"{self.path}: the part of step {step} is not here, and is not fetched while another "
+                "Checkpointer uses this directory: restore the step, which takes the directory over"
+            )
+
+        def may_commit() -> None:
+            if self.lease.taken:
+                self.lease.check()
+
+        return Target(self.own.path(step), self.backend, self._durable, may_commit)
+
+    def copy_target(self, source: int, step: int, wanted: Callable[[], None]) -> Target:
+        """Where the copy of another process's part goes."""
+
+        def may_commit() -> None:
+            wanted()
+            self.lease.check()
+
+        path = self._steps(f"{self.path}/{_copies_of(source, self._count)}").path(step)
+        return Target(path, self.backend, self._durable, may_commit)
+
+    # ---------------------------------------------------------------------------------- delete
+
+    def clean(self) -> None:
+        """Deletes what dead writers left unfinished."""
+        for steps in (self.own, *self._copies()):
+            with contextlib.suppress(OSError):  # a save there raises the same error
+                self.backend.clean(steps.directory)
+
+    def delete(self, unwanted: Callable[[int], bool]) -> None:
+        """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
+        others = [one for folder in self._of_other_numbers() for one in self._steps_in(folder)]
+        for steps in (self.own, *self._copies(), *others):
+            self._delete_in(steps, unwanted)
+
+    def retain(self, kept: Collection[int], sources: Sequence[int]) -> None:
+        """Deletes own parts and copies of other steps, and the copies for processes that are no sources."""
+        wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
+        for copies in self._copies():
+            if copies.directory in wanted:
+                self._delete_in(copies, lambda step: step not in kept)
+            else:
+                with contextlib.suppress(OSError):  # another time
+                    self.backend.delete(copies.directory)
+        self._delete_in(self.own, lambda step: step not in kept)
+
+    def discard(self, step: int, but: str = "") -> None:
+        """Deletes this process's part of a step, but not at the path ``but``; a failure is only logged."""
+        self._discard(self.own, step, but)
+
+    def _delete_in(self, steps: Steps, unwanted: Callable[[int], bool]) -> None:
+        for step in sorted(steps.look().names):
+            if unwanted(step):
+                self._discard(steps, step)
+
+    def _discard(self, steps: Steps, step: int, but: str = "") -> None:
+        for name in steps.look().names.get(step, ()):
+            path = f"{steps.directory}/{name}"
+            if path == but:
+                continue
+            try:
+                self.backend.delete(path)
+            except FileNotFoundError:
+                pass  # another process of this host deletes it, too
+            except BlockingIOError:
+                logger.info("%s is being read, and stays for now", path)
+            except OSError as error:
+                logger.warning("could not delete %s: %s", path, error)
+
+    def discard_leftovers(self, *, of_others: bool) -> None:
+        """Deletes the folders that dead processes of this run left beside this one.
+
+        There are such if other processes ran on this host before. Live ones take part in this save and
+        hold the locks of their owner files.
+
+        Args:
+            of_others: delete those of other numbers of processes, whose steps count until all have
+                committed a newer one; otherwise those of this number.
+        """
+        try:
+            self._discard_unowned(of_others)  # first: who deletes steps makes a folder look used
+            for folder in self._of_other_numbers() if of_others else ():
+                for steps in self._steps_in(folder):
+                    self._delete_in(steps, lambda _: True)
+        except OSError as error:
+            logger.warning("could not delete leftovers next to %s: %s", self.path, error)
+
+    def _discard_unowned(self, of_others: bool) -> None:
+        locks_work = is_locked(f"{self.path}/{OWNER_FILE}")
+        for name in self._beside():
+            if (_numbers(name)[1] != self._count) != of_others:
+                continue
+            path = f"{self._root}/{name}"
+            if is_abandoned(path, self.backend, locks_work):
+                with contextlib.suppress(OSError):  # other processes of this host may delete it too
+                    self.backend.delete(path)
+
+
+def _opened_in(steps: Steps) -> Iterator[tuple[int, NativeCheckpoint]]:
+    """The readable checkpoints in one folder, by step; logs the unreadable ones."""
+    listing = steps.look()
+    for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
+        try:
+            opened = open_checkpoint(f"{steps.directory}/{name}")
+        except CheckpointNotFound:
+            continue  # deleted meanwhile
+        except (CheckpointError, OSError) as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
+            continue
+        if isinstance(opened, NativeCheckpoint):
+            yield step, opened
+
+
+def _copies_of(index: int, count: int) -> str:
+    """The folder, in that of its partner, of copies of the parts of process ``index``."""
+    return f"partner-of_{index}-of-{count}"
+
+
+def _numbers(folder: str) -> tuple[int, int]:
+    """Index and number of processes in the name of a folder."""
+    _, writer, count = re.split(r"_|-of-(?=\d+$)", folder)
+    return int(writer), int(count)
+
+
+def offered_of(places: Iterable[Place], index: int) -> dict[Key, str]:
+    """The paths of parts by their keys; of equal parts the first.
+
+    A process's own part, if another one wrote it, is also offered in the place of that which it lost.
+    """
+    found: dict[Key, str] = {}
+    for place in places:
+        found.setdefault(place.key, place.path)
+        if place.seen.own:
+            found.setdefault(place.key._replace(writer=index), place.path)
+    return found
