@@ -18,7 +18,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._processes import Processes
 from ckpt_core._save.compared import digest_of
-from ckpt_core._save.job import PreparedItem, SaveJob
+from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.plan_digest import (
     Fact,
     Layout,
@@ -119,27 +119,6 @@ def agree_to_save(
         )
         raise CheckpointError(f"{target}: {text}")
     return answer["offer"]
-
-
-def done_by_all(
-    job: SaveJob, writers: Processes, tag: str, work: Callable[[], Any], what: str, **telling: Any
-) -> None:
-    """Calls ``work`` and waits until all writers have done theirs; if one fails, all raise.
-
-    Args:
-        job: job of the save.
-        writers: the processes that must call this together.
-        tag: tag of this agreement.
-        work: work of this process.
-        what: verb for messages, such as ``save``.
-        **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
-    """
-
-    def failed(index: int, text: str) -> CheckpointError:
-        kind = text.partition(": ")[0]
-        return told_by_another(kind, f"{job.target}: process {index} failed to {what}: {text}")
-
-    writers.run_on_all(tag, work, job.options.timeout_secs, failed, **telling)
 
 
 def judge_start(

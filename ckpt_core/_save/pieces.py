@@ -270,7 +270,7 @@ class _PieceWrite(Write):
     """
 
     def __init__(self, job: SaveJob, attempt: Attempt, token: str) -> None:
-        super().__init__(job, job.fields, [], token, "writer")
+        super().__init__(job, job.fields, [], token)
         self._attempt = attempt
         self._context = new_context(durable=job.options.durable)
         if not job.local:
@@ -357,6 +357,7 @@ class _PieceWrite(Write):
         if self._uploads is not None:
             self._uploads.send_indices()
         self.commit(self._attempt)
+        self.committed()
 
     def set_metadata(self, metadata: Any) -> None:
         """What the record will hold."""

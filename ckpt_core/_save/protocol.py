@@ -1,6 +1,7 @@
 """One save: flatten, plan and snapshot on the caller's thread; then write and commit.
 
-An asynchronous save writes and commits in a background thread.
+An asynchronous save writes and commits in a background thread. ``PreparedSave`` has all processes write into one
+directory, which process 0 commits; ``_run/tiers/save.py`` has a directory for each, and all commit or none.
 """
 
 from __future__ import annotations
@@ -14,30 +15,177 @@ from typing import Any
 
 from ckpt_core import _processes
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._events import Event, Kind, logger, tell
+from ckpt_core._format.versions import library_versions
 from ckpt_core._options import Options
+from ckpt_core._save.agreement import agree_to_save
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
-from ckpt_core._save.write import CALL, Write
+from ckpt_core._save.write import Write
 from ckpt_core._slow import Activity, watched
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
 
 
+class Snapshot:
+    """What a save has taken from its caller, and its agreements with the other processes.
+
+    Args:
+        job: job of the save.
+        call: what is done, for the other processes: one that does something else is detected.
+        verb: what this process does, for messages.
+
+    Attributes:
+        events: of the save, and how far it is.
+        fields: what the record holds besides the items; a copy that the caller cannot change.
+        items: the prepared items.
+        refusal: why this process cannot save, which ``agree`` tells the others and raises.
+        blocking_secs: how long the caller was blocked.
+    """
+
+    def __init__(self, job: SaveJob, call: str = "save", verb: str = "save") -> None:
+        self.events = SaveEvents(job.target, job.step, job.options)
+        self.fields = RecordFields(job.fields.single)
+        self.items: list[PreparedItem] = []
+        self.refusal: Exception | None = None
+        self.blocking_secs = 0.0
+        self._job = job
+        self._call = call
+        self._verb = verb
+        self._tag = _processes.next_tag() if job.processes.count > 1 else ""
+
+    def take(self, items: Mapping[str, Any], begin: Callable[[], None] = lambda: None) -> None:
+        """Copies or references all values as they are now.
+
+        With several processes, an error is kept and raised in ``agree``, after the other processes have
+        been told: they wait for this one there.
+
+        Args:
+            items: values to save, by item name.
+            begin: called when all are taken.
+        """
+        self.events.happened("save_started")
+        try:
+            with watched(self.events.activity, "taking the snapshot"):
+                fields = self._job.fields.frozen()
+                self.items, shared = prepare_items(items, self._job)
+                self.fields = replace(fields, shared=shared)
+                begin()
+            self.blocking_secs = self.events.happened("snapshot_taken")
+        except BaseException as error:
+            if self._job.processes.count == 1 or not isinstance(error, Exception):
+                self.refuse(error)
+                self.events.happened("save_failed", error=error)
+                raise
+            self.refusal = error
+
+    def refuse(self, error: BaseException) -> None:
+        """Tells the others, who wait in ``agree``, that this process does not take part."""
+        self._job.processes.refuse(self._tag, self._call, error)
+
+    def agree(
+        self,
+        settings: Mapping[str, Any],
+        offer: Callable[[], Any],
+        combine: Callable[[list[Any]], Any] = lambda offers: offers[0],
+    ) -> Any:
+        """Agreement 1 of several processes: all save the same; the answer to what they offer.
+
+        Args:
+            settings: what must be equal on all besides items and fields, by the name that a message uses.
+            offer: makes what this process sends along, when its arrays are on the host.
+            combine: makes the answer from the offers of all, on process 0.
+
+        Raises:
+            CheckpointError: processes save different things, or another one cannot save.
+            Exception: why this process cannot.
+        """
+        job, offered = self._job, None
+        try:
+            if self.refusal is None:
+                self.events.activity.enter("waiting for arrays on their way to the host")
+                self.items[:] = [item.landed() for item in self.items]  # their values are compared
+                offered = offer()
+        except Exception as error:
+            self.refusal = error  # the other processes wait for this one: tell them, then raise
+        self.events.activity.enter("agreeing what is saved")
+        common = {
+            "Options(durable=)": job.options.durable,
+            "whether one state or named items are saved": job.fields.single,
+            "the version of ckpt": library_versions().get("ckpt-core"),
+        }
+        return agree_to_save(
+            job.processes,
+            self._tag,
+            self._call,
+            job.target,
+            self.items,
+            {**settings, **common},
+            offered,
+            self.refusal,
+            job.options.timeout_secs,
+            combine,
+        )
+
+    def on_all(self, moment: str, work: Callable[[], Any], **telling: Any) -> None:
+        """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise.
+
+        Args:
+            moment: names this agreement: what all have done with their parts then.
+            work: work of this process.
+            **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
+        """
+        job = self._job
+        if job.processes.count == 1:
+            work()
+            return
+
+        def noted() -> Any:
+            found = work()
+            self.events.activity.enter(f"waiting until all processes have {moment} their parts")
+            return found
+
+        def failed(index: int, text: str) -> CheckpointError:
+            kind = text.partition(": ")[0]
+            return told_by_another(
+                kind, f"{job.target}: process {index} failed to {self._verb}: {text}"
+            )
+
+        tag, limit_secs = f"{self._tag}/{moment}", job.options.timeout_secs
+        job.processes.run_on_all(tag, noted, limit_secs, failed, **telling)
+
+
 class PreparedSave:
     """A save whose snapshot is taken. It is either run once, or undone; later calls do nothing.
 
+    The caller's thread takes the snapshot; another thread may run it. The processes agree three times: before
+    writing, after writing, and after the commit by process 0.
+
     Args:
-        write: writes and commits the checkpoint.
-        give_back: removes the attempt's directory, if the checkpoint is never written.
+        job: job of the save.
+        around: see ``Around``; None to just write and commit.
     """
 
-    def __init__(self, write: Callable[[], None], give_back: Callable[[], None]) -> None:
-        self._write = write
-        self._give_back = give_back
+    def __init__(self, job: SaveJob, around: Around | None = None) -> None:
+        self._job = job
+        self._around = around
+        self._snapshot = Snapshot(job)
+        self._token = job.token or secrets.token_hex(16)
+        self._attempt: Attempt | None = None
+        self._agreeing = False
         self._claims: dict[str, object] = {}
+
+    def take_snapshot(self, items: Mapping[str, Any]) -> None:
+        """Takes the snapshot of all items; process 0 also begins, unless that comes later."""
+        job = self._job
+        at_once = job.processes.index == 0 and job.local and job.waits_for_disk
+        try:
+            self._snapshot.take(items, self._begin if at_once else lambda: None)
+        except BaseException:
+            self._abort()
+            raise
 
     def run(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
@@ -45,7 +193,8 @@ class PreparedSave:
         try:
             # after an exception of a signal handler, a lock would not tell who has taken it
             if self._claims.setdefault("by", me) is me:
-                self._write()
+                write = self._write_and_commit
+                write() if self._around is None else self._around(write)
         except BaseException:
             if self._claims.get("by") is me:
                 self._give_back()
@@ -57,112 +206,105 @@ class PreparedSave:
         if self._claims.setdefault("by", me) is me:
             self._give_back()
 
+    def _write_and_commit(self) -> None:
+        snapshot, index = self._snapshot, self._job.processes.index
+        with snapshot.events.failing(), aborting(self._abort):
+            if index == 0 and self._attempt is None and snapshot.refusal is None:
+                self._begin_later()
+            self._agreeing = True
+            attempt = self._agree_to_start()
+            write = Write(
+                self._job,
+                snapshot.fields,
+                snapshot.items,
+                self._token,
+                snapshot.events.activity,
+                snapshot.blocking_secs,
+            )
+            # with several processes, each also sends the digests of its files to process 0
+            digests = write.digests.extend
+            snapshot.on_all("written", lambda: write.own_part(attempt), tell=str, hear=digests)
+            commit = (lambda: write.commit(attempt)) if index == 0 else (lambda: None)
+            snapshot.on_all("committed", commit)
+            write.committed()
+        self._attempt = None
+        snapshot.events.committed(write.written_bytes, snapshot.blocking_secs)
 
-def prepare_save(
-    job: SaveJob, items: Mapping[str, Any], around: Around | None = None
-) -> PreparedSave:
-    """Takes the snapshot of all items; returns the save, ready to be written and committed.
-
-    Args:
-        job: job of the save.
-        items: values to save, by item name.
-        around: see ``Around``; None to just write and commit.
-    """
-    save = _Save(job)
-    run = save.write_and_commit
-    prepared = PreparedSave(run if around is None else lambda: around(run), save.cancel)
-    save.take_snapshot(items)
-    return prepared
-
-
-class _Save:
-    """One save. The caller's thread takes the snapshot; another thread may write and commit."""
-
-    def __init__(self, job: SaveJob) -> None:
-        self._job = job
-        self._events = SaveEvents(job.target, job.step, job.options)
-        self._tag = _processes.next_tag() if job.processes.count > 1 else ""
-        self._token = job.token or secrets.token_hex(16)
-        self._attempt: Attempt | None = None
-        self._agreeing = False
-        self._fields = RecordFields(job.fields.single)
-        self._items: list[PreparedItem] = []
-        self._refusal: Exception | None = None
-        self._blocking_secs = 0.0
-
-    def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Copies or references all values as they are now; process 0 also begins, unless that comes later.
-
-        With several processes, an error is kept and raised in ``write_and_commit``, after the other
-        processes have been told: they wait for this one there.
-        """
-        self._events.happened("save_started")
-        try:
-            with watched(self._events.activity, "taking the snapshot"):
-                self._fields = self._job.fields.frozen()
-                self._items, shared = prepare_items(items, self._job)
-                self._fields = replace(self._fields, shared=shared)
-                at_once = self._job.local and self._job.waits_for_disk
-                if self._job.processes.index == 0 and at_once:
-                    self._attempt = self._begin()
-            self._blocking_secs = self._events.happened("snapshot_taken")
-        except BaseException as error:
-            if self._job.processes.count == 1 or not isinstance(error, Exception):
-                self._job.processes.refuse(self._tag, CALL, error)
-                self._abort()
-                self._events.happened("save_failed", error=error)
-                raise
-            self._refusal = error
-
-    def _begin(self) -> Attempt:
+    def _begin(self) -> None:
         job = self._job
         if job.guard is not None:
             job.guard.take()
             # in an object store, an attempt begins by deleting the files of an unfinished one
             if not job.local:
                 job.guard.check()
-        return job.backend.begin(
+        self._attempt = job.backend.begin(
             job.target, overwrite=job.overwrite, durable=job.options.durable, token=self._token
         )
 
     def _begin_later(self) -> None:
         """Begins the attempt on the thread that writes."""
         try:
-            self._attempt = self._begin()
+            self._begin()
         except Exception as error:
             if self._job.processes.count == 1:
                 raise
-            self._refusal = error
+            self._snapshot.refusal = error
 
-    def write_and_commit(self) -> None:
-        """Writes and commits the checkpoint; if that fails, its files are removed."""
-        with self._events.failing(), aborting(self._abort):
-            job = self._job
-            later = self._attempt is None and self._refusal is None
-            if job.processes.index == 0 and later:
-                self._begin_later()
-            write = Write(
-                self._job, self._fields, self._items, self._token, self._tag, self._events.activity
+    def _agree_to_start(self) -> Attempt:
+        """Agreement 1: all processes save the same, into the attempt that process 0 began; gives it to each.
+
+        Raises:
+            CheckpointError: processes save different things, a process cannot save, or a process
+                does not see the files of process 0.
+        """
+        job, begun = self._job, self._attempt
+        if job.processes.count == 1:
+            assert begun is not None
+            return begun
+
+        def offer() -> Any:
+            if begun is None:
+                return None
+            begun.write("ckpt.token", self._token.encode(), passing=True)
+            return [begun.path, self._token]
+
+        settings = {"the path": job.target, "overwrite=": job.overwrite}
+        path, self._token = self._snapshot.agree(settings, offer)
+        attempt = begun or job.backend.join(job.target, path, durable=job.options.durable)
+        self._snapshot.on_all("seen", lambda: self._refuse_unseen(attempt))
+        return attempt
+
+    def _refuse_unseen(self, attempt: Attempt) -> None:
+        """Raises CheckpointError if this process does not see the token file of process 0."""
+        try:
+            seen = attempt.read("ckpt.token")
+        except FileNotFoundError:
+            seen = b""
+        if seen != self._token.encode():
+            raise CheckpointError(
+                f"{self._job.target} is not a directory that all processes share: process "
+                f"{self._job.processes.index} does not see what process 0 wrote in it"
             )
-            write.snapshot_secs = self._blocking_secs
-            self._agreeing = True
-            attempt = write.agree_to_start(self._attempt, self._refusal)
-            write.write_items(attempt)
-            write.commit(attempt)
-        self._attempt = None
-        self._events.committed(write.written_bytes, self._blocking_secs)
 
-    def cancel(self) -> None:
-        """Removes the attempt; tells other processes, unless ``write_and_commit`` has."""
+    def _give_back(self) -> None:
+        """Removes the attempt; tells other processes, unless they were told."""
         if not self._agreeing:
-            refusal = CheckpointError("its save could not begin")
-            self._job.processes.refuse(self._tag, CALL, refusal)
+            self._snapshot.refuse(CheckpointError("its save could not begin"))
         self._abort()
 
     def _abort(self) -> None:
         if self._attempt is not None:
             self._attempt.abort()
             self._attempt = None
+
+
+def prepare_save(
+    job: SaveJob, items: Mapping[str, Any], around: Around | None = None
+) -> PreparedSave:
+    """Takes the snapshot of all items; returns the save, ready to be written and committed."""
+    prepared = PreparedSave(job, around)
+    prepared.take_snapshot(items)
+    return prepared
 
 
 @contextlib.contextmanager

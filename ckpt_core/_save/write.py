@@ -1,14 +1,12 @@
-"""Writes and commits a prepared save; for ``save_async``, on the background thread."""
+"""Writes what one process has of a prepared save, and makes all of it durable and visible."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from ckpt_core._devices import shardings
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError
 from ckpt_core._events import Progress
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._format.packed import pack
@@ -20,7 +18,6 @@ from ckpt_core._format.record import (
     dump_record,
 )
 from ckpt_core._format.versions import library_versions
-from ckpt_core._save.agreement import agree_to_save, done_by_all
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.describe import metadata_files
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
@@ -39,28 +36,23 @@ from ckpt_core._storage import (
 
 _FILES_UNDER_WAY = 4
 """Number of data files on their way to an object store at once."""
-CALL = "save"
-"""The call that this process tells the others, so that a process in another call is detected."""
 
 
 class Write:
-    """Writes and commits one prepared save.
-
-    The processes agree three times: before writing (``agree_to_start``), after writing
-    (``write_items``) and after the commit by process 0 (``commit``).
+    """One process's part in one save, and on process 0 what makes a checkpoint of all parts.
 
     Args:
         job: job of the save.
-        fields: what the record holds besides the items; a copy that the caller cannot change.
+        fields: what the record holds besides the items.
         items: the prepared items; when written, each is replaced by one with arrays on the host.
-        token: token of the attempt, on process 0.
-        tag: tag of the round in which the processes agree.
+        token: token of the attempt.
         activity: is told how far the save is.
+        snapshot_secs: how long the caller was blocked, for the record.
 
     Attributes:
-        snapshot_secs: how long the caller was blocked, for the record.
         written_bytes: size of the arrays that this process wrote.
         part: in a local directory of one of several processes, which part of the step it is.
+        digests: on process 0, what ``own_part`` gave on each process.
     """
 
     def __init__(
@@ -69,136 +61,51 @@ class Write:
         fields: RecordFields,
         items: list[PreparedItem],
         token: str,
-        tag: str,
         activity: Activity | None = None,
+        snapshot_secs: float = 0.0,
     ) -> None:
         self._job = job
         self._fields = fields
         self._items = items
         self._token = token
-        self._tag = tag
         self._activity = activity or Activity("save", job.target, job.step, None, None)
-        self.snapshot_secs = 0.0
+        self._snapshot_secs = snapshot_secs
         self.written_bytes = 0
         self.part: Part | None = None
         self._began = time.monotonic()
         self._described: dict[str, FileRecord] = {}  # digests that are known already
-        self._digests: list[str] = []  # on process 0: digest_own() of each process
+        self.digests: list[str] = []
         alone = job.local and job.writers.count == 1 and job.options.link_unchanged
         self._links = job.links if alone else None
         self._linked: list[Linked] = []
         self._checksums: dict[str, dict[str, list[int]]] = {}
         self._uploads: Uploads | None = None  # into an object store
 
-    def agree_to_start(self, attempt: Attempt | None, refusal: Exception | None) -> Attempt:
-        """Agreement 1: all processes save the same, into the attempt that process 0 began.
-
-        Args:
-            attempt: the attempt on process 0; None on other processes.
-            refusal: exception that stopped preparation here; sent to the others so that nobody
-                waits.
-
-        Returns:
-            The attempt, on every process.
-
-        Raises:
-            CheckpointError: processes save different things, a process cannot save, or a process
-                does not see the files of process 0.
-        """
-        job = self._job
-        if job.processes.count == 1:
-            assert attempt is not None
-            return attempt
-        try:
-            if refusal is None:  # values are compared, so they must be there
-                self._activity.enter("waiting for arrays on their way to the host")
-                self._items[:] = [item.landed() for item in self._items]
-            if attempt is not None:
-                attempt.write("ckpt.token", self._token.encode(), passing=True)
-        except Exception as error:
-            refusal = error  # the other processes wait for this one: tell them, then raise
-        self._activity.enter("agreeing what is saved")
-        said = agree_to_save(
-            job.processes,
-            self._tag,
-            CALL,
-            job.target,
-            self._items,
-            {
-                "the path": job.target,
-                "overwrite=": job.overwrite,
-                "Options(durable=)": job.options.durable,
-                "whether one state or named items are saved": job.fields.single,
-                "the version of ckpt": library_versions().get("ckpt-core"),
-            },
-            None if attempt is None else [attempt.path, self._token],
-            refusal,
-            job.options.timeout_secs,
-        )
-        joined = attempt or job.backend.join(job.target, said[0], durable=job.options.durable)
-        self._token = said[1]
-        self._on_all("seen", lambda: self._refuse_unseen(joined))
-        return joined
-
-    def _refuse_unseen(self, attempt: Attempt) -> None:
-        """Raises CheckpointError if this process does not see the token file of process 0."""
-        try:
-            seen = attempt.read("ckpt.token")
-        except FileNotFoundError:
-            seen = b""
-        if seen != self._token.encode():
-            raise CheckpointError(
-                f"{self._job.target} is not a directory that all processes share: process "
-                f"{self._job.processes.index} does not see what process 0 wrote in it"
-            )
-
-    def write_items(self, attempt: Attempt) -> None:
-        """Agreement 2: all processes have written their arrays and states.
-
-        With several processes, each also sends the digests of its files to process 0.
-        """
-
-        def work() -> str:
-            self.write_own(attempt)
-            if self._job.writers.count == 1:
-                return ""  # commit() digests all files
-            index, local = self._job.writers.index, self._job.local
-            sent = {} if self._uploads is None else self._uploads.files
-            return digest_own(attempt, self._items, index, local, self._context, sent)
-
-        self._on_all("written", work, tell=str, hear=self._digests.extend)
+    def own_part(self, attempt: Attempt) -> str:
+        """Writes what this process has; gives the digests of its files, if there are other processes."""
+        self.write_own(attempt)
+        if self._job.writers.count == 1:
+            return ""  # make_durable() digests all files
+        index, local = self._job.writers.index, self._job.local
+        sent = {} if self._uploads is None else self._uploads.files
+        return digest_own(attempt, self._items, index, local, self._context, sent)
 
     def commit(self, attempt: Attempt) -> None:
-        """Agreement 3: process 0 has fsynced the checkpoint and made it visible.
+        """On process 0: makes the checkpoint durable, then visible.
 
         In between it asks the guard whether this run still owns the directory.
         """
-
-        def work() -> None:
-            self.make_durable(attempt)
-            self._activity.enter("committing")
-            # directly before the commit, so that another run has little time to claim the directory
-            if self._job.guard is not None:
-                self._job.guard.check()
-            attempt.commit()
-
-        self._on_all("committed", work if self._job.writers.index == 0 else lambda: None)
-        self.committed()
+        self.make_durable(attempt)
+        self._activity.enter("committing")
+        # directly before the commit, so that another run has little time to claim the directory
+        if self._job.guard is not None:
+            self._job.guard.check()
+        attempt.commit()
 
     def committed(self) -> None:
         """Called after the commit: the next save may link files of this one."""
         if self._links is not None:
             self._links.committed()
-
-    def _on_all(self, what: str, work: Callable[[], Any], **telling: Any) -> None:
-        def noted() -> Any:
-            found = work()
-            if self._job.writers.count > 1:
-                self._activity.enter(f"waiting until all processes have {what} their parts")
-            return found
-
-        tag = f"{self._tag}/{what}"
-        done_by_all(self._job, self._job.writers, tag, noted, "save", **telling)
 
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
@@ -347,7 +254,7 @@ class Write:
             topology=shardings.topology(),
             created_unix_secs=time.time(),
             durations={
-                "snapshot_secs": round(self.snapshot_secs, 6),
+                "snapshot_secs": round(self._snapshot_secs, 6),
                 "write_secs": round(time.monotonic() - self._began, 6),
             },
             packed=pack(small) if (small := attempt.small_files()) else b"",
@@ -369,7 +276,7 @@ class Write:
                     name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes
                 }
         local = self._job.local
-        return digest_all(attempt, self._items, self._digests, known, local, self._context)
+        return digest_all(attempt, self._items, self.digests, known, local, self._context)
 
     def _describe(self, attempt: Attempt) -> None:
         """On process 0: writes the metadata files, which do not depend on array data."""

@@ -17,7 +17,7 @@ TIMEOUT_SECS = 4
 # The hooks are in the victim only. A survivor that the runtime ends with it reports nothing.
 LOST = """
 from ckpt_core import _processes
-from ckpt_core._save import write
+from ckpt_core._save import protocol, write
 VICTIM, PHASE = {victim}, {phase!r}
 leaving = [n for n in range(count) if n != VICTIM]
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -38,7 +38,7 @@ def before(owner, name, when=lambda *a: True):
 def arm():
     run_on_all = _processes.Processes.run_on_all
     if PHASE == "agreeing":
-        before(write.Write, "agree_to_start")
+        before(protocol.PreparedSave, "_agree_to_start")
     elif PHASE == "writing":
         before(write.ArrayWriter, "finish")
     elif PHASE == "written":  # its part is durable, and nobody has been told

@@ -122,7 +122,7 @@ def test_the_watching_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         return new(before)[0]
 
     def new(earlier: list[threading.Thread]) -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one not in earlier]
+        return [one for one in threading.enumerate() if one.is_alive() and one not in earlier]
 
     first = begin()
     assert first.daemon
