@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ def _call_listener(listener: Listener, event: Event, name: str) -> None:
 
 
 def _record(event: Event) -> None:
+    if sys.modules.get("jax") is None:
+        return  # nobody can listen before the program has imported it
     name = f"/ckpt/{event.kind}"
     jax.monitoring.record_event_duration_secs(name, event.secs)
     if event.bytes:
