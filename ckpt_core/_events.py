@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class Event:
             ``delete_failed``.
         path: path or URL of the checkpoint.
         step: step number in a Checkpointer's directory, else None.
-        bytes: array bytes that this process wrote or read; in a progress event, so far.
+        bytes: array bytes that this process wrote or read; in a progress event, so far. A compressed save stays at 0
+            until TensorStore writes what it has compressed, in memory.
         total_bytes: in a progress event, the final value of ``bytes``; else 0.
         secs: seconds since the save or restore was called.
         error: the error, in the ``*_failed`` events.
@@ -97,6 +99,8 @@ def _call_listener(listener: Listener, event: Event, name: str) -> None:
 
 
 def _record(event: Event) -> None:
+    if sys.modules.get("jax") is None:
+        return  # nobody can listen before the program has imported it
     name = f"/ckpt/{event.kind}"
     jax.monitoring.record_event_duration_secs(name, event.secs)
     if event.bytes:

@@ -120,6 +120,7 @@ class ProgressBar:
             progress.BarColumn(),
             progress.DownloadColumn(),
             progress.TransferSpeedColumn(),
+            progress.TimeElapsedColumn(),
             console=console,
             transient=True,
         )
@@ -148,8 +149,10 @@ class ProgressBar:
             name = os.path.basename(event.path) if event.step is None else f"step {event.step}"
             title = f"{self._doing.get(key, 'saving')} {name}"
             self._bars.start()
-            self._tasks[key] = self._bars.add_task(title, total=event.total_bytes)
-        self._bars.update(self._tasks[key], completed=event.bytes)
+            self._tasks[key] = self._bars.add_task(title, total=None)
+        # without a total the bar pulses: TensorStore compresses all that is in memory before it writes a byte
+        total = event.total_bytes if event.bytes else None
+        self._bars.update(self._tasks[key], completed=event.bytes, total=total)
 
     def _end(self, key: tuple[str, int]) -> None:
         self._doing.pop(key, None)

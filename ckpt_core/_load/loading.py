@@ -75,7 +75,7 @@ class Matched(NamedTuple):
     checkpoint: Checkpoint
     plans: Mapping[str, ItemPlan]
     context: Any
-    tally: Callable[[int], None]
+    tally: Tally
 
 
 def run(
@@ -137,7 +137,7 @@ def _load_once(
             failing.push(watching)
             context = new_context()
             plans = _match(checkpoint, choose(checkpoint), request, context, restores)
-            found = Matched(checkpoint, plans, context, _counting(activity, plans.values()))
+            found = Matched(checkpoint, plans, context, Tally(activity, plans.values()))
             failing.pop_all()
 
     def read(reading: Reading) -> None:
@@ -214,7 +214,7 @@ def execute(
     plan: ItemPlan,
     request: Request,
     context: Any,
-    tally: Callable[[int], None],
+    tally: Tally,
     reading: Reading,
     in_place: InPlace | None = None,
 ) -> list[Any]:
@@ -233,7 +233,8 @@ def execute(
     _read_texts(checkpoint, plan, leaves)
     wants = _wants(checkpoint, plan, request)
     # if no array is wanted, the database is not opened
-    arrays = reading(checkpoint, item, [*wants.values()], request.options, context) if wants else ()
+    given = ([*wants.values()], request.options, context, tally.under_way)
+    arrays = reading(checkpoint, item, *given) if wants else ()
     for result, (want, parts) in zip(wants, arrays, strict=True):
         if request.abandoned is not None:
             request.refuse_if_abandoned()
@@ -428,24 +429,32 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     happened("restored")
 
 
-def _counting(activity: Activity, plans: Iterable[ItemPlan]) -> Callable[[int], None]:
-    """A function that counts the bytes that were read, and sends events of progress if there is a listener."""
-    progress: Progress | None = None
-    if activity.listener is not None:
-        total_bytes = sum(
-            plan.item.specs[position].stored_bytes
-            for plan in plans
-            for result, position in enumerate(plan.positions)
-            if position is not None and result in plan.targets
-        )
-        progress = Progress(activity.path, activity.step, total_bytes, activity.listener)
+class Tally:
+    """Counts the bytes that a load has read, and sends events of progress if there is a listener.
 
-    def count(read_bytes: int) -> None:
-        activity.done_bytes += read_bytes
-        if progress is not None:
-            progress.reached(activity.done_bytes)
+    Attributes:
+        under_way: called with the bytes that were read of arrays that are not counted yet: a large one takes
+            seconds. None without a listener.
+    """
 
-    return count
+    def __init__(self, activity: Activity, plans: Iterable[ItemPlan]) -> None:
+        self.under_way: Callable[[int], None] | None = None
+        self._activity = activity
+        if activity.listener is not None:
+            total_bytes = sum(
+                plan.item.specs[position].stored_bytes
+                for plan in plans
+                for result, position in enumerate(plan.positions)
+                if position is not None and result in plan.targets
+            )
+            progress = Progress(activity.path, activity.step, total_bytes, activity.listener)
+            self.under_way = lambda more_bytes: progress.reached(activity.done_bytes + more_bytes)
+
+    def __call__(self, read_bytes: int) -> None:
+        """Counts one array."""
+        self._activity.done_bytes += read_bytes
+        if self.under_way is not None:
+            self.under_way(0)
 
 
 def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:

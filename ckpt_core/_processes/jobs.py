@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,8 @@ def coordination() -> Any:
     Raises:
         CheckpointError: several processes run, and nothing is known by which they could agree.
     """
+    if sys.modules.get("jax") is None:  # whoever has not imported it has joined nobody
+        return SimpleNamespace(client=None, preemption_sync_manager=None, address=None)
     try:
         from jax._src import distributed
 

@@ -14,9 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
-from jax.sharding import SingleDeviceSharding
-
 from ckpt_core._devices import shardings
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._format import orbax_write
@@ -24,6 +21,7 @@ from ckpt_core._format.record import ItemRecord, LeafRecord
 from ckpt_core._layout.chunks import chunk_shape
 from ckpt_core._layout.regions import Region, region_size, whole
 from ckpt_core._layout.writers import WriterTurns, shared_chunk_bytes
+from ckpt_core._lazy import jax
 from ckpt_core._save.compression import codecs_of
 from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
@@ -141,7 +139,8 @@ class TreePlan:
         return frozenset(
             leaf.name
             for leaf, stored in zip(self.leaves, self.signature.stored, strict=True)
-            if stored is None or (isinstance(stored[0], SingleDeviceSharding) and not stored[1])
+            if stored is None
+            or (isinstance(stored[0], jax.sharding.SingleDeviceSharding) and not stored[1])
         )
 
     @functools.cached_property
@@ -241,7 +240,9 @@ def _bound(array: Any) -> tuple[Any, bool]:
     """The sharding of an array, and whether it is committed; one object for all equal pairs."""
     sharding = array.sharding
     committed = getattr(array, "committed", True)
-    if type(sharding) is SingleDeviceSharding:  # a new object for each array: look it up by device
+    if (
+        type(sharding) is jax.sharding.SingleDeviceSharding
+    ):  # a new object for each array: look it up by device
         (device,) = sharding.device_set
         return _bound_to_device(device, sharding.memory_kind, committed)
     return _bound_to(sharding, committed)
@@ -249,7 +250,7 @@ def _bound(array: Any) -> tuple[Any, bool]:
 
 @functools.lru_cache(1024)
 def _bound_to_device(device: Any, memory_kind: str | None, committed: bool) -> tuple[Any, bool]:
-    return SingleDeviceSharding(device, memory_kind=memory_kind), committed
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind), committed
 
 
 @functools.lru_cache(1024)
@@ -361,7 +362,7 @@ class LeafPlanner:
                     elements += region_size(taken)
         region = whole(spec.stored_shape)
         as_it_is = (
-            type(sharding) is SingleDeviceSharding
+            type(sharding) is jax.sharding.SingleDeviceSharding
             and takes == [(0, (region,))]
             and (spec.kind == "key" or spec.stored_dtype == spec.dtype)
         )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from ckpt_core import _adapters
@@ -19,6 +18,7 @@ from ckpt_core._format import orbax_write, process_state
 from ckpt_core._format.record import ItemRecord
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._layout.regions import within
+from ckpt_core._lazy import jax
 from ckpt_core._save.compared import text_of_array, text_of_text
 from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import Landed, SaveJob

@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from typing import IO, Any
 
-import jax
 import numpy as np
 
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointCorrupt, Mismatch, StructureMismatch
+from ckpt_core._lazy import jax
 from ckpt_core._tree import flatten
 from ckpt_core.convert._npy import read_header
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, source_of

@@ -248,6 +248,34 @@ def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.Mo
     assert [one.bytes for one in told][-8:] == [(i + 1) * 2**21 for i in range(8)]
 
 
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_progress_within_one_large_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_numpy: bool
+) -> None:
+    """Its blocks are counted one by one: else the bar of a model of few leaves would stand still."""
+    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
+    ckpt.save(tmp_path / "one", {"w": np.ones((8, 1024, 1024), np.float32)})
+    heard = Heard()
+    ckpt.load(tmp_path / "one", as_numpy=as_numpy, options=ckpt.Options(on_event=heard))
+    told = [one.bytes for one in heard.events if one.kind == "progress"]
+    assert told == sorted(told)
+    assert len({done for done in told if 0 < done < 2**25}) >= 3
+    assert told[-1] == heard.events[-1].bytes == 2**25
+
+
+def test_the_bar_pulses_while_nothing_is_written() -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    bar = ckpt.events.ProgressBar(Console(file=Terminal(), force_terminal=True, width=100))
+    totals: list[float | None] = []
+    for done in (0, 0, 50):
+        bar(event("progress", bytes=done, total_bytes=100, secs=1.0))
+        totals += [task.total for task in bar._bars.tasks]  # pyright: ignore[reportPrivateUsage]
+    bar(event("committed", bytes=100))
+    assert totals == [None, None, 100]
+
+
 def test_one_listener_that_raises_hides_nothing_from_the_others() -> None:
     seen: list[Any] = []
 

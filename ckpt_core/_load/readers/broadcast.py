@@ -142,6 +142,7 @@ class Broadcast:
         wants: Sequence[Want],
         options: Options,
         context: Any,
+        watch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[Want, dict[Region, Array]]]:
         """The stored arrays of every wanted leaf, in order, verified by the process that read them.
 
@@ -163,7 +164,7 @@ class Broadcast:
         own = [
             want for one, (shared, alone) in rounds for want in self._own(wants, one, shared, alone)
         ]
-        source = read_leaves(checkpoint, item, own, options, context)
+        source = read_leaves(checkpoint, item, own, options, context, watch)
         parts: dict[Region, Array] = {}
         for one, (shared, _) in rounds:
             read = [next(source)[1] for _ in one]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from ckpt_core._background.threads import Job, Workers
@@ -28,12 +28,18 @@ _BATCH_LEAVES = 2048
 
 
 def read_leaves(
-    checkpoint: Checkpoint, item: SavedItem, wants: Sequence[Want], options: Options, context: Any
+    checkpoint: Checkpoint,
+    item: SavedItem,
+    wants: Sequence[Want],
+    options: Options,
+    context: Any,
+    watch: Callable[[int], None] | None = None,
 ) -> Generator[tuple[Want, dict[Region, Array]]]:
     """The stored arrays of every wanted leaf, in order; each is verified before it is yielded.
 
     While the caller works on one batch (128 MiB or 2048 leaves at most), up to 8 reader threads
-    read the next one; who does not take all must call ``close``, which ends them.
+    read the next one; who does not take all must call ``close``, which ends them. Meanwhile ``watch`` is called with
+    the bytes that were read of the batch that is next, about.
 
     Raises:
         CheckpointCorrupt: data is missing or truncated, or its checksum differs.
@@ -49,9 +55,9 @@ def read_leaves(
             if len(wants) == 1 and len(planned[0][2]) == 1:
                 planned[0][2].pop()()
             started = [workers.submit(job) for _, _, jobs in planned for job in jobs]
-            yield from _finished(*running)
+            yield from _finished(*running, item, watch)
             running = (planned, started)
-        yield from _finished(*running)
+        yield from _finished(*running, item, watch)
 
 
 def _reader(
@@ -68,12 +74,24 @@ def _reader(
     return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
 
 
-def _finished(planned: Reads, started: list[Job]) -> Iterator[tuple[Want, dict[Region, Array]]]:
+def _finished(
+    planned: Reads, started: list[Job], item: SavedItem, watch: Callable[[int], None] | None
+) -> Iterator[tuple[Want, dict[Region, Array]]]:
     # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
-    for job in started:
-        job.result()
+    if watch is None:
+        for job in started:
+            job.result()
+    else:
+        size_bytes = sum(_size_bytes(item, want) for want, _, _ in planned)
+        for count, job in enumerate(started, 1):
+            job.result()
+            watch(size_bytes * count // len(started))
     for want, parts, _ in planned:
         yield want, parts
+
+
+def _size_bytes(item: SavedItem, want: Want) -> int:
+    return item.specs[want.leaf].numpy_dtype.itemsize * sum(map(region_size, want.regions))
 
 
 def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
