@@ -226,9 +226,8 @@ def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(
 ) -> None:
     """Its owner's key is emptied after it had looked there: then the record tells."""
     attempt = hung(f"{store}/1", monkeypatch)
-    attempt._began = (
-        time.time()
-    )  # as of a process whose clock is right, beside one whose clock is not
+    # as of a process whose clock is right, beside one whose clock is not
+    monkeypatch.setattr(attempt, "_began", time.time())
     with monkeypatch.context() as patch:
         after_first(
             patch, "put_if_unchanged", lambda key, *_: key.endswith(".owner"), attempt.commit
