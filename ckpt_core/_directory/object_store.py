@@ -111,7 +111,7 @@ class ObjectStoreBackend:
             said.encode(),
             None if record is not None else version,
         )
-        return StoreAttempt(path, keys, token, version, replaced)
+        return StoreAttempt(path, keys, token, version, replaced, record)
 
     def _refuse_inside(self, path: str) -> None:
         """Raises CheckpointExists if the path is inside of a checkpoint."""

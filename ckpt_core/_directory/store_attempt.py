@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ DESCRIPTION = "_CHECKPOINT_METADATA"
 OWNER = "owner"
 PASSING = ".passing/"
 _TOKEN = re.compile(rb'"token": ?"([0-9a-zA-Z]+)"')
+FOREIGN_ATTEMPT_SECS = 24 * 3600.0
+"""Age after which an attempt of a process on another host counts as left over."""
 _HEAD_BYTES = 300
 """The token is among the first fields of a record."""
 
@@ -160,6 +163,7 @@ class StoreAttempt:
         token: token of the attempt.
         version: version of ``ckpt.json`` when the attempt began; None in a process that joined it.
         replaced: keys of the checkpoint that the attempt replaces.
+        before: content of ``ckpt.json`` when the attempt began.
     """
 
     def __init__(
@@ -169,12 +173,15 @@ class StoreAttempt:
         token: str,
         version: Any = None,
         replaced: Iterable[str] = (),
+        before: bytes | None = None,
     ) -> None:
         self._target = self.data_path = target
         self._keys = keys
         self._token = token
         self._version = version
         self._replaced = {*replaced}
+        self._before = before
+        self._began = time.time()
         self.path = f"{target}/{STAGING}{token}"
         self.data_prefix = f"{token}."
         self._record = RECORD, b""
@@ -222,11 +229,7 @@ class StoreAttempt:
 
     def commit(self) -> None:
         record_name, record = self._record
-        if self._keys.get(apart(self._token, OWNER)) is None:
-            raise CheckpointError(
-                f"{self._target}: another writer took this one for dead, and removed what it had written: "
-                "nothing was committed"
-            )
+        self._refuse_if_taken_for_dead()
         self._deciding = True
         try:
             # If the answer to the put is lost, its repetition fails although the first one succeeded.
@@ -235,6 +238,14 @@ class StoreAttempt:
             ):
                 self._deciding = False
                 raise CheckpointExists(f"{self._target}: another writer committed it meanwhile")
+            # Who takes an attempt for dead empties its owner's key, and then looks at the record; who commits one
+            # that is old enough for that puts the record, and then looks at the key. So one of them sees the other.
+            if time.time() - self._began > FOREIGN_ATTEMPT_SECS / 2:
+                try:
+                    self._refuse_if_taken_for_dead()
+                except CheckpointError:
+                    self._take_back(record_name, record)
+                    raise
             if self._replaced:
                 # until all is copied, Orbax would see a mixture
                 with tidying():
@@ -250,6 +261,22 @@ class StoreAttempt:
                     "next writer there, such as a Checkpointer, has copied its small files"
                 )
             raise
+
+    def _refuse_if_taken_for_dead(self) -> None:
+        if not self._keys.get(apart(self._token, OWNER)):
+            raise CheckpointError(
+                f"{self._target}: another writer took this one for dead, and removed what it had written: "
+                "nothing was committed"
+            )
+
+    def _take_back(self, record_name: str, record: bytes) -> None:
+        """Puts back what the record has replaced: its data may have been deleted before it was put."""
+        there, version = self._keys.get_version(record_name)
+        if there == record and self._before is not None:
+            self._keys.put_if_unchanged(record_name, self._before, version)
+        elif there == record:
+            self._keys.delete([record_name])
+        self._deciding = False
 
     def _tidy(self, copied: set[str], committed: str | None) -> None:
         """Deletes what nobody needs any more, at last the owner's key.

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from ckpt_core._directory.owner import lives
 from ckpt_core._directory.store_attempt import (
     DESCRIPTION,
+    FOREIGN_ATTEMPT_SECS,
     OWNER,
     RECORD,
     Keys,
@@ -43,8 +44,6 @@ _COPY = re.compile(
     r"commit_success\.txt|data\.json|metrics|(exact/)?process_[^/]+|(checksums|array_metadatas)/process_[0-9]+)"
 )
 """Names of the copies for Orbax, of a checkpoint whose items are one level below it."""
-FOREIGN_ATTEMPT_SECS = 24 * 3600.0
-"""Age after which an attempt of a process on another host counts as left over."""
 
 
 def strays(
@@ -175,22 +174,45 @@ def written_by_attempts(present: Iterable[str], but: str | None = None) -> list[
 
 def of_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
     """What attempts of dead processes left, below all checkpoints."""
-    found: list[str] = []
-    for token, place in attempts_in(present).items():
-        if is_dead(keys, token, place) and token_of(keys.get(f"{place}{RECORD}")) != token:
-            found += [
-                key for key in present if key.startswith(place) and is_of(key[len(place) :], token)
-            ]
-    return found
+    return [key for token, place in _dead(keys, present) for key in _of(token, place, present)]
 
 
 def remove_dead_attempts(keys: Keys, present: list[str]) -> list[str]:
     """Deletes what attempts of dead processes left; returns the keys, if that was allowed."""
-    removed = of_dead_attempts(keys, present)
     with tidying():
+        ended = [
+            (token, place) for token, place in _dead(keys, present) if _end(keys, token, place)
+        ]
+        removed = [key for token, place in ended for key in _of(token, place, present)]
         remove_attempt(keys, removed)
         return removed
     return []
+
+
+def _dead(keys: Keys, present: list[str]) -> list[tuple[str, str]]:
+    """Token and place of the attempts that died before they had committed."""
+    return [
+        (token, place)
+        for token, place in attempts_in(present).items()
+        if is_dead(keys, token, place) and token_of(keys.get(f"{place}{RECORD}")) != token
+    ]
+
+
+def _of(token: str, place: str, present: list[str]) -> list[str]:
+    return [key for key in present if key.startswith(place) and is_of(key[len(place) :], token)]
+
+
+def _end(keys: Keys, token: str, place: str) -> bool:
+    """Empties the owner's key of an attempt that is taken for dead; whether its data may be deleted now.
+
+    Its process may only have hung. From here on it commits nothing (``StoreAttempt.commit``), and if it just has,
+    the record tells.
+    """
+    key = place + apart(token, OWNER)
+    owner, version = keys.get_version(key)
+    if owner is None or (owner and not keys.put_if_unchanged(key, b"", version)):
+        return False
+    return token_of(keys.get(f"{place}{RECORD}")) != token
 
 
 def finish(keys: Keys, token: str) -> None:
@@ -203,9 +225,14 @@ def finish(keys: Keys, token: str) -> None:
 
 
 def is_dead(keys: Keys, token: str, place: str = "") -> bool:
-    """Whether the process that began an attempt is gone; a guess by age for one on another host."""
-    owner = (keys.get(place + apart(token, OWNER)) or b"").decode(errors="replace")
-    process, _, rest = owner.partition(" ")
+    """Whether the process that began an attempt is gone; a guess by age for one on another host.
+
+    An empty key is that of an attempt which was taken for dead, and whose removal was interrupted (``_end``).
+    """
+    said = keys.get(place + apart(token, OWNER))
+    if said == b"":
+        return True
+    process, _, rest = (said or b"").decode(errors="replace").partition(" ")
     living = lives(process)
     if living is not None:
         return not living

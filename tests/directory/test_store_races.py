@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import store_attempt, store_leftovers
+from ckpt_core._directory import object_store, store_attempt, store_leftovers
+from ckpt_core._directory.store_attempt import StoreAttempt
 from ckpt_core._errors import is_visible
 from ckpt_core._storage import KeyValues
 from tests.support.stores import backend, keys_at, saved, tree, value_at
@@ -159,3 +162,93 @@ def test_a_checkpoint_inside_of_a_deleted_one_stays(store: str) -> None:
     backend().clean(store)
     assert value_at(f"{store}/1/2") == 2 and ckpt.verify(f"{store}/1/2").ok
     assert value_at(f"{store}/1") is None
+
+
+# ---- a writer that hung for more than a day, and was taken for dead ----------------------------------
+
+TOKEN = "2" * 32
+DATA = f"state/d/{TOKEN}.{'3' * 32}"
+
+
+def hung(url: str, monkeypatch: Any, *, overwrite: bool = False) -> StoreAttempt:
+    """An attempt of another host, which began two days ago, has put its data and is about to commit."""
+    began = time.time() - 2 * 24 * 3600
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: began)
+        patch.setattr(object_store, "this_owner", lambda: "00000000-17-5")
+        attempt = backend().begin(url, overwrite=overwrite, durable=True, token=TOKEN)
+    keys_at(url).put(DATA, b"data")
+    attempt.make_durable(RECORD, b'{"token":"%s"}' % TOKEN.encode())
+    return attempt
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_who_wakes_up_while_it_is_removed_commits_nothing(
+    store: str, overwrite: bool, monkeypatch: Any
+) -> None:
+    if overwrite:
+        ckpt.save(f"{store}/1", tree(1))
+    attempt = hung(f"{store}/1", monkeypatch, overwrite=overwrite)
+
+    def wake_up() -> None:
+        keys_at(f"{store}/1").delete([DATA])  # the first of what is about to be deleted
+        with pytest.raises(ckpt.CheckpointError, match="nothing was committed"):
+            attempt.commit()
+
+    with monkeypatch.context() as patch:
+        after_first(patch, "delete", lambda names: any(DATA in name for name in names), wake_up)
+        backend().clean(store)
+    assert value_at(f"{store}/1") == (1 if overwrite else None)
+    assert not any(TOKEN in key for key in keys_at(store).list())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_who_is_removed_just_before_its_put_takes_the_record_back(
+    store: str, overwrite: bool, monkeypatch: Any
+) -> None:
+    if overwrite:
+        ckpt.save(f"{store}/1", tree(1))
+    attempt = hung(f"{store}/1", monkeypatch, overwrite=overwrite)
+    with monkeypatch.context() as patch:
+        after_first(
+            patch, "put_if_unchanged", lambda key, *_: key == RECORD, lambda: backend().clean(store)
+        )
+        with pytest.raises(ckpt.CheckpointError, match="nothing was committed"):
+            attempt.commit()
+    attempt.abort()
+    assert value_at(f"{store}/1") == (1 if overwrite else None)
+    assert not any(TOKEN in key for key in keys_at(store).list())
+    assert not overwrite or ckpt.verify(f"{store}/1").ok
+
+
+def test_who_commits_while_it_is_taken_for_dead_keeps_its_data(
+    store: str, monkeypatch: Any
+) -> None:
+    """Its owner's key is emptied after it had looked there: then the record tells."""
+    attempt = hung(f"{store}/1", monkeypatch)
+    # as of a process whose clock is right, beside one whose clock is not
+    monkeypatch.setattr(attempt, "_began", time.time())
+    with monkeypatch.context() as patch:
+        after_first(
+            patch, "put_if_unchanged", lambda key, *_: key.endswith(".owner"), attempt.commit
+        )
+        backend().clean(store)
+    assert keys_at(f"{store}/1").get(DATA) == b"data"
+    assert json.loads(keys_at(f"{store}/1").get(RECORD) or b"")["token"] == TOKEN
+
+
+def test_an_interrupted_removal_is_finished_by_the_next_clean_up(
+    store: str, monkeypatch: Any
+) -> None:
+    hung(f"{store}/1", monkeypatch)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        after_first(patch, "delete", lambda names: any(DATA in key for key in names), interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            backend().clean(store)
+    assert keys_at(f"{store}/1").get(f".attempt.{TOKEN}.owner") == b""
+    backend().clean(store)
+    assert keys_at(store).list() == []
