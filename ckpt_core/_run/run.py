@@ -232,9 +232,13 @@ class Run:
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         name, limit_secs = "make way for a step", self._options.timeout_secs
-        plan, run, lineage = self._processes.run_on_first(
-            make_way, limit_secs, name, failed_on_first
-        )
+        try:
+            plan, run, lineage = self._processes.run_on_first(
+                make_way, limit_secs, name, failed_on_first
+            )
+        except BaseException:
+            self._recall_local()
+            raise
         if lineage:
             if local is not None:
                 local.leave(parse_lineage(run.encode()))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpt_core import _load
+from ckpt_core._directory.step_names import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, all_take_for
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._results import RestoredStep
@@ -79,6 +80,7 @@ class Tiers:
         Raises:
             CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
         """
+        step = check_step(step)
         if self._local is None or step not in self._local.complete:
             return self._persistent.open(step)
         listing = self._persistent.look()

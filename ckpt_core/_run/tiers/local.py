@@ -253,9 +253,15 @@ class LocalTier:
                 # left by a failed save, or of another lineage
                 self._keeping.discard(self._steps, what.step)
             # The processes replace their parts at different moments: meanwhile it is incomplete.
+            before = self._complete.get(what.step)
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             self._opened.pop(what.step, None)
-            saved = save.write_and_commit()
+            try:
+                saved = save.write_and_commit()
+            except BaseException:
+                if before is not None and not save.may_have_replaced:
+                    self._complete = {**self._complete, what.step: before}
+                raise
             if not self._has_saved:
                 self._leave_others()
             self._has_saved = True

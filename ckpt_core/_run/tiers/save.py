@@ -78,6 +78,9 @@ class LocalSave:
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
+
+    Attributes:
+        may_have_replaced: a process may have put the step in the place of an earlier save of its number.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class LocalSave:
         self._refusal: Exception | None = None
         self._blocking_secs = 0.0
         self._all_wrote = False
+        self.may_have_replaced = False
 
     def take_snapshot(self, items: Mapping[str, Any]) -> None:
         """Copies all that the caller may change later; an error is sent to the other processes."""
@@ -186,6 +190,7 @@ class LocalSave:
                 write.make_durable(attempt)
                 self._all_wrote = True
                 self._on_all("written", self._lease.check)
+                self.may_have_replaced = True
                 attempt.commit()
             self._committed(saved)
         except BaseException as error:
