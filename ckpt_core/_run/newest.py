@@ -37,7 +37,7 @@ def restore_newest(
             newest one cannot.
         CheckpointNotFound: all listed steps were deleted before they could be read.
     """
-    for _ in range(_LOOKS):
+    for look in range(_LOOKS):
         candidates = list_steps()
         failures: list[tuple[int, CheckpointError]] = []
         for step, local_first in reversed(candidates):
@@ -46,19 +46,23 @@ def restore_newest(
             except (CheckpointCorrupt, CheckpointNotFound) as error:
                 # as all processes take it: where they failed for different reasons, they must not go different ways
                 if all_take_for(error, CheckpointNotFound, alone):
-                    if step in {listed for listed, _ in list_steps()}:
+                    listed = {found for found, _ in list_steps()}
+                    if step in listed:
                         raise
                     logger.info("%s: step %d was deleted meanwhile", directory, step)
+                    if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
+                        break  # newer ones took its place, and an older one is not the newest
                     continue
                 if strict_latest or not all_take_for(error, CheckpointCorrupt, alone):
                     raise
                 failures.append((step, error))
                 damaged(step)
                 _warn(f"{directory}: step {step} is damaged and skipped: {error}")
-        if failures:
-            raise _none_loads(directory, failures)
-        if not candidates:
-            return None
+        else:
+            if failures:
+                raise _none_loads(directory, failures)
+            if not candidates:
+                return None
     raise CheckpointNotFound(
         f"{directory}: the steps in it are deleted faster than they can be read: does its "
         "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"

@@ -42,10 +42,13 @@ class Tiers:
         """Every step that is complete in at least one tier, ascending."""
         if self._local is None:
             return self._persistent.all()
+        self._local.refresh()
         return sorted({*self._persistent.all(), *self._local.complete})
 
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
+        if self._local is not None:
+            self._local.refresh()
         local = () if self._local is None else self._local.complete
         newest = self._persistent.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
@@ -55,6 +58,8 @@ class Tiers:
 
         That reads the record of a step which is in both tiers, so it is asked of the newest one alone.
         """
+        if self._local is not None:
+            self._local.refresh()
         listing = self._persistent.look()
         local = {} if self._local is None else self._local.complete
         persistent = listing.committed()
@@ -81,6 +86,8 @@ class Tiers:
             CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
         """
         step = check_step(step)
+        if self._local is not None:
+            self._local.refresh()
         if self._local is None or step not in self._local.complete:
             return self._persistent.open(step)
         listing = self._persistent.look()
@@ -129,7 +136,10 @@ class Tiers:
             absent = all_take_for(error, CheckpointNotFound, self._alone)
             damaged = all_take_for(error, CheckpointCorrupt, self._alone)
             if damage is not None and absent:
-                raise damage from None  # only the local tier has the step
+                # only the local tier has the step, or had it: a writer may delete it while others read
+                vanished = isinstance(damage.__cause__, CheckpointNotFound)
+                reads_alone = self._local is not None and self._local.reads_alone
+                raise (error if vanished and reads_alone else damage) from None
             if not (absent or damaged) or damage is not None:
                 raise
             if self._local is None or step not in self._local.complete:

@@ -35,7 +35,7 @@ from ckpt_core._run.tiers.mending import Mender
 from ckpt_core._run.tiers.parts import Sight, judge, parse_judgement
 from ckpt_core._run.tiers.peers import meet
 from ckpt_core._run.tiers.places import Key, Offers, look_around, offered_of
-from ckpt_core._run.tiers.run_file import folder_of
+from ckpt_core._run.tiers.run_file import folder_of, read_run
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._run.tiers.weak import weakly
 from ckpt_core._save import SaveJob
@@ -48,6 +48,9 @@ class LocalTier:
         root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
         run: the run whose steps count; if its name is empty, there are no local steps yet.
         directory: the persistent directory.
+
+    Attributes:
+        reads_alone: a reader of one process, whose writer goes on meanwhile: it agrees with nobody.
     """
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
@@ -61,10 +64,13 @@ class LocalTier:
         self._processes = processes
         self._options = options
         self._read_only = directory.read_only
+        self.reads_alone = directory.read_only and count == 1
+        self._persistent = directory
         self._lease = Lease(self.directory, self._backend)
         self._run = run
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
+        self._partial: Mapping[int, object] = {}
         self._has_saved = False
         self._keeping = Keeping(self.directory, self._backend, names, count)
         if not self._read_only:
@@ -144,6 +150,12 @@ class LocalTier:
         counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
         self._complete = counting if run.name else self._complete
 
+    def refresh(self) -> None:
+        """A reader alone looks again: its writer may have saved, left or replaced steps since."""
+        if self.reads_alone and not self._joining.steps:
+            self.follow(read_run(self._persistent))
+            self.look()
+
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         index, count, names = self._processes.index, self._processes.count, self._steps.names
@@ -160,7 +172,10 @@ class LocalTier:
             "look at the local steps",
         )
         found = parse_judgement(answer)
+        partial, self._partial = self._partial, found.partial
         for step, absent in sorted(found.partial.items()):
+            if self.reads_alone and partial.get(step) == absent:
+                continue  # said before
             logger.warning(
                 "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
                 "%s are lost, of another save, or of another number of processes and not alike",
@@ -186,6 +201,8 @@ class LocalTier:
                 return self._joining.open(step)
             self._mender.mend(step)
             found = self._opened.get(step)
+            if self.reads_alone:  # replaced meanwhile, it is opened anew
+                self._opened.pop(step, None)
             return self._steps.open(step) if found is None else found
 
         return open_part
