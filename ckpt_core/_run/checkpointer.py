@@ -282,7 +282,7 @@ class Checkpointer:
         """Every committed step, ascending; reads the directory.
 
         With ``local_directory``, also the local steps that all processes hold, as of their last
-        agreement: at construction, at each save and at each restore.
+        agreement: at construction, at each save and at each restore. A read-only one of a single process looks again.
         """
         return self._run.tiers.all()
 

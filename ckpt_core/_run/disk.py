@@ -13,11 +13,9 @@ from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease
 from ckpt_core._run.lineage import (
-    LEAVING_FILE,
     RUN_FILE,
     Left,
     Lineage,
-    parse_leaving,
     parse_lineage,
 )
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
@@ -251,15 +249,8 @@ class Disk:
         return {"gone": sorted(gone), "target": target, "token": token, "run": text}
 
 
-def read_run(directory: RunDirectory) -> Lineage:
-    """The run of a persistent directory; while steps are being removed, the one without them."""
-    leaving = parse_leaving(directory.backend.read(directory.path, LEAVING_FILE), directory.path)
-    data = leaving.run.encode() or directory.backend.read(directory.path, RUN_FILE)
-    return parse_lineage(data)
-
-
 def run_text(directory: RunDirectory, make: bool) -> str:
-    """On process 0: ``read_run`` as a text for the other processes.
+    """On process 0: the lineages of a run as a text for the other processes.
 
     Local steps are found by the run's name alone, so steps that another run left in the same local
     directory are never restored: neither those of a run whose persistent directory was deleted, nor
@@ -269,7 +260,7 @@ def run_text(directory: RunDirectory, make: bool) -> str:
         directory: the persistent directory.
         make: give the run a name if it has none; otherwise the result has an empty name.
     """
-    run = read_run(directory)
+    run = directory.read_lineage()
     if make and not run.name:
         run = Lineage(f"run-{secrets.token_hex(8)}", secrets.token_hex(8))
         directory.backend.put(directory.path, RUN_FILE, run.dump())

@@ -30,7 +30,7 @@ from ckpt_core._processes import NotTogether, kind_of, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
 from ckpt_core._run.decision import SaveDecision
-from ckpt_core._run.disk import Call, Disk, read_run, run_text
+from ckpt_core._run.disk import Call, Disk, run_text
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.in_flight import InFlight, raise_failures, settle_all, wait_for_all
 from ckpt_core._run.lease import Lease
@@ -230,9 +230,13 @@ class Run:
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         name, limit_secs = "make way for a step", self._options.timeout_secs
-        plan, run, lineage = self._processes.run_on_first(
-            make_way, limit_secs, name, failed_on_first
-        )
+        try:
+            plan, run, lineage = self._processes.run_on_first(
+                make_way, limit_secs, name, failed_on_first
+            )
+        except BaseException:
+            self._recall_local()
+            raise
         if lineage:
             if local is not None:
                 local.leave(parse_lineage(run.encode()))
@@ -500,7 +504,7 @@ class Run:
         if self._local is None:
             return
         with contextlib.suppress(OSError, CheckpointError):
-            self._local.forget(read_run(self.directory))
+            self._local.forget(self.directory.read_lineage())
 
     def _agree_on_call(self, call: str) -> None:
         """Blocks until every process has announced the same ``call``, such as "delete step 3".

@@ -24,7 +24,14 @@ from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._load.opening import open_checkpoint, refuse_file_for_steps
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
-from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, parse_leaving
+from ckpt_core._run.lineage import (
+    LEAVING_FILE,
+    RUN_FILE,
+    Leaving,
+    Lineage,
+    parse_leaving,
+    parse_lineage,
+)
 from ckpt_core._run.policies import keep
 from ckpt_core._storage import backend_of
 
@@ -243,6 +250,12 @@ class RunDirectory:
     processes: Processes
     options: Options
     read_only: bool
+
+    def read_lineage(self) -> Lineage:
+        """The run's lineages; while steps are being removed, those without them."""
+        leaving = parse_leaving(self.backend.read(self.path, LEAVING_FILE), self.path)
+        data = leaving.run.encode() or self.backend.read(self.path, RUN_FILE)
+        return parse_lineage(data)
 
 
 def open_run_directory(

@@ -461,7 +461,9 @@ def test_a_call_from_a_policy(tmp_path: Path):
     run = runs(tmp_path, save_policy=careless)
     with (
         run,
-        told("_run/in_flight.py: Set a flag there instead, and make the call after that one") as said,
+        told(
+            "_run/in_flight.py: Set a flag there instead, and make the call after that one"
+        ) as said,
     ):
         run.save(0, state(0))
     assert "save() was called from within save()" in said.text

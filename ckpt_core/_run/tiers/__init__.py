@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_core import _load
+from ckpt_core._directory.step_names import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._events import logger
 from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
@@ -44,10 +45,13 @@ class Tiers:
         """Every step that is complete in at least one tier, ascending."""
         if self._local is None:
             return self._persistent.all()
+        self._local.refresh()
         return sorted({*self._persistent.all(), *self._local.complete})
 
     def latest(self) -> int | None:
         """The newest step that is complete in at least one tier, or None."""
+        if self._local is not None:
+            self._local.refresh()
         local = () if self._local is None else self._local.complete
         newest = self._persistent.latest()
         return max([*local, *(() if newest is None else (newest,))], default=None)
@@ -57,6 +61,8 @@ class Tiers:
 
         That reads the record of a step which is in both tiers, so it is asked of the newest one alone.
         """
+        if self._local is not None:
+            self._local.refresh()
         listing = self._persistent.look()
         local = {} if self._local is None else self._local.complete
         persistent = listing.committed()
@@ -82,6 +88,9 @@ class Tiers:
         Raises:
             CheckpointNotFound: no tier has it; the message lists steps of the persistent directory.
         """
+        step = check_step(step)
+        if self._local is not None:
+            self._local.refresh()
         if self._local is None or step not in self._local.complete:
             return self._persistent.open(step)
         listing = self._persistent.look()
@@ -130,7 +139,10 @@ class Tiers:
             absent = all_take_for(error, CheckpointNotFound, self._alone)
             damaged = all_take_for(error, CheckpointCorrupt, self._alone)
             if damage is not None and absent:
-                raise damage from None  # only the local tier has the step
+                # only the local tier has the step, or had it: a writer may delete it while others read
+                vanished = isinstance(damage.__cause__, CheckpointNotFound)
+                reads_alone = self._local is not None and self._local.reads_alone
+                raise (error if vanished and reads_alone else damage) from None
             if not (absent or damaged) or damage is not None:
                 raise
             if self._local is None or step not in self._local.complete:
@@ -168,7 +180,7 @@ def restore_newest(
             newest one cannot.
         CheckpointNotFound: all listed steps were deleted before they could be read.
     """
-    for _ in range(_LOOKS):
+    for look in range(_LOOKS):
         candidates = list_steps()
         failures: list[tuple[int, CheckpointError]] = []
         for step, local_first in reversed(candidates):
@@ -177,19 +189,23 @@ def restore_newest(
             except (CheckpointCorrupt, CheckpointNotFound) as error:
                 # as all processes take it: where they failed for different reasons, they must not go different ways
                 if all_take_for(error, CheckpointNotFound, alone):
-                    if step in {listed for listed, _ in list_steps()}:
+                    listed = {found for found, _ in list_steps()}
+                    if step in listed:
                         raise
                     logger.info("%s: step %d was deleted meanwhile", directory, step)
+                    if look < _LOOKS - 1 and max(listed, default=-1) > candidates[-1][0]:
+                        break  # newer ones took its place, and an older one is not the newest
                     continue
                 if strict_latest or not all_take_for(error, CheckpointCorrupt, alone):
                     raise
                 failures.append((step, error))
                 damaged(step)
                 _warn(f"{directory}: step {step} is damaged and skipped: {error}")
-        if failures:
-            raise _none_loads(directory, failures)
-        if not candidates:
-            return None
+        else:
+            if failures:
+                raise _none_loads(directory, failures)
+            if not candidates:
+                return None
     raise CheckpointNotFound(
         f"{directory}: the steps in it are deleted faster than they can be read: does its "
         "writer keep at least the latest two, or give readers time (Options.delete_grace_secs)?"

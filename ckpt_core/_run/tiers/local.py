@@ -40,6 +40,9 @@ class LocalTier:
         root: ``local_directory`` of this process, possibly shared with others; see ``local_root``.
         run: the run whose steps count; if its name is empty, there are no local steps yet.
         directory: the persistent directory.
+
+    Attributes:
+        reads_alone: a reader of one process, whose writer goes on meanwhile: it agrees with nobody.
     """
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
@@ -56,9 +59,12 @@ class LocalTier:
         self._processes = processes
         self._options = options
         self._read_only = directory.read_only
+        self.reads_alone = directory.read_only and processes.count == 1
+        self._persistent = directory
         self._run = run
         self._complete: dict[int, str] = {}
         self._opened: dict[int, NativeCheckpoint] = {}  # own parts, as the last look found them
+        self._partial: Mapping[int, object] = {}
         self._has_saved = False
         if not self._read_only:
             folders.clean()
@@ -120,6 +126,12 @@ class LocalTier:
         counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
         self._complete = counting if run.name else self._complete
 
+    def refresh(self) -> None:
+        """A reader alone looks again: its writer may have saved, left or replaced steps since."""
+        if self.reads_alone and not self._joining.steps:
+            self.follow(self._persistent.read_lineage())
+            self.look()
+
     def look(self) -> None:
         """Lists the parts that each process sees; all agree on the steps that every one has or can get."""
         damaged = self._mender.is_damaged
@@ -139,7 +151,10 @@ class LocalTier:
             "look at the local steps",
         )
         found = parse_judgement(answer)
+        partial, self._partial = self._partial, found.partial
         for step, absent in sorted(found.partial.items()):
+            if self.reads_alone and partial.get(step) == absent:
+                continue  # said before
             logger.warning(
                 "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
                 "%s are lost, of another save, or of another number of processes and not alike",
@@ -165,6 +180,8 @@ class LocalTier:
                 return self._joining.open(step)
             self._mender.mend(step)
             found = self._opened.get(step)
+            if self.reads_alone:  # replaced meanwhile, it is opened anew
+                self._opened.pop(step, None)
             return self._folders.own.open(step) if found is None else found
 
         return open_part
@@ -201,9 +218,15 @@ class LocalTier:
             if what.step not in self._complete and folders.is_mine():
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
+            before = self._complete.get(what.step)
             self._complete = {s: old for s, old in self._complete.items() if s != what.step}
             self._opened.pop(what.step, None)
-            saved = save.write_and_commit()
+            try:
+                saved = save.write_and_commit()
+            except BaseException:
+                if before is not None and not save.may_have_replaced:
+                    self._complete = {**self._complete, what.step: before}
+                raise
             if not self._has_saved:
                 self._leave_others()
             self._has_saved = True
