@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -105,45 +104,3 @@ def _record(event: Event) -> None:
     jax.monitoring.record_event_duration_secs(name, event.secs)
     if event.bytes:
         jax.monitoring.record_scalar(f"{name}/bytes", event.bytes)
-
-
-PROGRESS_SECS = 0.1
-"""Minimum interval between two progress events."""
-
-
-class Progress:
-    """Counts the bytes of one save or restore, and sends progress events.
-
-    Args:
-        path: path of the checkpoint.
-        step: step number, or None.
-        total_bytes: final number of bytes.
-        listener: called at most every ``PROGRESS_SECS``; None for no events.
-    """
-
-    def __init__(
-        self, path: str, step: int | None, total_bytes: int, listener: Listener | None
-    ) -> None:
-        self.done_bytes = 0
-        self._path = path
-        self._step = step
-        self._total_bytes = total_bytes
-        self._listener = listener
-        self._began = self._last_sent = time.monotonic()
-
-    def reached(self, done_bytes: int) -> None:
-        """Sets the number of bytes done so far; may call the listener."""
-        self.done_bytes = done_bytes
-        now = time.monotonic()
-        if self._listener is None or now - self._last_sent < PROGRESS_SECS:
-            return
-        self._last_sent = now
-        event = Event(
-            kind="progress",
-            path=self._path,
-            step=self._step,
-            bytes=done_bytes,
-            total_bytes=self._total_bytes,
-            secs=now - self._began,
-        )
-        tell(event, self._listener)

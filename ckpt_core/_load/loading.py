@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ckpt_core import _slow as slow
 from ckpt_core._directory import is_local_disk
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -16,7 +14,6 @@ from ckpt_core._errors import (
     Mismatch,
     StructureMismatch,
 )
-from ckpt_core._events import Event, Kind, Progress, tell
 from ckpt_core._format import orbax_write
 from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
@@ -33,9 +30,9 @@ from ckpt_core._load.readers.wants import Reading, Want
 from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
 from ckpt_core._load.request import Request
 from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
+from ckpt_core._operation import Operation
 from ckpt_core._options import Options
 from ckpt_core._results import RestoreReport
-from ckpt_core._slow import Activity
 from ckpt_core._storage import new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text
@@ -133,11 +130,11 @@ def _load_once(
         nonlocal found
         checkpoint = opening()
         with contextlib.ExitStack() as failing:
-            activity = watching.enter_context(_watched(checkpoint, options, step))
+            operation = watching.enter_context(_watched(checkpoint, options, step))
             failing.push(watching)
             context = new_context()
             plans = _match(checkpoint, choose(checkpoint), request, context, restores)
-            found = Matched(checkpoint, plans, context, Tally(activity, plans.values()))
+            found = Matched(checkpoint, plans, context, Tally(operation, plans.values()))
             failing.pop_all()
 
     def read(reading: Reading) -> None:
@@ -391,42 +388,27 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
 
 
 @contextlib.contextmanager
-def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Activity]:
+def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
     """While the block runs, locks the checkpoint against deletion; sends the events of the restore.
 
     Yields:
-        The activity to which the caller adds the bytes that it reads.
+        The operation to which the caller adds the bytes that it reads.
 
     Raises:
         CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
     """
-    activity = Activity("load", checkpoint.path, step, options.report_secs, options.on_event)
-
-    def happened(kind: Kind, error: BaseException | None = None) -> None:
-        event = Event(
-            kind=kind,
-            path=checkpoint.path,
-            step=step,
-            bytes=activity.done_bytes,
-            secs=time.monotonic() - activity.began,
-            error=error,
-        )
-        tell(event, options.on_event)
-
-    happened("restore_started")
+    told = options.report_secs, options.on_event
+    operation = Operation("load", checkpoint.path, step, *told)
+    operation.happened("restore_started")
     try:
-        with (
-            slow.watched(activity, "reading"),
-            checkpoint.held(),
-            naming_checkpoint(checkpoint.path),
-        ):
-            yield activity
+        with operation.watched("reading"), checkpoint.held(), naming_checkpoint(checkpoint.path):
+            yield operation
     except BaseException as error:
-        happened("restore_failed", error)
+        operation.happened("restore_failed", operation.done_bytes, error)
         if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
             raise replaced(checkpoint.path) from error
         raise
-    happened("restored")
+    operation.happened("restored", operation.done_bytes)
 
 
 class Tally:
@@ -437,22 +419,21 @@ class Tally:
             seconds. None without a listener.
     """
 
-    def __init__(self, activity: Activity, plans: Iterable[ItemPlan]) -> None:
+    def __init__(self, operation: Operation, plans: Iterable[ItemPlan]) -> None:
         self.under_way: Callable[[int], None] | None = None
-        self._activity = activity
-        if activity.listener is not None:
-            total_bytes = sum(
+        self._operation = operation
+        if operation.listener is not None:
+            operation.total_bytes = sum(
                 plan.item.specs[position].stored_bytes
                 for plan in plans
                 for result, position in enumerate(plan.positions)
                 if position is not None and result in plan.targets
             )
-            progress = Progress(activity.path, activity.step, total_bytes, activity.listener)
-            self.under_way = lambda more_bytes: progress.reached(activity.done_bytes + more_bytes)
+            self.under_way = lambda more: operation.tell_progress(operation.done_bytes + more)
 
     def __call__(self, read_bytes: int) -> None:
         """Counts one array."""
-        self._activity.done_bytes += read_bytes
+        self._operation.done_bytes += read_bytes
         if self.under_way is not None:
             self.under_way(0)
 

@@ -18,6 +18,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._fork import HOME_PID
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._layout.regions import whole
+from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import (
@@ -31,7 +32,7 @@ from ckpt_core._save.job import (
 from ckpt_core._save.piece_tree import PieceTree, taken
 from ckpt_core._save.plan import PlannedLeaf, TreeSignature
 from ckpt_core._save.prepare import plan_item, prepare_item
-from ckpt_core._save.protocol import SaveEvents
+from ckpt_core._save.protocol import log_committed
 from ckpt_core._save.uploads import Uploads
 from ckpt_core._save.write import Write
 from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, new_context
@@ -98,20 +99,22 @@ class CheckpointWriter:
     def __init__(self, job: SaveJob) -> None:
         self._job = job
         self._turn = threading.Lock()
-        self._events: SaveEvents | None = None
+        self._operation: Operation | None = None
         self._writing: _PieceWrite | None = None
         self._failure: BaseException | None = None
 
     def __enter__(self) -> CheckpointWriter:
-        if self._events is not None:
+        if self._operation is not None:
             raise CheckpointError(
                 f"{self._job.target}: a writer is for one with block: make another"
             )
-        events = self._events = SaveEvents(self._job.target, None, self._job.options)
-        events.happened("save_started")
+        target, options = self._job.target, self._job.options
+        operation = Operation("save", target, None, options.report_secs, options.on_event)
+        self._operation = operation
+        operation.happened("save_started")
         try:
-            with events.failing():
-                self._writing = _begin(self._job)
+            with operation.failing("save_failed", "beginning"):
+                self._writing = _begin(self._job, operation)
         except BaseException:
             if self._writing is not None:
                 self._writing.undo()
@@ -218,11 +221,11 @@ class CheckpointWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        writing, events = self._writing, self._events
+        writing, operation = self._writing, self._operation
         try:
-            if os.getpid() != HOME_PID or writing is None or events is None:
+            if os.getpid() != HOME_PID or writing is None or operation is None:
                 return
-            with self._turn, events.failing():
+            with self._turn, operation.failing("save_failed", "beginning"):
                 self._writing = None
                 if error is not None:
                     raise error
@@ -235,7 +238,7 @@ class CheckpointWriter:
             if failure is not error:
                 raise
             return
-        events.committed(writing.written_bytes, 0.0)
+        log_committed(operation, writing.written_bytes, 0.0)
 
 
 def _whole(leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
@@ -249,12 +252,12 @@ def _given_up(path: str) -> CheckpointError:
     )
 
 
-def _begin(job: SaveJob) -> _PieceWrite:
+def _begin(job: SaveJob, operation: Operation) -> _PieceWrite:
     token = secrets.token_hex(16)
     durable = job.options.durable
     attempt = job.backend.begin(job.target, overwrite=job.overwrite, durable=durable, token=token)
     try:
-        return _PieceWrite(job, attempt, token)
+        return _PieceWrite(job, attempt, token, operation)
     except BaseException:
         attempt.abort()
         raise
@@ -267,14 +270,15 @@ class _PieceWrite(Write):
         job: job of the save.
         attempt: the attempt.
         token: its token.
+        operation: is told how far it is.
     """
 
-    def __init__(self, job: SaveJob, attempt: Attempt, token: str) -> None:
-        super().__init__(job, job.fields, [], token)
+    def __init__(self, job: SaveJob, attempt: Attempt, token: str, operation: Operation) -> None:
+        super().__init__(job, job.fields, [], token, operation)
         self._attempt = attempt
         self._context = new_context(durable=job.options.durable)
         if not job.local:
-            self._uploads = Uploads(job, attempt, [], self._context, self._activity)
+            self._uploads = Uploads(job, attempt, [], self._context, self._operation)
         self._trees: dict[str, PieceTree] = {}
         self._waiting_bytes = 0
 

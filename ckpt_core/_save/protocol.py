@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,14 +15,13 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, told_by_another
-from ckpt_core._events import Event, Kind, logger, tell
+from ckpt_core._events import logger
 from ckpt_core._format.versions import library_versions
-from ckpt_core._options import Options
+from ckpt_core._operation import Operation
 from ckpt_core._save.agreement import agree_to_save
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.write import Write
-from ckpt_core._slow import Activity, watched
 
 Around = Callable[[Callable[[], None]], None]
 """Calls its argument, which writes and commits; may do more before and after, on that thread."""
@@ -38,7 +36,7 @@ class Snapshot:
         verb: what this process does, for messages.
 
     Attributes:
-        events: of the save, and how far it is.
+        operation: how far the save is, and its events.
         fields: what the record holds besides the items; a copy that the caller cannot change.
         items: the prepared items.
         refusal: why this process cannot save, which ``agree`` tells the others and raises.
@@ -46,7 +44,10 @@ class Snapshot:
     """
 
     def __init__(self, job: SaveJob, call: str = "save", verb: str = "save") -> None:
-        self.events = SaveEvents(job.target, job.step, job.options)
+        options = job.options
+        self.operation = Operation(
+            "save", job.target, job.step, options.report_secs, options.on_event
+        )
         self.fields = RecordFields(job.fields.single)
         self.items: list[PreparedItem] = []
         self.refusal: Exception | None = None
@@ -66,18 +67,18 @@ class Snapshot:
             items: values to save, by item name.
             begin: called when all are taken.
         """
-        self.events.happened("save_started")
+        self.operation.happened("save_started")
         try:
-            with watched(self.events.activity, "taking the snapshot"):
+            with self.operation.watched("taking the snapshot"):
                 fields = self._job.fields.frozen()
                 self.items, shared = prepare_items(items, self._job)
                 self.fields = replace(fields, shared=shared)
                 begin()
-            self.blocking_secs = self.events.happened("snapshot_taken")
+            self.blocking_secs = self.operation.happened("snapshot_taken")
         except BaseException as error:
             if self._job.processes.count == 1 or not isinstance(error, Exception):
                 self.refuse(error)
-                self.events.happened("save_failed", error=error)
+                self.operation.happened("save_failed", error=error)
                 raise
             self.refusal = error
 
@@ -105,12 +106,12 @@ class Snapshot:
         job, offered = self._job, None
         try:
             if self.refusal is None:
-                self.events.activity.enter("waiting for arrays on their way to the host")
+                self.operation.enter("waiting for arrays on their way to the host")
                 self.items[:] = [item.landed() for item in self.items]  # their values are compared
                 offered = offer()
         except Exception as error:
             self.refusal = error  # the other processes wait for this one: tell them, then raise
-        self.events.activity.enter("agreeing what is saved")
+        self.operation.enter("agreeing what is saved")
         common = {
             "Options(durable=)": job.options.durable,
             "whether one state or named items are saved": job.fields.single,
@@ -144,7 +145,7 @@ class Snapshot:
 
         def noted() -> Any:
             found = work()
-            self.events.activity.enter(f"waiting until all processes have {moment} their parts")
+            self.operation.enter(f"waiting until all processes have {moment} their parts")
             return found
 
         def failed(index: int, text: str) -> CheckpointError:
@@ -155,6 +156,14 @@ class Snapshot:
 
         tag, limit_secs = f"{self._tag}/{moment}", job.options.timeout_secs
         job.processes.run_on_all(tag, noted, limit_secs, failed, **telling)
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """A block that writes and commits: its failure is told, and also if it takes long."""
+        return self.operation.failing("save_failed", "beginning")
+
+    def committed(self, written_bytes: int) -> None:
+        """Tells that the save is committed, also by its single line in the log."""
+        log_committed(self.operation, written_bytes, self.blocking_secs)
 
 
 class PreparedSave:
@@ -208,7 +217,7 @@ class PreparedSave:
 
     def _write_and_commit(self) -> None:
         snapshot, index = self._snapshot, self._job.processes.index
-        with snapshot.events.failing(), aborting(self._abort):
+        with snapshot.writing(), aborting(self._abort):
             if index == 0 and self._attempt is None and snapshot.refusal is None:
                 self._begin_later()
             self._agreeing = True
@@ -218,7 +227,7 @@ class PreparedSave:
                 snapshot.fields,
                 snapshot.items,
                 self._token,
-                snapshot.events.activity,
+                snapshot.operation,
                 snapshot.blocking_secs,
             )
             # with several processes, each also sends the digests of its files to process 0
@@ -228,7 +237,7 @@ class PreparedSave:
             snapshot.on_all("committed", commit)
             write.committed()
         self._attempt = None
-        snapshot.events.committed(write.written_bytes, snapshot.blocking_secs)
+        snapshot.committed(write.written_bytes)
 
     def _begin(self) -> None:
         job = self._job
@@ -317,53 +326,14 @@ def aborting(abort: Callable[[], None]) -> Generator[None]:
         raise
 
 
-class SaveEvents:
-    """Sends the events of one save to the log and to ``Options.on_event``.
-
-    Attributes:
-        activity: how far the save is, for reports if it takes long.
-    """
-
-    def __init__(self, path: str, step: int | None, options: Options) -> None:
-        self._path = path
-        self._step = step
-        self._listener = options.on_event
-        self.activity = Activity("save", path, step, options.report_secs, options.on_event)
-
-    def happened(
-        self, kind: Kind, written_bytes: int = 0, error: BaseException | None = None
-    ) -> float:
-        """Sends one event; returns the seconds since the save was called."""
-        secs = time.monotonic() - self.activity.began
-        event = Event(
-            kind=kind,
-            path=self._path,
-            step=self._step,
-            bytes=written_bytes,
-            secs=secs,
-            error=error,
-        )
-        tell(event, self._listener)
-        return secs
-
-    @contextlib.contextmanager
-    def failing(self) -> Generator[None]:
-        """If the block raises, sends ``save_failed`` with the error; reports if it takes long."""
-        try:
-            with watched(self.activity, "beginning"):
-                yield
-        except BaseException as error:
-            self.happened("save_failed", error=error)
-            raise
-
-    def committed(self, written_bytes: int, blocking_secs: float) -> None:
-        """Sends ``committed``, and writes the save's single line to the log."""
-        secs = self.happened("committed", written_bytes)
-        logger.info(
-            "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
-            self._path,
-            written_bytes,
-            blocking_secs,
-            secs,
-            written_bytes / max(secs, 1e-9) / 1e9,
-        )
+def log_committed(operation: Operation, written_bytes: int, blocking_secs: float) -> None:
+    """Sends ``committed``, and writes the save's single line to the log."""
+    secs = operation.happened("committed", written_bytes)
+    logger.info(
+        "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
+        operation.path,
+        written_bytes,
+        blocking_secs,
+        secs,
+        written_bytes / max(secs, 1e-9) / 1e9,
+    )

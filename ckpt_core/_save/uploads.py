@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_core._directory import Attempt
-from ckpt_core._events import Progress
 from ckpt_core._format.record import FileRecord
+from ckpt_core._operation import Operation
 from ckpt_core._save.job import PreparedItem, SaveJob
-from ckpt_core._slow import Activity
 from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, Upload
 
 
@@ -21,7 +20,7 @@ class Uploads:
         attempt: attempt of the save.
         items: the items, with their arrays on the host.
         context: TensorStore context of the save.
-        activity: is told how far the uploads are.
+        operation: is told how far the uploads are.
     """
 
     def __init__(
@@ -30,19 +29,18 @@ class Uploads:
         attempt: Attempt,
         items: list[PreparedItem],
         context: Any,
-        activity: Activity,
+        operation: Operation,
     ) -> None:
         self._attempt = attempt
         self._processes = job.writers
         self._context = context
         self._by_folder: dict[str, Upload] = {}
         self._total_bytes = sum(array.size_bytes for item in items for array in item.arrays)
-        self._activity = activity
-        activity.total_bytes = self._total_bytes
+        self._operation = operation
+        operation.total_bytes = self._total_bytes
         storage = job.options.storage_options
         self._target = Location(attempt.data_path, False, storage_options=storage)
         self._timeout_secs = job.options.timeout_secs
-        self._progress = Progress(job.target, job.step, self._total_bytes, job.options.on_event)
 
     def begin(self, item: PreparedItem, database: NewDatabase, *, compressed: bool) -> Upload:
         """The upload of an item, whose database is in memory; the writer writes into ``Upload.database``."""
@@ -61,8 +59,8 @@ class Uploads:
         return upload
 
     def _sent(self, size_bytes: int) -> None:
-        self._activity.done_bytes += size_bytes
-        self._progress.reached(min(self._total_bytes, self._activity.done_bytes))
+        self._operation.done_bytes += size_bytes
+        self._operation.tell_progress(min(self._total_bytes, self._operation.done_bytes))
 
     def send_indices(self) -> None:
         """After all data files: uploads the indices. Of several processes, process 0 gets them to merge."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from ckpt_core._devices import shardings
 from ckpt_core._directory import Attempt
-from ckpt_core._events import Progress
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._format.packed import pack
 from ckpt_core._format.part import Part
@@ -18,13 +17,13 @@ from ckpt_core._format.record import (
     dump_record,
 )
 from ckpt_core._format.versions import library_versions
+from ckpt_core._operation import Operation
 from ckpt_core._save.dedup_links import Linked
 from ckpt_core._save.describe import metadata_files
 from ckpt_core._save.digests import WHOLE_DIGEST_BYTES, digest_all, digest_own, own_data
 from ckpt_core._save.job import PreparedItem, RecordFields, SaveJob
 from ckpt_core._save.plain_items import write_sources
 from ckpt_core._save.uploads import Uploads
-from ckpt_core._slow import Activity
 from ckpt_core._storage import (
     UPLOAD_BYTES,
     ArrayWriter,
@@ -46,7 +45,7 @@ class Write:
         fields: what the record holds besides the items.
         items: the prepared items; when written, each is replaced by one with arrays on the host.
         token: token of the attempt.
-        activity: is told how far the save is.
+        operation: is told how far the save is.
         snapshot_secs: how long the caller was blocked, for the record.
 
     Attributes:
@@ -61,14 +60,14 @@ class Write:
         fields: RecordFields,
         items: list[PreparedItem],
         token: str,
-        activity: Activity | None = None,
+        operation: Operation,
         snapshot_secs: float = 0.0,
     ) -> None:
         self._job = job
         self._fields = fields
         self._items = items
         self._token = token
-        self._activity = activity or Activity("save", job.target, job.step, None, None)
+        self._operation = operation
         self._snapshot_secs = snapshot_secs
         self.written_bytes = 0
         self.part: Part | None = None
@@ -96,7 +95,7 @@ class Write:
         In between it asks the guard whether this run still owns the directory.
         """
         self.make_durable(attempt)
-        self._activity.enter("committing")
+        self._operation.enter("committing")
         # directly before the commit, so that another run has little time to claim the directory
         if self._job.guard is not None:
             self._job.guard.check()
@@ -109,13 +108,13 @@ class Write:
 
     def write_own(self, attempt: Attempt) -> None:
         """Writes arrays, states and checksums of this process; blocks until they are written."""
-        self._activity.enter("waiting for arrays on their way to the host")
+        self._operation.enter("waiting for arrays on their way to the host")
         # merge() needs the same context: TensorStore copies index entries only within one context
         self._context = new_context(durable=self._job.options.durable)
         self._items[:] = [item.landed() for item in self._items]
         if not self._job.local:
-            self._uploads = Uploads(self._job, attempt, self._items, self._context, self._activity)
-        self._activity.enter("writing arrays")
+            self._uploads = Uploads(self._job, attempt, self._items, self._context, self._operation)
+        self._operation.enter("writing arrays")
         writers: list[ArrayWriter] = []
         try:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
@@ -140,23 +139,20 @@ class Write:
             attempt: attempt of the save.
             total_bytes: number of bytes that this process writes.
         """
-        job = self._job
-        progress = Progress(job.target, job.step, total_bytes, job.options.on_event)
-        activity = self._activity
-        activity.total_bytes = total_bytes
-        process = job.writers.index
+        operation, process = self._operation, self._job.writers.index
+        operation.total_bytes = total_bytes
         linked_bytes = sum(linked.size_bytes for linked in self._linked)
 
         def watch() -> None:
-            if job.options.on_event is None and not activity.asked:
+            if operation.listener is None and not operation.asked:
                 return
             # TensorStore reports no progress, so take it from the sizes of the files
             try:
                 sizes = own_data(attempt, self._items, process)
             except FileNotFoundError:  # TensorStore has just given a file its final name
                 return
-            activity.done_bytes = min(total_bytes, sum(sizes.values()) - linked_bytes)
-            progress.reached(activity.done_bytes)
+            operation.done_bytes = min(total_bytes, sum(sizes.values()) - linked_bytes)
+            operation.tell_progress(operation.done_bytes)
 
         return watch
 
@@ -223,7 +219,7 @@ class Write:
         After that, only the rename is missing to make the checkpoint visible.
         """
         job = self._job
-        self._activity.enter("joining, describing and syncing files")
+        self._operation.enter("joining, describing and syncing files")
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
                 self._merge(attempt, item)

@@ -9,9 +9,9 @@ from typing import Any
 
 from ckpt_core._directory import resolve
 from ckpt_core._errors import CheckpointError, UnsupportedLeaf
-from ckpt_core._events import Progress
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
+from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
 from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
@@ -166,11 +166,11 @@ def _write(
         for leaf in value.leaves
         if isinstance(leaf, Slot)
     )
-    progress = Progress(target, None, total, options.on_event)
+    operation = Operation("import", target, None, None, options.on_event, total_bytes=total)
     for key, value in items.items():
         if isinstance(value, Source):
             try:
-                _write_tree(writer, key or name, value, progress)
+                _write_tree(writer, key or name, value, operation)
             except UnsupportedLeaf as error:
                 if where in str(error):
                     raise
@@ -181,7 +181,7 @@ def _write(
             writer.add(key or name, value)
 
 
-def _write_tree(writer: CheckpointWriter, name: str, source: Source, progress: Progress) -> None:
+def _write_tree(writer: CheckpointWriter, name: str, source: Source, operation: Operation) -> None:
     """Writes arrays in batches, as they are read."""
     specs = [
         leaf.spec if isinstance(leaf, Slot) else describe(leaf, path)
@@ -201,8 +201,13 @@ def _write_tree(writer: CheckpointWriter, name: str, source: Source, progress: P
         held_bytes += array.nbytes
         if held_bytes >= _BATCH_BYTES:
             put(batch)
-            progress.reached(progress.done_bytes + held_bytes)
+            _told(operation, held_bytes)
             batch, held_bytes = [], 0
         del array
     put(batch)
-    progress.reached(progress.done_bytes + held_bytes)
+    _told(operation, held_bytes)
+
+
+def _told(operation: Operation, more_bytes: int) -> None:
+    operation.done_bytes += more_bytes
+    operation.tell_progress(operation.done_bytes)

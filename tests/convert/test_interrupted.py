@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import _events
+from ckpt_core import _operation
 from ckpt_core.convert import import_weights
 
 MIB = 2**20
 KILLED = """
 import os, signal, sys
-from ckpt_core import _events
+from ckpt_core import _operation
 import ckpt_core as ckpt
-_events.PROGRESS_SECS = 0.0
+_operation.PROGRESS_SECS = 0.0
 def told(event):
     if event.kind == "progress":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +51,7 @@ def test_killed_half_way(source: Path, tmp_path: Path) -> None:
 def test_memory_is_that_of_a_batch(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_events, "PROGRESS_SECS", 0.0)
+    monkeypatch.setattr(_operation, "PROGRESS_SECS", 0.0)
     done: list[int] = []
     options = ckpt.Options(
         on_event=lambda event: done.append(event.bytes or 0) if event.kind == "progress" else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import ckpt_core as ckpt
-from ckpt_core import _events
+from ckpt_core import _operation
 from ckpt_core._format.record import FileRecord
 from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._save import write
@@ -139,7 +139,7 @@ def test_a_save_of_a_run(server: Server) -> None:
 
 
 def test_progress_is_told_while_data_is_uploaded(server: Server, monkeypatch: Any) -> None:
-    monkeypatch.setattr(_events, "PROGRESS_SECS", 0.0)
+    monkeypatch.setattr(_operation, "PROGRESS_SECS", 0.0)
     monkeypatch.setattr(
         write, "UPLOAD_BYTES", 16 * MIB
     )  # of a transaction; it is told when it was sent

@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("2 effects", {"_devices", "_directory", "_exchange", "_processes"}),
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
-    ("3 reports of what takes long", {"_slow"}),
+    ("3 one save or load as it goes", {"_operation"}),
     ("3 a checkpoint, its metadata read", {"_load.checkpoint"}),
     ("3 opening files of other formats", {"_load.foreign"}),
     ("3 finding and opening one", {"_load.opening"}),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._events import Progress
+from ckpt_core._operation import Operation
 
 STATE = {"w": np.arange(1000.0), "b": np.ones(3, np.float32)}
 BYTES = 8012
@@ -225,17 +225,17 @@ def test_several_listeners() -> None:
 
 def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard()
-    progress = Progress("/runs/7", 7, 1000, heard)
-    progress.reached(10)
+    operation = Operation("save", "/runs/7", 7, None, heard, total_bytes=1000)
+    operation.tell_progress(10)
     assert heard.events == []
-    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
-    progress.reached(20)
-    progress.reached(1000)
+    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
+    operation.tell_progress(20)
+    operation.tell_progress(1000)
     assert [(told.bytes, told.total_bytes) for told in heard.events] == [(20, 1000), (1000, 1000)]
 
 
 def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
+    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
     heard = Heard()
     options = ckpt.Options(on_event=heard)
     state = {f"w{i}": np.ones((512, 1024), np.float32) for i in range(8)}
@@ -253,7 +253,7 @@ def test_progress_within_one_large_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_numpy: bool
 ) -> None:
     """Its blocks are counted one by one: else the bar of a model of few leaves would stand still."""
-    monkeypatch.setattr("ckpt_core._events.PROGRESS_SECS", 0.0)
+    monkeypatch.setattr("ckpt_core._operation.PROGRESS_SECS", 0.0)
     ckpt.save(tmp_path / "one", {"w": np.ones((8, 1024, 1024), np.float32)})
     heard = Heard()
     ckpt.load(tmp_path / "one", as_numpy=as_numpy, options=ckpt.Options(on_event=heard))

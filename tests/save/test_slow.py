@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core import _slow
+from ckpt_core import _operation
 from ckpt_core._directory import posix
 from ckpt_core._load import loading
+from ckpt_core._operation import Operation
 from ckpt_core._platform import LINUX
-from ckpt_core._slow import Activity, watched
 
 
 def wait_for(condition: Any, secs: float = 30.0) -> None:
@@ -69,18 +69,13 @@ def test_a_save_that_hangs_says_where(
 def test_a_load_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckpt.save(tmp_path / "a", {"w": np.ones(10_000), "v": np.ones(10_000)})
     events: list[Any] = []
-    counting = loading._counting
+    count = loading.Tally.__call__
 
-    def slow(*arguments: Any) -> Any:
-        count = counting(*arguments)
+    def slow(tally: loading.Tally, read_bytes: int) -> None:
+        count(tally, read_bytes)
+        wait_for(lambda: any(event.kind == "slow" and event.bytes for event in events))
 
-        def counted(read_bytes: int) -> None:
-            count(read_bytes)
-            wait_for(lambda: any(event.kind == "slow" and event.bytes for event in events))
-
-        return counted
-
-    monkeypatch.setattr(loading, "_counting", slow)
+    monkeypatch.setattr(loading.Tally, "__call__", slow)
     ckpt.load(tmp_path / "a", options=ckpt.Options(report_secs=0.02, on_event=events.append))
     told = [event for event in events if event.kind == "slow" and event.bytes]
     assert told[0].phase == "reading" and told[0].total_bytes in (0, 160_000)
@@ -90,19 +85,19 @@ def test_quick_work_is_not_told_and_costs_no_measuring(tmp_path: Path) -> None:
     events: list[Any] = []
     ckpt.save(tmp_path / "a", {"w": np.ones(3)}, options=ckpt.Options(on_event=events.append))
     assert "slow" not in [event.kind for event in events]
-    activity = Activity("save", "x", None, None, None)
+    operation = Operation("save", "x", None, None, None)
     before = threading.active_count()
-    with watched(activity, "nothing"):
-        assert threading.active_count() == before and not activity.asked
+    with operation.watched("nothing"):
+        assert threading.active_count() == before and not operation.asked
 
 
 def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     def bad(_: Any) -> None:
         raise ValueError("listener")
 
-    first = Activity("save", "one", 1, 0.02, bad)
-    second = Activity("load", "two", None, 0.02, None)
-    with watched(first, "a"), watched(second, "b") as enter:
+    first = Operation("save", "one", 1, 0.02, bad)
+    second = Operation("load", "two", None, 0.02, None)
+    with first.watched("a"), second.watched("b") as enter:
         second.total_bytes = 2048
         second.done_bytes = 1024
         wait_for(lambda: "two" in caplog.text and caplog.text.count("one") > 2)
@@ -112,12 +107,12 @@ def test_reports_of_several_and_a_listener_that_raises(caplog: pytest.LogCapture
 
 
 def test_the_watching_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_slow, "_IDLE_SECS", 0.05)
-    watcher = _slow._Watcher()
+    monkeypatch.setattr(_operation, "_IDLE_SECS", 0.05)
+    watcher = _operation._Watcher()
     before = threading.enumerate()
 
     def begin() -> threading.Thread:
-        watcher.add(Activity("save", "x", None, 60.0, None))  # nobody holds it: it is over
+        watcher.add(Operation("save", "x", None, 60.0, None))  # nobody holds it: it is over
         wait_for(lambda: new(before))
         return new(before)[0]
 
@@ -141,8 +136,8 @@ def test_impossible_settings() -> None:
 
 def test_a_process_that_stood_still_reports_once() -> None:
     told: list[ckpt.Event] = []
-    stopped = Activity("save", "p", None, 1.0, told.append, began=time.monotonic() - 1000.5)
-    with watched(stopped, "stopped"):
+    stopped = Operation("save", "p", None, 1.0, told.append, began=time.monotonic() - 1000.5)
+    with stopped.watched("stopped"):
         wait_for(lambda: told)
         time.sleep(0.1)
         assert len(told) == 1
@@ -156,5 +151,5 @@ def test_a_listener_that_exits_does_not_end_the_reports() -> None:
         asked.append(event)
         raise SystemExit
 
-    with watched(Activity("save", "p", None, 0.02, leave), "here"):
+    with Operation("save", "p", None, 0.02, leave).watched("here"):
         wait_for(lambda: len(asked) > 2)

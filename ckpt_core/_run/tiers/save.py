@@ -102,19 +102,19 @@ class LocalSave:
         If one process fails before the commits, all raise and nothing of the step remains.
         """
         snapshot = self._snapshot
-        with snapshot.events.failing():
+        with snapshot.writing():
             saved = self._agree_to_start()
             write = Write(
                 self._job,
                 snapshot.fields,
                 snapshot.items,
                 saved.token,
-                snapshot.events.activity,
+                snapshot.operation,
                 snapshot.blocking_secs,
             )
             write.part = saved.part
             snapshot.on_all("committed", lambda: self._write(write, saved))
-        snapshot.events.committed(write.written_bytes, snapshot.blocking_secs)
+        snapshot.committed(write.written_bytes)
         return saved
 
     def _agree_to_start(self) -> Saved:

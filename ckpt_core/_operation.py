@@ -1,5 +1,6 @@
-"""Says when a save or load takes unexpectedly long: where it is, whom it waits for, and at last the stacks of its threads.
+"""One save or load as it goes: what is being done, how many bytes, and who hears of it.
 
+If it takes unexpectedly long, reports say where it is, whom it waits for, and at last the stacks of its threads.
 One thread watches all of them. It touches no file and waits for nobody: what hangs may be the file system itself, so work that
 is watched notes how far it is, and the watcher only reads that.
 """
@@ -19,25 +20,27 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_core._events import Event, Listener, logger, tell
+from ckpt_core._events import Event, Kind, Listener, logger, tell
 from ckpt_core._fork import HOME_PID
 from ckpt_core._processes import awaited
 from ckpt_core._words import size
 
+PROGRESS_SECS = 0.1
+"""Minimum interval between two progress events."""
 _STACKS_AT_REPORT = 5
 """With this report the stacks are told, once: by then it is no slow disk any more."""
 _OUR_THREADS = "ckpt-"
 
 
 @dataclass(eq=False)
-class Activity:
+class Operation:
     """One save or load, as far as it has come; the thread that works writes it, the watcher reads it.
 
     Attributes:
         what: ``save`` or ``load``.
         path, step: of the checkpoint.
         report_secs: interval of the reports; None for none.
-        listener: gets an event with each report.
+        listener: gets the events.
         phase: what is being done, in words.
         done_bytes, total_bytes: of the arrays that this process writes or reads, as far as known.
         began: monotonic seconds.
@@ -56,6 +59,7 @@ class Activity:
     began: float = field(default_factory=time.monotonic)
     thread: int = 0
     is_over: bool = False
+    _told_secs: float = 0.0  # when the last progress event was sent
     _reports: int = 0
     _told_bytes: int = 0
     _missed_until: float = 0.0
@@ -63,6 +67,59 @@ class Activity:
     def enter(self, phase: str) -> None:
         """Notes what is done from here on."""
         self.phase = phase
+
+    def happened(
+        self, kind: Kind, size_bytes: int = 0, error: BaseException | None = None
+    ) -> float:
+        """Sends one event; returns the seconds since the save or load was called."""
+        secs = time.monotonic() - self.began
+        event = Event(
+            kind=kind, path=self.path, step=self.step, bytes=size_bytes, secs=secs, error=error
+        )
+        tell(event, self.listener)
+        return secs
+
+    def tell_progress(self, done_bytes: int) -> None:
+        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago."""
+        now = time.monotonic()
+        if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
+            return
+        self._told_secs = now
+        event = Event(
+            kind="progress",
+            path=self.path,
+            step=self.step,
+            bytes=done_bytes,
+            total_bytes=self.total_bytes,
+            secs=now - self.began,
+        )
+        tell(event, self.listener)
+
+    @contextlib.contextmanager
+    def watched(self, phase: str) -> Generator[Callable[[str], Any]]:
+        """Reports on it while the block runs, if it takes long; gives ``enter``."""
+        self.enter(phase)
+        if self.report_secs is None or os.getpid() != HOME_PID:
+            yield self.enter
+            return
+        self.thread = threading.get_ident()
+        # a save is watched twice: while it takes the snapshot, and while it writes
+        self.is_over = False
+        try:
+            _watcher.add(self)
+            yield self.enter
+        finally:
+            self.is_over = True
+
+    @contextlib.contextmanager
+    def failing(self, kind: Kind, phase: str) -> Generator[None]:
+        """If the block raises, sends an event with the error; reports if it takes long."""
+        try:
+            with self.watched(phase):
+                yield
+        except BaseException as error:
+            self.happened(kind, error=error)
+            raise
 
     @property
     def due(self) -> float:
@@ -141,18 +198,18 @@ def resident_bytes() -> int:
 
 
 class _Watcher:
-    """One thread that reports every activity that is overdue. It ends when nothing has been watched for a while.
+    """One thread that reports every operation that is overdue. It ends when nothing has been watched for a while.
 
     Threads that save or load take no lock here: a signal handler that raises between taking and releasing it would leave
     it held, and every later save would wait without end.
     """
 
     def __init__(self) -> None:
-        self._new: queue.SimpleQueue[weakref.ref[Activity]] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[weakref.ref[Operation]] = queue.SimpleQueue()
         self._runs = False
 
-    def add(self, activity: Activity) -> None:
-        self._new.put(weakref.ref(activity))
+    def add(self, operation: Operation) -> None:
+        self._new.put(weakref.ref(operation))
         if not self._runs:
             # Two threads that find this at once start two watchers, which share the queue: no harm.
             self._runs = True
@@ -169,7 +226,7 @@ class _Watcher:
         self._runs = False
 
     def _run(self) -> None:
-        watched: list[weakref.ref[Activity]] = []
+        watched: list[weakref.ref[Operation]] = []
         while True:
             watched = [one for one in watched if _is_running(one)]
             due = min((found.due for one in watched if (found := one())), default=None)
@@ -187,41 +244,23 @@ class _Watcher:
                 _report_if_late(one)
 
 
-def _is_running(watched: weakref.ref[Activity]) -> bool:
-    activity = watched()
-    return activity is not None and not activity.is_over
+def _is_running(watched: weakref.ref[Operation]) -> bool:
+    operation = watched()
+    return operation is not None and not operation.is_over
 
 
-def _report_if_late(watched: weakref.ref[Activity]) -> None:
-    activity = watched()
-    if activity is None or activity.is_over or activity.due > time.monotonic():
+def _report_if_late(watched: weakref.ref[Operation]) -> None:
+    operation = watched()
+    if operation is None or operation.is_over or operation.due > time.monotonic():
         return
     try:
-        activity.report()
+        operation.report()
     except (
         BaseException
     ):  # a report must not end the reports, nor may a listener that calls sys.exit
-        logger.exception("could not report on %s", activity.path)
+        logger.exception("could not report on %s", operation.path)
 
 
 _IDLE_SECS = 5.0
 """So often the watcher looks whether anything is left to be watched."""
 _watcher = _Watcher()
-
-
-@contextlib.contextmanager
-def watched(activity: Activity, phase: str) -> Generator[Callable[[str], Any]]:
-    """Reports on an activity while the block runs, if it takes long; gives ``Activity.enter``."""
-    activity.enter(phase)
-    if activity.report_secs is None or os.getpid() != HOME_PID:
-        yield activity.enter
-        return
-    activity.thread = threading.get_ident()
-    activity.is_over = (
-        False  # a save is watched twice: while it takes the snapshot, and while it writes
-    )
-    try:
-        _watcher.add(activity)
-        yield activity.enter
-    finally:
-        activity.is_over = True
