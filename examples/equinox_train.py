@@ -91,7 +91,7 @@ def show(step: int, loss: jax.Array) -> None:
 
 def main() -> int:
     """Parses the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/equinox"))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--check", action="store_true", help="only check that resuming is exact")

@@ -238,7 +238,7 @@ def torch_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--gib", type=float, default=1 / 16, help="size of the model")
     parser.add_argument("--directory", type=Path, help="where to work; else a temporary one")
     arguments = parser.parse_args()

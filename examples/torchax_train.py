@@ -134,7 +134,7 @@ def start(path: Path, total_steps: int) -> subprocess.Popen[str]:
 
 def main() -> int:
     """Parses the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/digits"))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--demo", action="store_true", help="kill, resume, compare")

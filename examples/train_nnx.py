@@ -62,7 +62,7 @@ def train(
 
 def main() -> int:
     """Parses the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--directory", type=Path, default=Path("demo"), help="what the run writes")
     parser.add_argument("--steps", type=int, default=81)
     parser.add_argument("--demo", action="store_true", help="kill, resume, compare")

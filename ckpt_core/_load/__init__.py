@@ -25,6 +25,7 @@ from ckpt_core._options import Options
 from ckpt_core._results import Restored, RestoredStep
 
 Like = TypeVar("Like")
+Key = TypeVar("Key")
 
 
 @overload
@@ -44,6 +45,40 @@ def load(
     unexpected: str = "error",
     options: Options | None = None,
 ) -> Any: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: dict[Key, Any],
+    /,
+    *,
+    item: str | None = None,
+    only: Only = None,
+    rename: Rename = None,
+    rules: Rules = None,
+    sharding: Any = None,
+    as_numpy: bool = False,
+    cast: bool = False,
+    missing: str = "error",
+    unexpected: str = "error",
+    options: Options | None = None,
+) -> dict[Key, Any]: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: list[Any],
+    /,
+    *,
+    item: str | None = None,
+    only: Only = None,
+    rename: Rename = None,
+    rules: Rules = None,
+    sharding: Any = None,
+    as_numpy: bool = False,
+    cast: bool = False,
+    missing: str = "error",
+    unexpected: str = "error",
+    options: Options | None = None,
+) -> list[Any]: ...
 @overload
 def load(
     path: str | os.PathLike[str],

@@ -9,10 +9,12 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options, refuse_arguments
+from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import MatchRules, renamer
-from ckpt_core._tree.patterns import Select, read_again
+from ckpt_core._tree.patterns import read_again
 
-Only = str | Iterable[str] | Select | type | None
+Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
+"""A function gets the path as text; a filter of a framework, what the framework gives it."""
 Rename = Mapping[str, str] | Callable[[str], str] | None
 Rules = Iterable[Rule | Mapping[str, Any]] | None
 

@@ -16,10 +16,16 @@ from tests.support.typed import diagnostics
 GOOD = """
 from typing import Any, assert_type
 
+import jax
+
 import ckpt_core as ckpt
 
 ckpt.save("runs/tree", {"w": 1}, options=ckpt.Options(compression="zstd"))
 tree: Any = ckpt.load("runs/tree")
+abstract = {"w": jax.ShapeDtypeStruct((3,), "float32"), "step": 0}
+assert_type(ckpt.load("runs/tree", abstract), dict[str, Any])  # arrays, where the target has descriptions
+assert_type(ckpt.load("runs/tree", [abstract]), list[Any])
+some = ckpt.load("runs/tree", only=lambda path, leaf: path.startswith("params/") and not leaf.shape)
 restored = ckpt.restore("runs/tree", model=tree)
 assert_type(restored, ckpt.Restored)
 assert_type(restored.step, int | None)
