@@ -134,3 +134,13 @@ def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_
         restored = again.restore_latest(state=state(0))
         assert restored is not None
         assert restored.step == 11
+
+
+@pytest.mark.parametrize("after", ["3", 3.0])
+def test_waiting_for_a_step_after_what_is_no_number(start: Starts, after: Any) -> None:
+    with start() as writer:
+        save(writer, 4, 4)
+        with pytest.raises(TypeError, match="after must be the number of a step"):
+            writer.wait_for_new_step(after, 0)
+        three: Any = np.int32(3)
+        assert writer.wait_for_new_step(-1, 0) == writer.wait_for_new_step(three, 0) == 4
