@@ -216,8 +216,10 @@ class Disk:
         if run is not None:
             run = run.without(step)
             newer = listing.committed(other for other in listing.names if other >= step)
-            if max({*newer, *local}, default=step) == step:
-                # newer ones of a host that is away were continued from it
+            newest = max({*newer, *local}, default=step) == step
+            if newest and not self.lease.is_of_another():
+                # Newer ones of a host that is away were continued from it. Where this is a tool beside a run that
+                # goes on, what that run has saved since, or saves now, counts.
                 run = run.branch(secrets.token_hex(8), step - 1)
         self._retention.leave(left, run)
         return "" if run is None else run.dump().decode()

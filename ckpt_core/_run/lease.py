@@ -55,6 +55,15 @@ class Lease:
         """Whether this writer has claimed the directory."""
         return self._claim is not None
 
+    def is_of_another(self) -> bool:
+        """Whether another writer has claimed the directory, and not released it: it may go on."""
+        if self._claim is not None:
+            return False
+        try:
+            return self._backend.read(self._directory, OWNER_FILE) is not None
+        except CheckpointCorrupt:
+            return True
+
     def check(self) -> None:
         """Called right before a commit.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -296,6 +297,12 @@ class Following:
 
         No retention deletes it until the next call, or ``end``.
         """
+        try:
+            after = None if after is None else operator.index(after)
+        except TypeError:
+            raise TypeError(
+                f"after must be the number of a step, or None, got {after!r}: pass what the last call gave"
+            ) from None
         self.end()
         deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
         while True:

@@ -11,7 +11,9 @@ import typer
 from ckpt_core._copy import copy_checkpoint, same_save
 from ckpt_core._directory import SIGNS, Backend, is_meant, resolve
 from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
+from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from ckpt_core._run.lineage import RUN_FILE, parse_lineage
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
@@ -104,12 +106,24 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
     for path in found:
         try:
             backend_of(resolve(path)[1]).delete(path)
+            _note_deleted(path, prefix)
         except BlockingIOError:
             raise CheckpointError(
                 f"{path} is being read: nothing of it was deleted; try again when that has ended"
             ) from None
     out.print(f"{counted(len(found), 'checkpoint', 'checkpoints')} deleted", markup=False)
     return 0
+
+
+def _note_deleted(path: str, prefix: str | None) -> None:
+    """Copies in local directories of a run's hosts do not count any more either."""
+    directory, _, name = path.rpartition("/")
+    step, backend = StepNames(prefix).parse(name), backend_of(resolve(path)[1])
+    if step is None or not directory:
+        return
+    run = parse_lineage(backend.read(directory, RUN_FILE))
+    if run.name:
+        backend.put(directory, RUN_FILE, run.without(step).dump())
 
 
 def _one_checkpoint(path: str) -> str:

@@ -36,6 +36,23 @@ def test_steps_of_a_run(call, store: str) -> None:
     assert value_at(f"{store}/2") == 2
 
 
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_deleted_step_does_not_come_back_from_a_local_directory(
+    call, tmp_path: Path, by_path: bool
+) -> None:
+    run, local = tmp_path / "run", tmp_path / "local"
+    with ckpt.Checkpointer(run, local_directory=local, asynchronous=False) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, tree(step))
+    named = (run / "3",) if by_path else (run, "--step", 3)
+    assert call("rm", *named, "--yes")[0] == 0
+    with ckpt.Checkpointer(run, local_directory=local) as checkpointer:
+        assert checkpointer.all_steps() == [1, 2]
+        restored = checkpointer.restore_latest(tree(0))
+        assert restored is not None
+        assert restored.step == 2
+
+
 def test_checkpoints_by_their_paths_all_or_none(call, tmp_path: Path) -> None:
     a_run(tmp_path, 1, 2)
     (tmp_path / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""Readers that stay open beside a run that goes back, replaces and retires its steps: they give what counts now."""
+"""Readers and tools beside a run that goes on: readers give what counts now, and tools take only what they are told."""
 
 from __future__ import annotations
 
@@ -115,3 +115,32 @@ def test_the_newest_step_is_looked_for_again_where_a_newer_one_took_its_place() 
         "run", restore, False, lambda: [(step, None) for step in next(listings)], lambda _: None
     )
     assert found == 6
+
+
+def test_a_tool_that_deletes_the_newest_persistent_step_takes_none_that_the_run_saves_on(
+    start: Starts, tmp_path: Path
+) -> None:
+    """Local steps that the run had saved after it, and all that it saved from then on, did not count any more."""
+    with start() as writer:
+        for step in (4, 6, 7, 8, 9):
+            save(writer, step, step)
+        with ckpt.Checkpointer(tmp_path / "steps") as tool:
+            tool.delete(8)
+        save(writer, 10, 10)
+        save(writer, 11, 11)
+        assert seen(writer) == {4: 4, 9: 9, 10: 10, 11: 11}
+    with start() as again:
+        assert seen(again) == {4: 4, 9: 9, 10: 10, 11: 11}
+        restored = again.restore_latest(state=state(0))
+        assert restored is not None
+        assert restored.step == 11
+
+
+@pytest.mark.parametrize("after", ["3", 3.0])
+def test_waiting_for_a_step_after_what_is_no_number(start: Starts, after: Any) -> None:
+    with start() as writer:
+        save(writer, 4, 4)
+        with pytest.raises(TypeError, match="after must be the number of a step"):
+            writer.wait_for_new_step(after, 0)
+        three: Any = np.int32(3)
+        assert writer.wait_for_new_step(-1, 0) == writer.wait_for_new_step(three, 0) == 4
