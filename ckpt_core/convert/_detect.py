@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zipfile
 
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.safetensors import INDEX_SUFFIX, SUFFIX
 from ckpt_core.convert import _distributed, _keras
+from ckpt_core.convert._zips import opened_zip
 
 FORMATS = ("safetensors", "npz", "torch", "dcp", "flax", "keras", "equinox", "orbax")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -63,7 +63,7 @@ def _by_head(path: str, head: bytes) -> str | None:
 
 
 def _by_members(path: str) -> str | None:
-    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+    with contextlib.suppress(CheckpointCorrupt), opened_zip(path, path) as archive:
         names = archive.namelist()
         if _keras.WEIGHTS in names:
             return "keras"

@@ -42,7 +42,7 @@ class Npy(NamedTuple):
         read_into(stream, found, where)
         if self.big_endian:
             found = found.byteswap(inplace=True)
-        return np.ascontiguousarray(found.T) if self.fortran else found
+        return found.T.copy(order="C") if self.fortran else found  # of no dimensions too
 
 
 def read_header(stream: IO[bytes], where: str, unnamed: Mapping[int, str] | None = None) -> Npy:

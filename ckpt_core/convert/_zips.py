@@ -14,6 +14,12 @@ from typing import IO, Any, cast
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 
 _ALIGNMENT = 64
+_MOST_DIRECTORY_BYTES = 64 * 2**20
+"""Maximum size of the list of members, of which zipfile makes about ten times as much."""
+_TAIL_BYTES = 22 + 2**16 + 76
+"""Where the size of that list stands: at the end, before a comment."""
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Of the other methods zipfile unpacks without a limit what few bytes hold: 2 KB of bzip2 are 2 GB."""
 _LARGE_BYTES = 2**31 - 2**20
 _SECOND_OF_1980 = (1980, 1, 1, 0, 0, 0)
 
@@ -24,14 +30,14 @@ def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zi
 
     Raises:
         CheckpointCorrupt: it is no zip, is damaged or encrypted, or has two members of one name.
+        CheckpointError: a member is compressed in a way that no framework writes.
     """
     try:
-        with zipfile.ZipFile(cast(Any, file)) as archive:
-            names = archive.namelist()
-            if len(set(names)) < len(names):
-                twice = next(name for n, name in enumerate(names) if name in names[:n])
-                raise CheckpointCorrupt(f"{where}: {twice!r} stands in it twice", file=where)
-            yield archive
+        with _stream(file) as stream:
+            _refuse_long_directory(stream, where)
+            with zipfile.ZipFile(cast(Any, stream)) as archive:
+                _refuse_members(archive.infolist(), where)
+                yield archive
     except (CheckpointError, MemoryError, RecursionError):
         raise
     except Exception as error:  # a forged archive makes zipfile raise anything
@@ -43,6 +49,46 @@ def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zi
             raise
         told = "cannot be unpacked" if isinstance(error, RuntimeError) else "damaged or cut short"
         raise CheckpointCorrupt(f"{where}: {told}: {error}", file=where) from error
+
+
+def _stream(file: str | IO[bytes] | io.RawIOBase) -> contextlib.AbstractContextManager[Any]:
+    return open(file, "rb") if isinstance(file, str) else contextlib.nullcontext(file)
+
+
+def _refuse_long_directory(stream: Any, where: str) -> None:
+    """Raises CheckpointCorrupt if the list of members is longer than of any checkpoint."""
+    stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+    tail = stream.read(_TAIL_BYTES)
+    said = [size for (size,) in _fields(tail, b"PK\6\6", 40, "<Q")]
+    said += [size for (size,) in _fields(tail, b"PK\5\6", 12, "<I") if not said or size < 2**32 - 1]
+    if max(said, default=0) > _MOST_DIRECTORY_BYTES:
+        raise CheckpointCorrupt(
+            f"{where}: it says that the names of its members take {max(said)} bytes, and at most "
+            f"{_MOST_DIRECTORY_BYTES} are taken: it is damaged, or no checkpoint",
+            file=where,
+        )
+
+
+def _fields(tail: bytes, mark: bytes, offset: int, form: str) -> Iterator[tuple[int, ...]]:
+    """What stands at an offset after each mark."""
+    at = tail.find(mark)
+    while at >= 0:
+        if at + offset + struct.calcsize(form) <= len(tail):
+            yield struct.unpack_from(form, tail, at + offset)
+        at = tail.find(mark, at + 1)
+
+
+def _refuse_members(members: Iterable[zipfile.ZipInfo], where: str) -> None:
+    seen = set[str]()
+    for member in members:
+        if member.filename in seen:
+            raise CheckpointCorrupt(f"{where}: {member.filename!r} stands in it twice", file=where)
+        seen.add(member.filename)
+        if member.compress_type not in _BOUNDED:
+            raise CheckpointError(
+                f"{where}: {member.filename!r} is compressed by method {member.compress_type}, of which nothing tells "
+                "how much it becomes: make the archive anew without compression, or with deflate"
+            )
 
 
 def _is_of_zipfile(error: BaseException) -> bool:

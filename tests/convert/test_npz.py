@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ def test_every_array(tmp_path: Path, save: Any) -> None:
         }
     with zipfile.ZipFile(written) as archive:
         assert archive.testzip() is None
+
+
+def test_a_scalar_in_fortrans_order_has_no_dimensions(tmp_path: Path) -> None:
+    data = npy(np.array(3.0)).replace(b"'fortran_order': False", b"'fortran_order': True ")
+    import_weights(written(tmp_path / "a.npz", {"a.npy": data}), tmp_path / "out")
+    assert bits(ckpt.load(tmp_path / "out")["a"]) == bits(np.array(3.0))
 
 
 def test_other_byte_order_and_any_name_of_the_file(tmp_path: Path) -> None:
@@ -183,6 +190,44 @@ def test_a_bomb_is_told_before_memory_is_taken(tmp_path: Path) -> None:
     assert b"9000000000000" in head
     path = written(tmp_path / "a.npz", {"a.npy": head})
     with pytest.raises(ckpt.CheckpointCorrupt, match=r"9000000000000 bytes.*damaged or cut"):
+        import_weights(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_method_that_unpacks_without_a_limit_is_refused(tmp_path: Path, method: int) -> None:
+    """1,700 bytes of bzip2 are 2 GiB, all of which zipfile makes for the first byte of them."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
+        archive.writestr("a.npy", npy(np.ones(9)))
+    with pytest.raises(ckpt.CheckpointError, match=r"a\.npy.*of which nothing tells"):
+        import_weights(tmp_path / "a.npz", tmp_path / "out")
+
+
+def test_many_members_are_looked_through_once(tmp_path: Path) -> None:
+    """Of 60,000 names the last one stands twice; comparing each with each took 25 s."""
+    names = [f"{number}.npy" for number in range(60_000)]
+    path = written(tmp_path / "a.npz", dict.fromkeys(names, b""))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"59999.npy", b"59998.npy"))
+    began = time.process_time()
+    with pytest.raises(ckpt.CheckpointCorrupt, match=r"'59998.npy' stands in it twice"):
+        import_weights(path, tmp_path / "out")
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("zip64", [False, True])
+def test_a_list_of_members_beyond_any_checkpoint_is_not_read(tmp_path: Path, zip64: bool) -> None:
+    path = written(tmp_path / "a.npz", {"a.npy": npy(np.ones(9))})
+    data = bytearray(path.read_bytes())
+    end = data.rindex(b"PK\5\6")
+    size = (65 * 2**20).to_bytes(8, "little")
+    if zip64:
+        data[end + 12 : end + 16] = b"\xff" * 4
+        record = b"PK\6\6" + bytes(36) + size + bytes(8)
+        data[end:end] = record + b"PK\6\7" + bytes(4) + end.to_bytes(8, "little") + b"\1\0\0\0"
+    else:
+        data[end + 12 : end + 16] = size[:4]
+    path.write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="68157440 bytes, and at most"):
         import_weights(path, tmp_path / "out")
 
 
