@@ -11,8 +11,7 @@ from ckpt_core._directory import Attempt, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
 from ckpt_core._format.packed import pack
 from ckpt_core._format.record import RECORD_FILE, dump_record
-from ckpt_core._load.checkpoint import NativeCheckpoint
-from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import verify
 

@@ -8,14 +8,18 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
-from ckpt_core._directory.run_metadata import read_run_metadata
+from ckpt_core._directory import read_run_metadata
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums
 from ckpt_core._format.orbax_write import COMMIT_FILE, STEP_METADATA
 from ckpt_core._format.record import FORMAT_VERSION, RECORD_FILE, FileRecord, parse_json
 from ckpt_core._layout.chunks import chunk_of_key
 from ckpt_core._layout.regions import whole
-from ckpt_core._load.checkpoint import (
+from ckpt_core._load.non_tree import sizes_of
+from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._read import Want, read_leaves, with_specs
+from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
+from ckpt_core._saved import (
     MOST_TRIES,
     Checkpoint,
     ExtentItem,
@@ -23,14 +27,8 @@ from ckpt_core._load.checkpoint import (
     NativeItem,
     OrbaxItem,
     SavedItem,
+    open_checkpoint,
 )
-from ckpt_core._load.non_tree import sizes_of
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
-from ckpt_core._options import MIB, Options, checked_options
-from ckpt_core._results import CheckpointInfo, ItemInfo, LeafInfo, Problem, VerifyReport
 from ckpt_core._storage import (
     INDEX_FILE,
     crc32_of,

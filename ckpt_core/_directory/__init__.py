@@ -20,7 +20,9 @@ from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
+from ckpt_core._directory.locks import deleting as deleting
 from ckpt_core._directory.locks import is_locked as is_locked
+from ckpt_core._directory.locks import reading as reading
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
 from ckpt_core._directory.owner import introduction as introduction
 from ckpt_core._directory.owner import is_dead as is_dead
@@ -32,8 +34,13 @@ from ckpt_core._directory.posix import refuse_file as refuse_file
 from ckpt_core._directory.private_file import SECRET_FILE as SECRET_FILE
 from ckpt_core._directory.private_file import make_secret as make_secret
 from ckpt_core._directory.private_file import read_secret as read_secret
+from ckpt_core._directory.run_metadata import read_run_metadata as read_run_metadata
+from ckpt_core._directory.run_metadata import write_run_metadata as write_run_metadata
 from ckpt_core._directory.signs import SIGNS as SIGNS
 from ckpt_core._directory.signs import is_meant as is_meant
+from ckpt_core._directory.step_names import MAX_STEP as MAX_STEP
+from ckpt_core._directory.step_names import StepNames as StepNames
+from ckpt_core._directory.step_names import check_step as check_step
 from ckpt_core._directory.step_names import is_file_name as is_file_name
 from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ckpt_core._directory import Backend
+from ckpt_core._directory.backend import Backend
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.plain_json import refuse_keys
 from ckpt_core._format.record import dump_json, parse_json

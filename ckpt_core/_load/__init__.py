@@ -12,17 +12,16 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
-from ckpt_core._load.checkpoint import Checkpoint
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Chosen, Opening, report_of, run
 from ckpt_core._load.matching import find_item
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules, check_target
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
 from ckpt_core._results import Restored, RestoredStep
+from ckpt_core._saved import Checkpoint, open_checkpoint
 
 Like = TypeVar("Like")
 Key = TypeVar("Key")

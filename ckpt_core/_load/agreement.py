@@ -16,12 +16,10 @@ from ckpt_core._errors import (
     told_by_another,
 )
 from ckpt_core._format.part import runs_of
-from ckpt_core._load.checkpoint import MOST_TRIES, Replaced, replaced
 from ckpt_core._load.outcomes import ItemPlan
-from ckpt_core._load.readers.broadcast import Broadcast, Lockstep
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Reading
 from ckpt_core._options import Options
+from ckpt_core._read import Broadcast, Lockstep, Reading, read_leaves
+from ckpt_core._saved import MOST_TRIES, Replaced, replaced
 
 _SETS = "sets"
 T = TypeVar("T")

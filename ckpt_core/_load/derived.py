@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Bound, Rule, bind
-from ckpt_core._load.checkpoint import (
+from ckpt_core._saved import (
     DerivedItem,
     ExtentItem,
     Recipe,

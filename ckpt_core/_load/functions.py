@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._load.checkpoint import SavedItem
+from ckpt_core._saved import SavedItem
 from ckpt_core._tree import LEAF, Node, Path, format_path, static_function
 from ckpt_core._tree.code import same_function
 from ckpt_core._tree.match import MatchRules, renamed_path

@@ -20,19 +20,25 @@ from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load import functions
 from ckpt_core._load.agreement import LoadAgreement, identity_of
-from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem, replaced
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import WITHOUT_VALUE, plan_item
-from ckpt_core._load.opening import naming_checkpoint
 from ckpt_core._load.outcomes import ItemPlan, live_of
-from ckpt_core._load.readers.wants import Reading, Want
 from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
 from ckpt_core._load.request import Request
 from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
+from ckpt_core._read import Reading, Want
 from ckpt_core._results import RestoreReport
+from ckpt_core._saved import (
+    Checkpoint,
+    NativeItem,
+    OrbaxItem,
+    SavedItem,
+    naming_checkpoint,
+    replaced,
+)
 from ckpt_core._storage import new_context
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, from_text

@@ -15,7 +15,6 @@ from ckpt_core._errors import CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
-from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._load.derived import under_rules
 from ckpt_core._load.live_objects import Copies
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
@@ -31,7 +30,6 @@ from ckpt_core._load.outcomes import (
     as_json,
     as_numpy_state,
 )
-from ckpt_core._load.readers.orbax import with_specs
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import (
@@ -43,7 +41,9 @@ from ckpt_core._load.targets import (
     like_targets,
     plain_targets,
 )
+from ckpt_core._read import with_specs
 from ckpt_core._results import LeafInfo
+from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import (
     LEAF,
     FlatTree,

@@ -24,7 +24,11 @@ from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
-from ckpt_core._load.checkpoint import (
+from ckpt_core._load.outcomes import ItemPlan, Pipeline, Value
+from ckpt_core._load.request import NOT_SAVED
+from ckpt_core._load.targets import as_jax
+from ckpt_core._read import read_special
+from ckpt_core._saved import (
     Checkpoint,
     NativeCheckpoint,
     NativeItem,
@@ -32,10 +36,6 @@ from ckpt_core._load.checkpoint import (
     SavedItem,
     replaced,
 )
-from ckpt_core._load.outcomes import ItemPlan, Pipeline, Value
-from ckpt_core._load.readers.orbax import read_special
-from ckpt_core._load.request import NOT_SAVED
-from ckpt_core._load.targets import as_jax
 from ckpt_core._tree import Node
 
 _FORMS = {"tree": "a tree of arrays", "files": "files", "json": "plain values"}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from ckpt_core import _adapters
-from ckpt_core._load.checkpoint import SavedItem
 from ckpt_core._load.live_objects import held, setting_back
 from ckpt_core._load.targets import Target
+from ckpt_core._saved import SavedItem
 from ckpt_core._tree import FlatTree, Node, Path, flatten, importable_type, unflatten
 from ckpt_core._tree.match import Match
 

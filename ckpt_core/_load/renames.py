@@ -9,10 +9,10 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._load.functions import nodes_in
 from ckpt_core._load.outcomes import ItemPlan, live_of
 from ckpt_core._load.request import Request
+from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
 from ckpt_core._tree.match import Idle, MatchRules, Renames
 

@@ -13,7 +13,7 @@ from ckpt_core._devices import placing, shardings, transfer
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
-from ckpt_core._load.checkpoint import SavedItem
+from ckpt_core._saved import SavedItem
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.casts import converted
 from ckpt_core._tree.leaves import LeafSpec, as_logical, describe, dtype_from_name, from_host_array

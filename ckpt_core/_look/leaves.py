@@ -15,12 +15,9 @@ from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._format import orbax_write
 from ckpt_core._layout.chunks import chunk_parts, chunk_shape
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._load.checkpoint import Checkpoint, NativeItem, OrbaxItem, SavedItem
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
 from ckpt_core._options import MIB, Options
+from ckpt_core._read import Want, read_leaves, with_specs
+from ckpt_core._saved import Checkpoint, NativeItem, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import new_context
 from ckpt_core._tree import Node, Path, format_path
 from ckpt_core._tree.leaves import TEXT_KINDS, LeafSpec, as_logical

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
-from ckpt_core._directory.step_names import StepNames, check_step
+from ckpt_core._directory import StepNames, check_step, read_run_metadata, write_run_metadata
 from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID

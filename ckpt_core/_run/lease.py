@@ -77,7 +77,13 @@ class Lease:
             # another writer, who is closing, may have it in hand for a moment: see ``Backend.release``
             time.sleep(_PAUSE_SECS)
             now = self._backend.read(self._directory, OWNER_FILE)
-        if now is None or not now.startswith(self._token.encode()):
+        if now is None:
+            raise CheckpointError(
+                f"{self._directory}: its {OWNER_FILE} is gone, so this Checkpointer may no longer save here, and its step "
+                "was not committed: the directory was deleted or emptied, or another Checkpointer (one that was closed "
+                "since) took this directory over. Stop this run, and start it again if nobody else trains here"
+            )
+        if not now.startswith(self._token.encode()):
             raise CheckpointError(
                 f"{self._directory}: another Checkpointer ({_owner_text(now)}) took this directory over, so this "
                 "one may no longer save here: its step was not committed. Stop this run, or give each "
@@ -146,6 +152,6 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
 def _owner_text(content: bytes | None) -> str:
     """Process, host and start time that an owner file names, for messages."""
     if content is None:
-        return "one that was closed since"
+        return "an unknown one"
     first = content.decode(errors="replace").partition("\n")[0]
     return first.strip().partition(" ")[2] or "an unknown one"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_core import _adapters, _load
 from ckpt_core._devices.staging import Copy, Staging
-from ckpt_core._directory.step_names import check_step
+from ckpt_core._directory import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,

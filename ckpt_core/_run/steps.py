@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ckpt_core import _processes
-from ckpt_core._directory import Backend, resolve
-from ckpt_core._directory.locks import deleting, reading
-from ckpt_core._directory.step_names import StepNames, check_step
+from ckpt_core._directory import Backend, StepNames, check_step, deleting, reading, resolve
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -21,8 +19,6 @@ from ckpt_core._errors import (
 )
 from ckpt_core._format import orbax_write
 from ckpt_core._format.record import RECORD_FILE, load_record
-from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
-from ckpt_core._load.opening import open_checkpoint, refuse_file_for_steps
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes
 from ckpt_core._run.lineage import (
@@ -34,6 +30,7 @@ from ckpt_core._run.lineage import (
     parse_lineage,
 )
 from ckpt_core._run.policies import keep
+from ckpt_core._saved import Checkpoint, NativeCheckpoint, open_checkpoint, refuse_file_for_steps
 from ckpt_core._storage import backend_of
 
 _LOOK_SECS = 1.0

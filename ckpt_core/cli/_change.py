@@ -9,9 +9,15 @@ from collections.abc import Sequence
 import typer
 
 from ckpt_core._copy import copy_checkpoint, same_save
-from ckpt_core._directory import SIGNS, Backend, is_meant, resolve
-from ckpt_core._directory.run_metadata import read_run_metadata, write_run_metadata
-from ckpt_core._directory.step_names import StepNames
+from ckpt_core._directory import (
+    SIGNS,
+    Backend,
+    StepNames,
+    is_meant,
+    read_run_metadata,
+    resolve,
+    write_run_metadata,
+)
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._run.lineage import RUN_FILE, parse_lineage
 from ckpt_core._storage import backend_of

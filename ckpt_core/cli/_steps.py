@@ -8,9 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ckpt_core._directory import Trace, resolve, traces
-from ckpt_core._directory.run_metadata import read_run_metadata
-from ckpt_core._directory.step_names import StepNames
+from ckpt_core._directory import StepNames, Trace, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointCorrupt,
     CheckpointError,

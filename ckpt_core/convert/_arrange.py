@@ -12,8 +12,8 @@ import numpy as np
 from ckpt_core import _adapters
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, Mismatch, StructureMismatch
 from ckpt_core._format.rules import Rule, bind
-from ckpt_core._load.checkpoint import ExtentItem, Recipe
 from ckpt_core._load.derived import under_rules
+from ckpt_core._saved import ExtentItem, Recipe
 from ckpt_core._tree import FlatTree, Path, flatten, format_path
 from ckpt_core._tree.leaves import LeafSpec, describe
 from ckpt_core._tree.match import parse_path, positions_of, renamer

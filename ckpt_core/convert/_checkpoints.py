@@ -9,18 +9,16 @@ from ckpt_core._errors import CheckpointError, CheckpointNotFound
 from ckpt_core._format import orbax_write
 from ckpt_core._layout.regions import whole
 from ckpt_core._load import load
-from ckpt_core._load.checkpoint import (
+from ckpt_core._options import Options
+from ckpt_core._read import Want, read_leaves, with_specs
+from ckpt_core._saved import (
     Checkpoint,
     ExtentItem,
     NativeCheckpoint,
     OrbaxItem,
     SavedItem,
+    open_checkpoint,
 )
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
-from ckpt_core._options import Options
 from ckpt_core._storage import new_context
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.convert._source import Array, Slot, Source, array_spec

@@ -14,12 +14,9 @@ from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFo
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.rules_back import Export, exports
 from ckpt_core._layout.regions import whole
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, SavedItem
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.orbax import with_specs
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Array, Want
 from ckpt_core._options import MIB, Options, checked_options
+from ckpt_core._read import Array, Want, read_leaves, with_specs
+from ckpt_core._saved import Checkpoint, OrbaxItem, SavedItem, open_checkpoint
 from ckpt_core._storage import new_context
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec, as_logical, dtype_from_name

@@ -8,21 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_core._directory import Backend, resolve, traces
-from ckpt_core._directory.run_metadata import read_run_metadata
-from ckpt_core._directory.step_names import StepNames
+from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
 )
 from ckpt_core._format.versions import library_versions
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._look.statistics import leaf_statistics
 from ckpt_core._results import CheckpointInfo
 from ckpt_core._run.lease import OWNER_FILE
 from ckpt_core._run.retention import DAMAGED, RETIRED
 from ckpt_core._run.steps import Steps, refuse_one_checkpoint
+from ckpt_core._saved import open_checkpoint
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import describe_opened, verify
 from ckpt_core.report._facts import ItemFacts, Report, StepFacts, written_and_linked

@@ -36,7 +36,7 @@ EXCEPTIONS: dict[str, str] = {
     "_format/record.py: : upgrade ckpt to load it": _VERSION,
     "_load/loading.py: restore with atomic_restore": _TEXT,
     "_load/non_tree.py: Start as many processes as saved it": _PROCESSES,
-    "_load/readers/broadcast.py: with Options(broadcast=True) all": _PROCESSES,
+    "_read/broadcast.py: with Options(broadcast=True) all": _PROCESSES,
     "_load/targets.py: several processes run and the saved sharding": _PROCESSES,
     "_processes/__init__.py: they are late, stuck or dead": _PROCESSES,
     "_processes/jobs.py: : upgrade ckpt-core, or use an older jax": _VERSION,

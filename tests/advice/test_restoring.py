@@ -69,7 +69,7 @@ def test_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "a b.npz", w=W)
-    with told("_load/opening.py: make a checkpoint of it with `ckpt import ") as said:
+    with told("_saved/opening.py: make a checkpoint of it with `ckpt import ") as said:
         ckpt.load(tmp_path / "a b.npz")
     *_, target = typed = shlex.split(said.between("`", "`"))
     monkeypatch.setattr("sys.argv", typed)
@@ -86,7 +86,7 @@ def test_a_record_that_is_missing(tmp_path: Path):
     save(tmp_path / "b", STATE)
     record = tmp_path / "a" / "ckpt.json"
     kept = record.rename(tmp_path / "kept")
-    with told("_load/opening.py: Restore the file, or load another checkpoint"):
+    with told("_saved/opening.py: Restore the file, or load another checkpoint"):
         ckpt.load(tmp_path / "a")
     assert right(ckpt.load(tmp_path / "b")["w"])
     kept.rename(record)
@@ -97,7 +97,7 @@ def test_several_files_of_safetensors(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir("/")
     for name in ("a", "b c"):
         safetensors.numpy.save_file(STATE, tmp_path / f"{name}.safetensors")
-    with told("_load/foreign.py: together: load one of them by its path, such as") as said:
+    with told("_saved/foreign.py: together: load one of them by its path, such as") as said:
         ckpt.load(tmp_path)
     assert right(ckpt.load(said.text.rpartition("such as ")[2])["w"])
 
@@ -106,7 +106,7 @@ def test_several_files_of_safetensors(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_file_of_several(tmp_path: Path, action: str):
     file = tmp_path / "model-00001-of-00002.safetensors"
     safetensors.numpy.save_file(STATE, file)
-    with told("_load/foreign.py: Do that anew, or load this file by its own path"):
+    with told("_saved/foreign.py: Do that anew, or load this file by its own path"):
         ckpt.load(tmp_path)
     if action == "anew":
         other = {"b": W}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,7 +216,7 @@ def test_a_checkpoint_is_no_directory_of_steps(tmp_path: Path):
 
 def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
     saved(tmp_path, [3, 4])
-    with told("_load/opening.py: not one: load one of them by its path, such as") as said:
+    with told("_saved/opening.py: not one: load one of them by its path, such as") as said:
         ckpt.load(tmp_path)
     assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
     with eval(
@@ -246,6 +247,26 @@ def test_two_runs_in_one_directory(tmp_path: Path, action: str):
     second.save(2, state(2))
     second.close()
     assert resumes(directory, 2)
+
+
+def test_a_directory_that_is_emptied_beneath_a_run(tmp_path: Path):
+    run = runs(tmp_path / "run", asynchronous=False)
+    run.save(0, state(0))
+    shutil.rmtree(tmp_path / "run")
+    with told("_run/lease.py: Stop this run, and start it again if nobody else trains here"):
+        run.save(1, state(1))
+    run.close()
+    saved(tmp_path / "run", [1])
+    assert resumes(tmp_path / "run", 1)
+
+
+def test_waiting_for_a_step_after_what_is_no_step(tmp_path: Path):
+    saved(tmp_path, [0, 1])
+    with runs(tmp_path, read_only=True) as reader:
+        first = reader.wait_for_new_step(timeout_secs=0)
+        with told("_run/steps.py: pass what the last call gave"):
+            reader.wait_for_new_step(after=str(first), timeout_secs=0)  # pyright: ignore[reportArgumentType]
+        assert reader.wait_for_new_step(after=first, timeout_secs=0) is None
 
 
 def test_a_note_of_removals_that_is_damaged(tmp_path: Path):

@@ -57,6 +57,20 @@ def test_arrays_of_objects(tmp_path: Path):
     assert right(imported(tmp_path / "a.npz", tmp_path)["w"])
 
 
+def test_an_archive_whose_size_nothing_bounds(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", w=W)
+    with zipfile.ZipFile(tmp_path / "a.npz") as whole:
+        content = whole.read("w.npy")
+    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("w.npy", content)
+    with told("convert/_zips.py: make the archive anew without compression, or with deflate"):
+        imported(tmp_path / "b.npz", tmp_path)
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "b.npz", "w", method) as archive:
+            archive.writestr("w.npy", content)
+        assert right(imported(tmp_path / "b.npz", tmp_path)["w"])
+
+
 @pytest.mark.parametrize("action", ["safetensors", "float32"])
 def test_dtypes_that_numpy_does_not_name(tmp_path: Path, action: str):
     half = np.asarray(jnp.arange(4, dtype=jnp.bfloat16))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._options import Options
+from ckpt_core._saved.opening import open_checkpoint
 from tests.support.command_line import make_call  # noqa: F401 (fixture)
 from tests.support.stores import keys_at, tree, value_at
 

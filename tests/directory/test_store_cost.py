@@ -11,8 +11,8 @@ import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import _operation
 from ckpt_core._format.record import FileRecord
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._save import write
+from ckpt_core._saved.opening import open_checkpoint
 from ckpt_core._storage import upload
 from tests.support.gcs_server import Server
 from tests.support.units import MIB

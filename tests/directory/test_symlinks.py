@@ -23,7 +23,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
-from ckpt_core._load.readers import extents
+from ckpt_core._read import extents
 from ckpt_core.testing import assert_same
 from tests.load.test_memory_mapped import is_mapped
 

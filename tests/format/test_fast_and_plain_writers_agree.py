@@ -22,11 +22,11 @@ import ckpt_core as ckpt
 from ckpt_core import Options
 from ckpt_core._devices.shardings import local_regions
 from ckpt_core._layout.regions import Region, region_shape
-from ckpt_core._load.checkpoint import Checkpoint, SavedItem
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers import extents
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
+from ckpt_core._read import extents
+from ckpt_core._read.pipeline import read_leaves
+from ckpt_core._read.wants import Want
+from ckpt_core._saved.checkpoint import Checkpoint, SavedItem
+from ckpt_core._saved.opening import open_checkpoint
 from ckpt_core._storage import Location, new_context, open_array, read_region, writer
 from ckpt_core._tree.leaves import TEXT_KINDS
 from ckpt_core.testing import assert_same, strategies

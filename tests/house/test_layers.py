@@ -31,10 +31,8 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("2 effects: arrays in files", {"_storage"}),
     ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
     ("3 one save or load as it goes", {"_operation"}),
-    ("3 a checkpoint, its metadata read", {"_load.checkpoint"}),
-    ("3 opening files of other formats", {"_load.foreign"}),
-    ("3 finding and opening one", {"_load.opening"}),
-    ("3 stored arrays into memory", {"_load.readers"}),
+    ("3 a checkpoint, its metadata read", {"_saved"}),
+    ("3 stored arrays into memory", {"_read"}),
     ("3 the spines", {"_load", "_save"}),
     ("3 beside the spines", {"_verify"}),
     ("3 made of both", {"_copy"}),
@@ -198,7 +196,7 @@ def test_every_layer_has_a_module():
         ("_load.py", "from ckpt_core._save import save", "not below"),
         ("_storage/deep.py", "from .._load import load", "not below"),
         ("_storage/deep.py", "from .._run.checkpointer import Checkpointer", "not below"),
-        ("_load/readers/deep.py", "from ckpt_core._load.request import Request", "not below"),
+        ("_read/deep.py", "from ckpt_core._load.request import Request", "not below"),
         ("_run/policies/deep.py", "from ckpt_core._run import steps", "not below"),
         ("_save.py", "import tensorstore as ts", "only _storage"),
         ("_save.py", "def f():\n    from tensorstore import open", "only _storage"),
@@ -235,10 +233,8 @@ def test_the_checker_can_fail(tmp_path: Path, file: str, source: str, complaint:
 def test_the_checker_finds_a_bad_file_in_the_whole_package(tmp_path: Path):
     package = tmp_path / PACKAGE.name
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "_load" / "readers" / "planted.py").write_text("import os\nos.replace('a', 'b')")
-    assert problems_of(package) == [
-        "_load.readers:2 uses .replace; only _directory renames and deletes"
-    ]
+    (package / "_read" / "planted.py").write_text("import os\nos.replace('a', 'b')")
+    assert problems_of(package) == ["_read:2 uses .replace; only _directory renames and deletes"]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import ckpt_core as ckpt
 from ckpt_core import Options
 from ckpt_core._layout.chunks import BLOCK_BYTES
 from ckpt_core._layout.regions import Region, region_slices
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Want
+from ckpt_core._read.pipeline import read_leaves
+from ckpt_core._read.wants import Want
+from ckpt_core._saved.opening import open_checkpoint
 from ckpt_core._storage import arrays, new_context
 from ckpt_core.testing import assert_same
 from tests.support.units import KIB, MIB
@@ -129,7 +129,7 @@ def test_resharding_reads_everything_once(
 def test_a_compressed_chunk_is_decoded_once(
     tmp_path: Path, values: Any, devices: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    from ckpt_core._load.readers import compressed
+    from ckpt_core._read import compressed
 
     decoded: list[Region] = []
     plain = compressed.read_region

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 import ckpt_core as ckpt
 from ckpt_core._directory import is_local_disk
 from ckpt_core._load import loading
-from ckpt_core._load.readers import extents
+from ckpt_core._read import extents
 from ckpt_core._storage import Location, arrays, new_context, read_index
 from ckpt_core.testing import assert_same, strategies
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._load.readers import extents, wants
+from ckpt_core._read import extents, wants
 from tests.faults.crafted.signed import read_record, write_record
 
 STATE = {

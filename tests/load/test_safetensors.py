@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ckpt_core as ckpt
 from ckpt_core._copy import copy_checkpoint
 from ckpt_core._format.safetensors import DTYPES
-from ckpt_core._load import foreign
+from ckpt_core._saved import foreign
 from ckpt_core._storage import Location, backend_of
 from ckpt_core._tree.leaves import dtype_from_name
 from tests.support.same_bits import bits

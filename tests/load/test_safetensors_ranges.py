@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import ckpt_core as ckpt
 from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.regions import Region, region_shape, region_slices
-from ckpt_core._load.opening import open_checkpoint
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import PIECE_BYTES, ReadsOf, Want, fill
 from ckpt_core._options import Options
+from ckpt_core._read.pipeline import read_leaves
+from ckpt_core._read.wants import PIECE_BYTES, ReadsOf, Want, fill
+from ckpt_core._saved.opening import open_checkpoint
 from ckpt_core._storage import arrays, new_context
 
 ROWS, COLUMNS = 64, 64 * 1024

@@ -10,13 +10,13 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem
 from ckpt_core._save.digests import digest_all
+from ckpt_core._saved.checkpoint import NativeCheckpoint, NativeItem
 from tests.support.launch import launch, reports
 
 SAVE = """
 from ckpt_core._directory import posix
-from ckpt_core._load.checkpoint import NativeCheckpoint
+from ckpt_core._saved.checkpoint import NativeCheckpoint
 touched = {"read": [], "listed": [], "checksums": []}
 def noting(cls, method, name, what):
     plain = getattr(cls, method)
@@ -119,9 +119,9 @@ def test_in_a_store_what_was_told_is_not_fetched() -> None:
 
 def test_checksums_of_an_older_save_are_found_wherever_they_are(tmp_path: Path) -> None:
     """Before, any process could have written what stands in the index."""
-    from ckpt_core._load.opening import open_checkpoint
-    from ckpt_core._load.readers.extents import StoredChunks
-    from ckpt_core._load.readers.wants import Want
+    from ckpt_core._read.extents import StoredChunks
+    from ckpt_core._read.wants import Want
+    from ckpt_core._saved.opening import open_checkpoint
     from ckpt_core._storage import Extent, new_context
 
     ckpt.save(tmp_path / "one", {"a": np.arange(4.0), "b": np.arange(400.0)})

@@ -22,10 +22,10 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._exchange import Connection, Key, Offered, Peer, Server, client
 from ckpt_core._exchange.server import _Handler  # pyright: ignore[reportPrivateUsage]
 from ckpt_core._format.record import RECORD_FILE
-from ckpt_core._load.checkpoint import NativeCheckpoint
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._run.tiers.fetch import Target, bring, pieces_of_directory
 from ckpt_core._run.tiers.peers import Offers
+from ckpt_core._saved.checkpoint import NativeCheckpoint
+from ckpt_core._saved.opening import open_checkpoint
 
 SECRET = "s" * 64
 KEY = Key(3, "token", 1)

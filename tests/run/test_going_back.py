@@ -14,7 +14,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.posix import LocalAttempt
-from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._saved.opening import open_checkpoint
 
 QUICK = ckpt.Options(durable=False)
 _numbers = itertools.count()

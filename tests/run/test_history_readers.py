@@ -11,8 +11,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointNotFound
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._run.tiers import restore_newest
+from ckpt_core._saved.opening import open_checkpoint
 
 Starts = Callable[..., ckpt.Checkpointer]
 

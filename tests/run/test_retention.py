@@ -23,7 +23,7 @@ from ckpt_core import keep
 from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.hidden_names import TEMPORARY
 from ckpt_core._load import load_checkpoint, make_request
-from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._saved.opening import open_checkpoint
 from tests.support.children import environment
 
 

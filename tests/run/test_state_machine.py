@@ -31,7 +31,7 @@ import ckpt_core as ckpt
 from ckpt_core import keep
 from ckpt_core._directory import PosixBackend
 from ckpt_core._directory.posix import LocalAttempt
-from ckpt_core._load.opening import open_checkpoint
+from ckpt_core._saved.opening import open_checkpoint
 
 OPTIONS = ckpt.Options(durable=False)
 _DEAD = "00000000-1-1"

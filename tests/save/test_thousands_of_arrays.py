@@ -162,7 +162,7 @@ def test_the_directory_is_left_as_it_was_when_the_first_part_fails(tmp_path, mon
 
 def test_a_load_of_many_looks_once_at_how_many_keys_there_can_be(tmp_path, monkeypatch) -> None:
     """Not at every node of the index: the time would grow with the square of the number of leaves."""
-    from ckpt_core._load import checkpoint
+    from ckpt_core._saved import checkpoint
     from ckpt_core._storage import database
 
     nodes, counted = [], []

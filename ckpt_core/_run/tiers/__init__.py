@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_core import _load
-from ckpt_core._directory.step_names import check_step
+from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
 from ckpt_core._events import logger
-from ckpt_core._load.checkpoint import Checkpoint, NativeCheckpoint
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.folders import local_root as local_root
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
+from ckpt_core._saved import Checkpoint, NativeCheckpoint
 
 _LOOKS = 3
 """Number of times to list the directory, if every listed step is deleted before it is read."""

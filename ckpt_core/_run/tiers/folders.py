@@ -15,19 +15,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpt_core._directory import PosixBackend, is_locked, refuse_file, resolve
-from ckpt_core._directory.step_names import StepNames
+from ckpt_core._directory import PosixBackend, StepNames, is_locked, refuse_file, resolve
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
-from ckpt_core._load.checkpoint import NativeCheckpoint
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
 from ckpt_core._run.tiers.judge import Seen
+from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 
 LINEAGE_FILE = ".ckpt-lineage"
 """File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""

@@ -16,12 +16,11 @@ from ckpt_core._directory import PosixBackend
 from ckpt_core._events import logger
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_checksums
 from ckpt_core._format.record import FileRecord, Record
-from ckpt_core._load.checkpoint import NativeCheckpoint, SavedItem
-from ckpt_core._load.opening import open_checkpoint
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.fetch import Target, fetch_first
 from ckpt_core._run.tiers.judge import Source, WholeStep
 from ckpt_core._run.tiers.peers import Peers
+from ckpt_core._saved import NativeCheckpoint, SavedItem, open_checkpoint
 from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_context, read_index
 
 _NODE_FILE_BYTES = 64 * MIB

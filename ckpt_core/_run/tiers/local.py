@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpt_core import _load
 from ckpt_core._devices.staging import Copy
-from ckpt_core._directory.step_names import MAX_STEP
+from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
     all_go_on,
@@ -17,7 +17,6 @@ from ckpt_core._errors import (
 )
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
-from ckpt_core._load.checkpoint import NativeCheckpoint
 from ckpt_core._processes import next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight
@@ -31,6 +30,7 @@ from ckpt_core._run.tiers.judge import Sight, judge, judge_failure, parse_judgem
 from ckpt_core._run.tiers.peers import Offers, meet
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._save import SaveJob
+from ckpt_core._saved import NativeCheckpoint
 
 
 class LocalTier:

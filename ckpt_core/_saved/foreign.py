@@ -16,8 +16,8 @@ from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._events import logger
 from ckpt_core._format import safetensors
-from ckpt_core._load.checkpoint import Checkpoint, ExtentItem
 from ckpt_core._options import KIB
+from ckpt_core._saved.checkpoint import Checkpoint, ExtentItem
 from ckpt_core._storage import DataFiles, KeyValues, Location, StoreFiles, new_context
 from ckpt_core._tree import LEAF, Node
 from ckpt_core._tree.leaves import leaf_spec

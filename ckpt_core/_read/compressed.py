@@ -10,8 +10,8 @@ from typing import Any
 from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_of_key
-from ckpt_core._load.checkpoint import NativeCheckpoint, NativeItem, naming
-from ckpt_core._load.readers.wants import Array
+from ckpt_core._read.wants import Array
+from ckpt_core._saved import NativeCheckpoint, NativeItem, naming
 from ckpt_core._storage import (
     BLOSC_HEADER_BYTES,
     INDEX_FILE,

@@ -13,8 +13,8 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._format import orbax_read
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.regions import Region, whole
-from ckpt_core._load.checkpoint import Checkpoint, OrbaxItem, naming
-from ckpt_core._load.readers.wants import Array, Reads, Want
+from ckpt_core._read.wants import Array, Reads, Want
+from ckpt_core._saved import Checkpoint, OrbaxItem, naming
 from ckpt_core._storage import (
     ForeignArray,
     Values,

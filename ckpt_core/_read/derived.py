@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ckpt_core._layout.regions import Region, region_shape, within
-from ckpt_core._load.checkpoint import DerivedItem, Recipe
-from ckpt_core._load.readers.extents import ExtentReader
-from ckpt_core._load.readers.wants import Array, Reads, Share, Want, aligned
+from ckpt_core._read.extents import ExtentReader
+from ckpt_core._read.wants import Array, Reads, Share, Want, aligned
+from ckpt_core._saved import DerivedItem, Recipe
 
 _Jobs = list[Callable[[], None]]
 

@@ -8,7 +8,12 @@ from typing import Any
 
 from ckpt_core._background.threads import Job, Workers
 from ckpt_core._layout.regions import Region, region_size
-from ckpt_core._load.checkpoint import (
+from ckpt_core._options import MIB, Options
+from ckpt_core._read.derived import DerivedReader
+from ckpt_core._read.extents import ExtentReader, StoredChunks, StoredTensors
+from ckpt_core._read.orbax import OrbaxReader
+from ckpt_core._read.wants import Array, Reads, Want
+from ckpt_core._saved import (
     Checkpoint,
     DerivedItem,
     ExtentItem,
@@ -17,11 +22,6 @@ from ckpt_core._load.checkpoint import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._load.readers.derived import DerivedReader
-from ckpt_core._load.readers.extents import ExtentReader, StoredChunks, StoredTensors
-from ckpt_core._load.readers.orbax import OrbaxReader
-from ckpt_core._load.readers.wants import Array, Reads, Want
-from ckpt_core._options import MIB, Options
 
 _BATCH_BYTES = 128 * MIB
 _BATCH_LEAVES = 2048

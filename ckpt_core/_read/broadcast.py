@@ -24,11 +24,11 @@ from ckpt_core._layout.chunks import rows_per_block
 from ckpt_core._layout.regions import Region, Shape, region_shape, to_region
 from ckpt_core._layout.writers import WriterTurns
 from ckpt_core._lazy import jax
-from ckpt_core._load.checkpoint import Checkpoint, NativeItem, SavedItem
-from ckpt_core._load.readers.pipeline import read_leaves
-from ckpt_core._load.readers.wants import Array, Want, aligned
 from ckpt_core._options import MIB, Options
 from ckpt_core._processes import Processes
+from ckpt_core._read.pipeline import read_leaves
+from ckpt_core._read.wants import Array, Want, aligned
+from ckpt_core._saved import Checkpoint, NativeItem, SavedItem
 
 _ROUND_BYTES = 64 * MIB
 _SLAB_BYTES = 32 * MIB

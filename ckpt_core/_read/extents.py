@@ -28,9 +28,9 @@ from ckpt_core._layout.chunks import (
 from ckpt_core._layout.pieces import pieces
 from ckpt_core._layout.ranges import coalesce
 from ckpt_core._layout.regions import Region, region_shape, region_slices, whole
-from ckpt_core._load.checkpoint import Checkpoint, ExtentItem, NativeCheckpoint, NativeItem
-from ckpt_core._load.readers.compressed import Decoder
-from ckpt_core._load.readers.wants import (
+from ckpt_core._options import KIB, MIB, Options
+from ckpt_core._read.compressed import Decoder
+from ckpt_core._read.wants import (
     PIECE_BYTES,
     Array,
     Reads,
@@ -42,7 +42,7 @@ from ckpt_core._load.readers.wants import (
     is_all,
     take,
 )
-from ckpt_core._options import KIB, MIB, Options
+from ckpt_core._saved import Checkpoint, ExtentItem, NativeCheckpoint, NativeItem
 from ckpt_core._storage import (
     INDEX_FILE,
     DataFiles,

@@ -25,8 +25,9 @@ from ckpt_core._format.record import (
     load_record,
     parse_json,
 )
-from ckpt_core._load import foreign
-from ckpt_core._load.checkpoint import (
+from ckpt_core._options import Options
+from ckpt_core._saved import foreign
+from ckpt_core._saved.checkpoint import (
     MOST_TRIES,
     Checkpoint,
     NativeCheckpoint,
@@ -34,7 +35,6 @@ from ckpt_core._load.checkpoint import (
     OrbaxItem,
     SavedItem,
 )
-from ckpt_core._options import Options
 from ckpt_core._storage import INDEX_FILE, Location, backend_of
 from ckpt_core._tree import array_name, stored_paths
 

@@ -1,1 +1,0 @@
-"""Stored arrays into host memory: ``pipeline`` reads ahead, by the readers of ``extents``, ``derived`` and ``orbax``."""
