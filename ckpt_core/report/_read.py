@@ -12,6 +12,7 @@ from ckpt_core._directory import Backend, resolve, traces
 from ckpt_core._directory.run_metadata import read_run_metadata
 from ckpt_core._directory.step_names import StepNames
 from ckpt_core._errors import (
+    CheckpointCorrupt,
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
@@ -149,8 +150,13 @@ def _facts(
             raise
         reading.gone.append(step)
         return None
-    except (CheckpointError, OSError) as error:  # damage, or a format that is newer than this ckpt
+    except CheckpointCorrupt as error:
         return StepFacts(step, path, problem=_in_words(error))
+    except (
+        CheckpointError,
+        OSError,
+    ) as error:  # a format that is newer than this ckpt, or a refusal
+        return StepFacts(step, path, problem=_in_words(error), unread=True)
     structure = reading.table.add(info.items)
     items = tuple(
         ItemFacts(name, item.form, len(item.leaves), item.bytes, len(item.files))
@@ -193,8 +199,9 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
                 raise
             gone.append(step.step)
             continue
-        except OSError as error:
-            found.append(replace(step, problem=step.problem or _in_words(error)))
+        except (CheckpointError, OSError) as error:
+            unread = step.unread or step.problem is None
+            found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
             continue
         found.append(replace(step, verified=(checked, time.monotonic() - started)))
     return replace(report, steps=tuple(found), gone=tuple(gone))
@@ -202,7 +209,7 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
 
 def _with_numbers(report: Report, newest: int, tell: Callable[[str], None]) -> Report:
     """With numbers about the leaves of the newest steps that can be read."""
-    sound = [n for n, step in enumerate(report.steps) if not step.is_damaged]
+    sound = [n for n, step in enumerate(report.steps) if not (step.is_damaged or step.unread)]
     steps, notes = list(report.steps), list(report.notes)
     for n in sound[len(sound) - newest :] if newest else []:
         step = steps[n]
