@@ -35,7 +35,7 @@ def opened_zip(file: str | IO[bytes] | io.RawIOBase, where: str) -> Generator[zi
     try:
         with _stream(file) as stream:
             _refuse_long_directory(stream, where)
-            with zipfile.ZipFile(cast(Any, stream)) as archive:
+            with zipfile.ZipFile(stream) as archive:
                 _refuse_members(archive.infolist(), where)
                 yield archive
     except (CheckpointError, MemoryError, RecursionError):
