@@ -155,7 +155,7 @@ def _launch(
                 target=_work, args=(owner, jobs, left[-1]), name=f"{name}-{len(left)}", daemon=True
             ).start()
             left.pop()
-    except RuntimeError:  # no more threads: this one also works as one of them
+    except (RuntimeError, MemoryError):  # no more threads: this one also works as one of them
         for end in left[1:]:
             end.set()
         _work(owner, jobs, left[0])

@@ -285,7 +285,9 @@ def _entries(kind: str, keys: Any) -> Sequence[Key]:
         if type(keys) is not int or not 0 <= keys < _MOST_CHILDREN:
             raise ValueError(f"impossible number of children {keys!r}")
         return range(keys)
-    entries: tuple[Key, ...] = tuple(keys)
+    if not isinstance(keys, list):
+        raise ValueError(f"impossible keys of children {keys!r}")
+    entries: tuple[Key, ...] = tuple(cast("list[Key]", keys))
     if list in map(type, entries):  # JSON has no tuples
         entries = tuple(_key(entry, MAX_DEPTH) for entry in entries)
     if not _KEY_TYPES.issuperset(map(type, entries)):

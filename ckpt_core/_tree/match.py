@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpt_core._errors import Mismatch
+from ckpt_core._errors import CheckpointCorrupt, Mismatch
 from ckpt_core._tree import Path, format_path
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.patterns import Named, Select
@@ -82,6 +82,11 @@ def match(
     for position, (path, _) in enumerate(saved):
         key = _identity(renamed_path(path, rules.rename), loose)
         if by_key.setdefault(key, position) != position:
+            if rules.rename is None and not loose:
+                raise CheckpointCorrupt(
+                    f"two leaves have the path {format_path(path)!r}: the checkpoint is damaged",
+                    leaf=format_path(path),
+                )
             both = f"{format_path(saved[by_key[key]][0])!r} and {format_path(path)!r}"
             raise ValueError(
                 f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"

@@ -178,11 +178,13 @@ def _says_so(backend: Backend, path: str, signs: Sequence[str]) -> bool:
 
 
 def _told(path: str) -> str:
-    """A line about a checkpoint: a damaged one can be deleted, too."""
+    """A line about a checkpoint: a damaged one can be deleted, too, and one of a newer format."""
     try:
         info = inspect(path)
-    except (CheckpointError, OSError):
+    except CheckpointCorrupt:
         return f"{path}: damaged"
+    except (CheckpointError, OSError) as error:
+        return f"{path}: cannot be read: {error}"
     total = sum(item.bytes for item in info.items.values())
     return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {when(info.created_unix_secs)}"
 

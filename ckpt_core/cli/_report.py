@@ -34,9 +34,10 @@ def report(path: str, output: Path | None, request: Request, *, as_data: bool) -
         if not as_data:
             damaged = sum(step.is_damaged for step in found.steps)
             told = f", {damaged} damaged" if damaged else ""
+            told += f", {found.unread} cannot be read" if found.unread else ""
             what = counted(len(found.steps), "step", "steps") if found.is_run else "one checkpoint"
             print(f"{output}: {size(len(text))}, {what}{told}")
-    return DAMAGED if found.is_damaged else 0
+    return DAMAGED if found.is_damaged or found.unread else 0
 
 
 def _refuse_other_files(output: Path) -> None:

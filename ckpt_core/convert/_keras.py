@@ -13,6 +13,7 @@ import numpy as np
 
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, UnsupportedLeaf
 from ckpt_core._tree.leaves import leaf_spec
+from ckpt_core.convert._hdf5 import refuse_endless_heaps
 from ckpt_core.convert._source import Array, Slot, Source, array_spec, empty, source_of
 from ckpt_core.convert._zips import Window, data_offset, opened_zip
 
@@ -45,15 +46,21 @@ def opened(path: str) -> Generator[Source]:
     with contextlib.ExitStack() as stack:
         metadata = None
         if path.endswith(SHARDS_SUFFIX):
-            files = [_file(stack, h5py, one, one) for one in _shards(path)]
+            shards = _shards(path)
+            for one in shards:
+                refuse_endless_heaps(one)
+            files = [_file(stack, h5py, one, one) for one in shards]
         elif zipfile.is_zipfile(path):
             stream = stack.enter_context(open(path, "rb"))
             archive = stack.enter_context(opened_zip(stream, path))
             metadata = _json_member(archive, path)
             member = archive.getinfo(WEIGHTS)
-            window = Window(stream, data_offset(stream, member, path), member.file_size)
+            begin = data_offset(stream, member, path)
+            refuse_endless_heaps(path, begin)
+            window = Window(stream, begin, member.file_size)
             files = [_file(stack, h5py, window, path)]
         else:
+            refuse_endless_heaps(path)
             files = [_file(stack, h5py, path, path)]
         tree: dict[str, Any] = {}
         for file, where in files:

@@ -40,6 +40,7 @@ class StepFacts:
         step: its number; None for a single checkpoint.
         path: its path or URL.
         problem: why it cannot be read; then only ``path`` and ``step`` are known.
+        unread: whether the problem is no damage: a newer format, or a refusal.
         info: its metadata, without items and files.
         items: what it holds.
         structure: position of its leaves in the table.
@@ -51,6 +52,7 @@ class StepFacts:
     step: int | None
     path: str
     problem: str | None = None
+    unread: bool = False
     info: CheckpointInfo | None = None
     items: tuple[ItemFacts, ...] = ()
     structure: int | None = None
@@ -66,9 +68,9 @@ class StepFacts:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether it cannot be read, or did not pass the check of its bytes."""
+        """Whether what can be read of it is wrong, or did not pass the check of its bytes."""
         if self.problem is not None:
-            return True
+            return not self.unread
         if self.verified is None or self.info is None or self.info.layout != "ckpt":
             return False  # other formats have no checksums: nothing is known of them
         return not self.verified[0].ok
@@ -108,8 +110,13 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a step cannot be read, or did not pass a check of its bytes."""
+        """Whether a step is damaged, or did not pass a check of its bytes."""
         return any(step.is_damaged for step in self.steps)
+
+    @property
+    def unread(self) -> int:
+        """How many steps cannot be read, though nothing says that they are damaged."""
+        return sum(step.unread for step in self.steps)
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -146,6 +153,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _step(step: StepFacts) -> dict[str, Any]:
     found: dict[str, Any] = {"step": step.step, "path": step.path, "problem": step.problem}
+    found["unread"] = step.unread
     if step.verified is not None:
         found["verified"] = _verified(*step.verified)
     info = step.info

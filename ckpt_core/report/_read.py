@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpt_core._directory import Backend, StepNames, read_run_metadata, resolve, traces
 from ckpt_core._errors import (
+    CheckpointCorrupt,
     CheckpointError,
     CheckpointExists,
     CheckpointNotFound,
@@ -147,8 +148,13 @@ def _facts(
             raise
         reading.gone.append(step)
         return None
-    except (CheckpointError, OSError) as error:  # damage, or a format that is newer than this ckpt
+    except CheckpointCorrupt as error:
         return StepFacts(step, path, problem=_in_words(error))
+    except (
+        CheckpointError,
+        OSError,
+    ) as error:  # a format that is newer than this ckpt, or a refusal
+        return StepFacts(step, path, problem=_in_words(error), unread=True)
     structure = reading.table.add(info.items)
     items = tuple(
         ItemFacts(name, item.form, len(item.leaves), item.bytes, len(item.files))
@@ -191,8 +197,9 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
                 raise
             gone.append(step.step)
             continue
-        except OSError as error:
-            found.append(replace(step, problem=step.problem or _in_words(error)))
+        except (CheckpointError, OSError) as error:
+            unread = step.unread or step.problem is None
+            found.append(replace(step, problem=step.problem or _in_words(error), unread=unread))
             continue
         found.append(replace(step, verified=(checked, time.monotonic() - started)))
     return replace(report, steps=tuple(found), gone=tuple(gone))
@@ -200,7 +207,7 @@ def _verified(report: Report, tell: Callable[[str], None]) -> Report:
 
 def _with_numbers(report: Report, newest: int, tell: Callable[[str], None]) -> Report:
     """With numbers about the leaves of the newest steps that can be read."""
-    sound = [n for n, step in enumerate(report.steps) if not step.is_damaged]
+    sound = [n for n, step in enumerate(report.steps) if not (step.is_damaged or step.unread)]
     steps, notes = list(report.steps), list(report.notes)
     for n in sound[len(sound) - newest :] if newest else []:
         step = steps[n]

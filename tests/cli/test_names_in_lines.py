@@ -84,3 +84,5 @@ def test_a_newer_step_is_listed_as_newer(call: Call, tmp_path: Path) -> None:
     write_record(tmp_path / "1", record)
     _, out, _ = call("ls", tmp_path)
     assert "newer: step 1" in out and "upgrade ckpt" in out and "damaged" not in out
+    _, out, _ = call("rm", tmp_path / "1")
+    assert "cannot be read" in out and "upgrade ckpt" in out and "damaged" not in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import sys
 import zipfile
 from pathlib import Path
@@ -176,3 +177,23 @@ def test_forged_shards(tmp_path: Path) -> None:
     (tmp_path / "s.weights.json").write_text('{"a":' + "[" * 100_000)
     with pytest.raises(ckpt.CheckpointCorrupt, match="no index"):
         import_weights(tmp_path / "s.weights.json", tmp_path / "c")
+
+
+@pytest.mark.parametrize("length", [0, 2**64 - 1, 2**64 - 32])
+def test_a_heap_without_end_is_refused_before_hdf5_opens_it(tmp_path: Path, length: int) -> None:
+    """The library goes round in it for ever, and no Ctrl-C reaches it."""
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w") as file:
+        file["a"] = np.ones(3)
+        file["a"].attrs["dtype"] = "a text of variable length, which lies in a heap"
+    import_weights(path, tmp_path / "sound")
+    assert ckpt.load(tmp_path / "sound")["a"].shape == (3,)
+    data = bytearray(path.read_bytes())
+    heap = data.index(b"GCOL\1")
+    (size,) = struct.unpack_from("<Q", data, heap + 24)  # of its first object
+    free = heap + 32 + -(-size // 8) * 8
+    at = heap + 16 if length > 2**63 else free
+    struct.pack_into("<Q", data, at + 8, length)
+    path.write_bytes(data)
+    with pytest.raises(ckpt.CheckpointCorrupt, match="objects of impossible lengths"):
+        import_weights(path, tmp_path / "out")

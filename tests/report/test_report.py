@@ -13,12 +13,12 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._save.dedup_origins import LINKED_DIRECTORY
-from ckpt_core._verify import describe_opened
-from ckpt_core.report import Request, _read, as_json, page, read_report
+from ckpt_core.report import Request, as_json, page, read_report
 from ckpt_core.report._facts import LINKED_FOLDER
 from ckpt_core.report._page import embedded
 from ckpt_core.report._sharding import drawing_of
 from ckpt_core.report._table import shortened
+from tests.faults.crafted.signed import read_record, write_record
 from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 
@@ -165,15 +165,17 @@ def test_the_page_in_a_browser(tmp_path: Path):
         assert "<svg" in dom.partition('id="treemap"')[2][:2000]
 
 
-def test_a_step_of_a_newer_format_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_step_of_a_newer_format_is_told_and_is_not_damaged(
+    call: Any, tmp_path: Path, verify: bool
+):
     save_run(tmp_path / "run", {"a": np.ones(3)})
-    found = describe_opened
-
-    def newer(opened: Any) -> ckpt.CheckpointInfo:
-        if opened.path.endswith("/1"):
-            raise ckpt.CheckpointError("format 9 is newer than this ckpt")
-        return found(opened)
-
-    monkeypatch.setattr(_read, "describe_opened", newer)
-    first, second = read_report(tmp_path / "run").steps
-    assert "format 9" in str(first.problem) and second.problem is None
+    record: Any = read_record(tmp_path / "run/1")
+    write_record(tmp_path / "run/1", record | {"format_version": 2})
+    found = read_report(tmp_path / "run", Request(verify=verify))
+    first, second = found.steps
+    assert "upgrade ckpt" in str(first.problem) and second.problem is None
+    assert not found.is_damaged and found.unread == 1
+    assert [step["unread"] for step in as_json(found)["steps"]] == [True, False]
+    code, out, _ = call("report", tmp_path / "run", "-o", tmp_path / "r.html")
+    assert code == 1 and "1 cannot be read" in out and "damaged" not in out

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._background.threads import run_each
 
 QUICK = ckpt.Options(durable=False)
 LONG_SECS = 60
@@ -203,3 +204,25 @@ def test_a_path_that_is_replaced_while_others_read_it(tmp_path: Path) -> None:
     assert all_at_once(replace, read, read) == []
     assert is_state_of(24, ckpt.load(path))
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_where_no_worker_starts_the_one_that_starts_them_works(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    start, found = threading.Thread.start, list[list[int]]()
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("ckpt-some"):
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+    def work() -> None:
+        found.append(run_each(lambda n: n + 1, range(9), 4, "ckpt-some"))
+
+    caller = threading.Thread(target=work, daemon=True)
+    caller.start()
+    caller.join(20)
+    assert found == [[*range(1, 10)]]

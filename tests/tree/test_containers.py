@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._format.treedef import load_nodes
 from ckpt_core._tree import MAX_DEPTH
+from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core._tree.match import MatchRules, match
 
 
 class Recent(collections.defaultdict[str, Any]):
@@ -200,3 +203,12 @@ def test_a_deep_tree_on_a_deep_stack_gets_an_error_of_ours(tmp_path: Path) -> No
 
     with pytest.raises(ckpt.UnsupportedLeaf, match="nested too deeply for Python"):
         deeper(sys.getrecursionlimit() // 2)
+
+
+def test_a_saved_structure_whose_keys_are_a_text_or_stand_twice_is_damage() -> None:
+    """Each letter of a text would be a key; and nobody has renamed anything where two are equal."""
+    with pytest.raises(ValueError, match="impossible keys"):
+        load_nodes([["custom", "x:Y", ".."], 0, 0], [])
+    leaf = LeafSpec("numpy", "float32", (2,))
+    with pytest.raises(ckpt.CheckpointCorrupt, match="two leaves have the path 'a/b'"):
+        match([(("a", "b"), leaf)] * 2, [(("a", "b"), leaf)], MatchRules())

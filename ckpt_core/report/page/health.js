@@ -15,10 +15,12 @@
 
   report.verdict = () => {
     const { steps } = report;
-    const damaged = steps.filter((step) => step.problem || failed(step));
+    const damaged = steps.filter((step) => (step.problem && !step.unread) || failed(step));
+    const unread = steps.filter((step) => step.unread);
     const sound = steps.filter((step) => step.verified?.ok);
     const bad = notFinite();
     if (damaged.length) return { kind: "bad", title: `${damaged.length} damaged`, short: `of ${report.counted(steps.length, "step", "steps")}` };
+    if (unread.length) return { kind: "warn", title: `${unread.length} not readable`, short: `of ${report.counted(steps.length, "step", "steps")}` };
     if (bad.length) return { kind: "warn", title: "NaN or Inf", short: `in ${report.counted(bad.length, "leaf", "leaves")} of the newest step read` };
     if (sound.length && sound.length === steps.length) return { kind: "good", title: "sound", short: "every byte was checked" };
     if (!steps.length) return { kind: "", title: "nothing there", short: "" };
@@ -29,7 +31,7 @@
   const note = (kind, title, ...more) => el("div", { class: `note ${kind}` }, el("b", {}, title), more.flat().filter(Boolean).map((one) => el("div", { class: "small" }, one)));
 
   const damage = (step) => {
-    if (step.problem) return note("bad", `Step ${report.labelOf(step)} cannot be read`, step.problem);
+    if (step.problem) return note(step.unread ? "warn" : "bad", `Step ${report.labelOf(step)} cannot be read`, step.problem);
     const problems = step.verified.problems.map((one) => `${one.file}${one.leaf ? ` (${one.leaf})` : ""}: ${one.what}`);
     const more = step.verified.more_problems;
     return note("bad", `${step.step === null ? "This checkpoint" : `Step ${step.step}`} is damaged`, problems.slice(0, 20), (problems.length > 20 || more) && `and ${problems.length - Math.min(20, problems.length) + more} more`);

@@ -7,7 +7,7 @@
   const chooser = () => {
     if (report.steps.length < 2) return;
     const select = el("select", { "aria-label": "step that is shown", onchange: () => report.select("step", Number(select.value)) },
-      report.steps.map((step, index) => el("option", { value: index }, `step ${report.labelOf(step)}${step.problem ? " (damaged)" : ""}`)));
+      report.steps.map((step, index) => el("option", { value: index }, `step ${report.labelOf(step)}${step.unread ? " (not readable)" : step.problem ? " (damaged)" : ""}`)));
     const go = (by) => {
       const to = report.selected.step + by;
       if (to >= 0 && to < report.steps.length) report.select("step", to);

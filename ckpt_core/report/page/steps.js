@@ -92,6 +92,7 @@
   };
 
   report.stateOf = (step) => {
+    if (step.unread) return el("span", { class: "badge" }, "not readable");
     if (step.problem) return el("span", { class: "badge bad" }, "damaged");
     if (!step.verified) return el("span", { class: "badge" }, "not verified");
     if (step.verified.ok) return el("span", { class: "badge good" }, "verified");

@@ -1,0 +1,65 @@
+"""What of an HDF5 file the library itself would not survive, found before it is opened."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+from ckpt_core._errors import CheckpointCorrupt
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_HEAP = b"GCOL\x01"
+_HEAD_BYTES = 16
+"""Of a heap, and of each object in it; both say after 8 bytes how long they are."""
+_LEAST_HEAP_BYTES = 4096
+_MOST_OBJECTS = 2_000_000
+_LENGTHS_AT = {0: 14, 1: 14, 2: 10, 3: 10}
+"""Version of the superblock -> where it says how many bytes a length has."""
+
+
+def refuse_endless_heaps(path: str, begin: int = 0) -> None:
+    """Raises CheckpointCorrupt for a file in which the HDF5 library would go round for ever, deaf to Ctrl-C.
+
+    It walks through the objects of a global heap, where texts are, by the lengths that these say of themselves, and
+    notices neither an object of no length nor one whose length makes it go back (HDF5 2.0).
+
+    Args:
+        path: a file that is HDF5, or holds it uncompressed.
+        begin: where in it HDF5 begins.
+    """
+    with open(path, "rb") as stream:
+        if stream.seek(0, 2) <= begin + _HEAD_BYTES:
+            return  # which the library tells
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            head = data[begin : begin + _HEAD_BYTES]
+            lengths_at = _LENGTHS_AT.get(head[len(SIGNATURE)])
+            if not head.startswith(SIGNATURE) or lengths_at is None or head[lengths_at] != 8:
+                raise CheckpointCorrupt(
+                    f"{path}: damaged, or no HDF5 as its libraries write it", file=path
+                )
+            left, at = _MOST_OBJECTS, data.find(_HEAP, begin)
+            while at >= 0:
+                left = _walked(data, at, left)
+                if left < 0:
+                    raise CheckpointCorrupt(
+                        f"{path}: damaged: the heap at byte {at} has objects of impossible lengths",
+                        file=path,
+                    )
+                at = data.find(_HEAP, at + 1)
+
+
+def _walked(data: mmap.mmap, at: int, left: int) -> int:
+    """What is left of a number of objects after those of the heap at a position; negative if it has no end."""
+    if at + _HEAD_BYTES > len(data):
+        return left
+    (size,) = struct.unpack_from("<Q", data, at + 8)
+    if not _LEAST_HEAP_BYTES <= size <= len(data) - at:
+        return left  # no heap, or one that the library refuses
+    offset = _HEAD_BYTES
+    while offset + _HEAD_BYTES <= size and left >= 0:
+        index, length = struct.unpack_from("<H6xQ", data, at + offset)
+        taken = length if index == 0 else _HEAD_BYTES + -(-length // 8) * 8
+        if taken < _HEAD_BYTES or offset + taken > size:
+            return -1
+        offset, left = offset + taken, left - 1
+    return left
