@@ -11,6 +11,7 @@ SimpleQueue, start_new_thread): each call either happens completely or not at al
 from __future__ import annotations
 
 import _thread
+import contextlib
 import queue
 import threading
 import time
@@ -23,6 +24,8 @@ R = TypeVar("R")
 
 _LOOK_SECS = 1.0
 """Interval at which a wait rereads the flag: an interrupted wait may have kept its lock."""
+_START_SECS = 5.0
+"""A thread that has not begun by then was lost: without memory it ends before its first line, and nobody is told."""
 
 
 class Flag:
@@ -53,10 +56,16 @@ class Flag:
 
 
 class Job:
-    """One function call that a worker thread makes; see ``Workers.submit``."""
+    """One function call that a worker thread makes; see ``Workers.submit``.
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    Args:
+        work: the function.
+        help_out: called now and then by who waits for it.
+    """
+
+    def __init__(self, work: Callable[[], Any], help_out: Callable[[], None]) -> None:
         self._work: Callable[[], Any] | None = work
+        self._help_out = help_out
         self._value: Any = None
         self._error: BaseException | None = None
         self._ended = Flag()
@@ -73,10 +82,21 @@ class Job:
 
     def result(self) -> Any:
         """Blocks until the call has ended; returns its result or raises its error."""
-        self._ended.wait()
+        while not self._ended.wait(_LOOK_SECS):
+            self._help_out()
         if self._error is not None:
             raise self._error
         return self._value
+
+
+class _Place(Flag):
+    """Of one worker: whether it has begun, and set when it ends."""
+
+    __slots__ = ("began",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = False
 
 
 class Workers:
@@ -94,16 +114,18 @@ class Workers:
         self._count = count
         self._name = name
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._ends = [Flag() for _ in range(count)]
+        self._places = [_Place() for _ in range(count)]
         self._began = self._inline = False
+        self._since = 0.0
 
     def submit(self, work: Callable[[], Any]) -> Job:
         """Queues a call of ``work``; returns its job."""
-        job = Job(work)
+        job = Job(work, self._work_if_nobody_does)
         if not self._began:
             owner: weakref.ref[Workers] = weakref.ref(self)
+            self._since = time.monotonic()
             try:
-                _thread.start_new_thread(_launch, (owner, self._jobs, self._ends, self._name))
+                _thread.start_new_thread(_launch, (owner, self._jobs, self._places, self._name))
                 # Set after the start: after an interrupt in between, no job is queued yet, and
                 # __exit__ need not wait.
                 self._began = True
@@ -127,10 +149,23 @@ class Workers:
             if error is not None:
                 self._drop_jobs()
         finally:
-            for _ in self._ends:
+            for _ in self._places:
                 self._jobs.put(None)
-        for end in self._ends:
-            end.wait()
+        for place in self._places:
+            while not place.wait(_LOOK_SECS):
+                if not place.began and self._are_late():
+                    break  # should it begin after all, it finds nothing to do
+
+    def _are_late(self) -> bool:
+        return time.monotonic() - self._since > _START_SECS
+
+    def _work_if_nobody_does(self) -> None:
+        """Runs the queued jobs, if every worker was lost while it was started."""
+        if not self._are_late() or any(place.began for place in self._places):
+            return
+        with contextlib.suppress(queue.Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                job.run()
 
     def _drop_jobs(self) -> None:
         """Removes the queued jobs: after an error in the block, no caller waits for them."""
@@ -144,11 +179,11 @@ class Workers:
 def _launch(
     owner: weakref.ref[Workers],
     jobs: queue.SimpleQueue[Job | None],
-    ends: list[Flag],
+    places: list[_Place],
     name: str,
 ) -> None:
     """Runs in a helper thread, which signal handlers cannot interrupt: starts the workers."""
-    left = list(ends)
+    left = list(places)
     try:
         while left:
             threading.Thread(
@@ -156,12 +191,13 @@ def _launch(
             ).start()
             left.pop()
     except (RuntimeError, MemoryError):  # no more threads: this one also works as one of them
-        for end in left[1:]:
-            end.set()
+        for place in left[1:]:
+            place.set()
         _work(owner, jobs, left[0])
 
 
-def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], end: Flag) -> None:
+def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], place: _Place) -> None:
+    place.began = True
     try:
         while (
             owner() is not None
@@ -175,7 +211,7 @@ def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], end:
             job.run()
             del job
     finally:
-        end.set()
+        place.set()
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+from ckpt_core._background import threads
 from ckpt_core._background.threads import run_each
 
 QUICK = ckpt.Options(durable=False)
@@ -226,3 +227,17 @@ def test_where_no_worker_starts_the_one_that_starts_them_works(
     caller.start()
     caller.join(20)
     assert found == [[*range(1, 10)]]
+
+
+@pytest.mark.parametrize("lost", ["all", "all but one"])
+def test_workers_that_are_lost_while_they_start(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """A thread that finds no memory for its first line ends without a word; who started it waits for ever."""
+    monkeypatch.setattr(threads, "_LOOK_SECS", 0.02)
+    monkeypatch.setattr(threads, "_START_SECS", 0.1)
+
+    def launch(owner: Any, jobs: Any, places: Any, name: str) -> None:
+        if lost == "all but one":
+            threads._work(owner, jobs, places[0])
+
+    monkeypatch.setattr(threads, "_launch", launch)
+    assert run_each(lambda one: one + 1, range(20), 3, "ckpt-test") == [*range(1, 21)]
