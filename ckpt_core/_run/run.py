@@ -164,8 +164,8 @@ class Run:
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
         what = StepToSave(step, items, fields, token, base and (base.step, base.token))
-        if plan.beside and not self._trail.leads:
-            self._lineage = ""  # it has begun nothing: the next save looks at the steps again
+        if plan.beside:
+            self._lineage = ""  # it has left nothing: the next save looks at the steps again
         self._start(what, call, plan, persists)
         return True
 

@@ -181,6 +181,20 @@ def test_a_step_saved_beside_and_then_restored_is_stood_on(start: Any) -> None:
     check(start, {2: 20, 3: 3})
 
 
+def test_training_that_goes_on_after_a_step_beside_leaves_the_newer_ones(start: Any) -> None:
+    """Also in local directories, though the first save after going back left nothing."""
+    with start() as run:
+        for step in (0, 5, 8):
+            run.save(step, state(step))
+    with start() as run:
+        assert value_of(run.restore(5, state(0)).state) == 5
+        assert run.save(2, state(102), force=True)
+        check(start, {0: 0, 2: 102, 5: 5, 8: 8})
+        assert run.save(6, state(106))
+        run.wait_until_finished()
+    check(start, {0: 0, 2: 102, 5: 5, 6: 106})
+
+
 def test_who_rolled_back_and_was_taken_over_stops_nobody(start: Any) -> None:
     """Its claims of both tiers are made at once: a later call takes none of them from the newer writer."""
     with start() as first:

@@ -95,7 +95,7 @@ def test_local_steps_that_go_while_they_are_read_are_no_damage(
             return found
 
         monkeypatch.setattr("ckpt_core._run.steps.open_checkpoint", opening)
-        monkeypatch.setattr("ckpt_core._run.tiers.places.open_checkpoint", opening, raising=False)
+        monkeypatch.setattr("ckpt_core._run.tiers.folders.open_checkpoint", opening, raising=False)
         restored = reader.restore_latest(state=state(0))
         assert restored is not None
         newest = 5 if goes_back else 11
