@@ -89,16 +89,6 @@ class Job:
         return self._value
 
 
-class _Place(Flag):
-    """Of one worker: whether it has begun, and set when it ends."""
-
-    __slots__ = ("began",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.began = False
-
-
 class Workers:
     """A thread pool for the duration of a ``with`` block, whose end waits for the threads.
 
@@ -114,7 +104,8 @@ class Workers:
         self._count = count
         self._name = name
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._places = [_Place() for _ in range(count)]
+        self._ends = [Flag() for _ in range(count)]
+        self._begun: list[Flag] = []  # the ends of the workers that have begun
         self._began = self._inline = False
         self._since = 0.0
 
@@ -125,7 +116,9 @@ class Workers:
             owner: weakref.ref[Workers] = weakref.ref(self)
             self._since = time.monotonic()
             try:
-                _thread.start_new_thread(_launch, (owner, self._jobs, self._places, self._name))
+                _thread.start_new_thread(
+                    _launch, (owner, self._jobs, self._ends, self._begun, self._name)
+                )
                 # Set after the start: after an interrupt in between, no job is queued yet, and
                 # __exit__ need not wait.
                 self._began = True
@@ -149,11 +142,11 @@ class Workers:
             if error is not None:
                 self._drop_jobs()
         finally:
-            for _ in self._places:
+            for _ in self._ends:
                 self._jobs.put(None)
-        for place in self._places:
-            while not place.wait(_LOOK_SECS):
-                if not place.began and self._are_late():
+        for end in self._ends:
+            while not end.wait(_LOOK_SECS):
+                if end not in self._begun and self._are_late():
                     break  # should it begin after all, it finds nothing to do
 
     def _are_late(self) -> bool:
@@ -161,7 +154,7 @@ class Workers:
 
     def _work_if_nobody_does(self) -> None:
         """Runs the queued jobs, if every worker was lost while it was started."""
-        if not self._are_late() or any(place.began for place in self._places):
+        if self._begun or not self._are_late():
             return
         with contextlib.suppress(queue.Empty):
             while (job := self._jobs.get_nowait()) is not None:
@@ -179,25 +172,34 @@ class Workers:
 def _launch(
     owner: weakref.ref[Workers],
     jobs: queue.SimpleQueue[Job | None],
-    places: list[_Place],
+    ends: list[Flag],
+    begun: list[Flag],
     name: str,
 ) -> None:
     """Runs in a helper thread, which signal handlers cannot interrupt: starts the workers."""
-    left = list(places)
+    left = list(ends)
     try:
         while left:
             threading.Thread(
-                target=_work, args=(owner, jobs, left[-1]), name=f"{name}-{len(left)}", daemon=True
+                target=_work,
+                args=(owner, jobs, left[-1], begun),
+                name=f"{name}-{len(left)}",
+                daemon=True,
             ).start()
             left.pop()
     except (RuntimeError, MemoryError):  # no more threads: this one also works as one of them
-        for place in left[1:]:
-            place.set()
-        _work(owner, jobs, left[0])
+        for end in left[1:]:
+            end.set()
+        _work(owner, jobs, left[0], begun)
 
 
-def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], place: _Place) -> None:
-    place.began = True
+def _work(
+    owner: weakref.ref[Workers],
+    jobs: queue.SimpleQueue[Job | None],
+    end: Flag,
+    begun: list[Flag],
+) -> None:
+    begun.append(end)
     try:
         while (
             owner() is not None
@@ -211,7 +213,7 @@ def _work(owner: weakref.ref[Workers], jobs: queue.SimpleQueue[Job | None], plac
             job.run()
             del job
     finally:
-        place.set()
+        end.set()
 
 
 def run_each(function: Callable[[T], R], things: Iterable[T], threads: int, name: str) -> list[R]:

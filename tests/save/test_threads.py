@@ -235,9 +235,9 @@ def test_workers_that_are_lost_while_they_start(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(threads, "_LOOK_SECS", 0.02)
     monkeypatch.setattr(threads, "_START_SECS", 0.1)
 
-    def launch(owner: Any, jobs: Any, places: Any, name: str) -> None:
+    def launch(owner: Any, jobs: Any, ends: Any, begun: Any, name: str) -> None:
         if lost == "all but one":
-            threads._work(owner, jobs, places[0])
+            threads._work(owner, jobs, ends[0], begun)
 
     monkeypatch.setattr(threads, "_launch", launch)
     assert run_each(lambda one: one + 1, range(20), 3, "ckpt-test") == [*range(1, 21)]

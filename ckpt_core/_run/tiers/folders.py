@@ -253,41 +253,46 @@ class Folders:
         """Deletes the unwanted steps: own parts, copies, and those of other numbers of processes."""
         others = [one for folder in self._of_other_numbers() for one in self._steps_in(folder)]
         for steps in (self.own, *self._copies(), *others):
-            self._delete_in(steps, unwanted)
+            self._delete_in(steps, lambda step, _: unwanted(step))
 
-    def retain(self, kept: Collection[int], sources: Sequence[int]) -> None:
-        """Deletes own parts and copies of other steps, and the copies for processes that are no sources."""
+    def discard(self, step: int) -> None:
+        """Deletes this process's part of a step."""
+        self._delete_in(self.own, lambda other, _: other == step)
+
+    def retain(self, kept: Collection[int], saved: str, sources: Sequence[int]) -> None:
+        """Deletes own parts and copies of other steps.
+
+        Args:
+            kept: numbers of the steps that stay.
+            saved: path of the newest one's part: what stands beside it under another prefix of names goes.
+            sources: the processes of whose parts this one has copies; those of others go.
+        """
         wanted = {f"{self.path}/{_copies_of(source, self._count)}" for source in sources}
         for copies in self._copies():
             if copies.directory in wanted:
-                self._delete_in(copies, lambda step: step not in kept)
+                self._delete_in(copies, lambda step, _: step not in kept)
             else:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
-        self._delete_in(self.own, lambda step: step not in kept)
+        number = self.own.names.parse(os.path.basename(saved))
+        self._delete_in(
+            self.own, lambda step, path: step not in kept or (step == number and path != saved)
+        )
 
-    def discard(self, step: int, but: str = "") -> None:
-        """Deletes this process's part of a step, but not at the path ``but``; a failure is only logged."""
-        self._discard(self.own, step, but)
-
-    def _delete_in(self, steps: Steps, unwanted: Callable[[int], bool]) -> None:
-        for step in sorted(steps.look().names):
-            if unwanted(step):
-                self._discard(steps, step)
-
-    def _discard(self, steps: Steps, step: int, but: str = "") -> None:
-        for name in steps.look().names.get(step, ()):
-            path = f"{steps.directory}/{name}"
-            if path == but:
-                continue
-            try:
-                self.backend.delete(path)
-            except FileNotFoundError:
-                pass  # another process of this host deletes it, too
-            except BlockingIOError:
-                logger.info("%s is being read, and stays for now", path)
-            except OSError as error:
-                logger.warning("could not delete %s: %s", path, error)
+    def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
+        """Deletes the steps in one folder that are unwanted, by number and path; a failure is only logged."""
+        for step, names in sorted(steps.look().names.items()):
+            for path in (f"{steps.directory}/{name}" for name in names):
+                if not unwanted(step, path):
+                    continue
+                try:
+                    self.backend.delete(path)
+                except FileNotFoundError:
+                    pass  # another process of this host deletes it, too
+                except BlockingIOError:
+                    logger.info("%s is being read, and stays for now", path)
+                except OSError as error:
+                    logger.warning("could not delete %s: %s", path, error)
 
     def discard_leftovers(self, *, of_others: bool) -> None:
         """Deletes the folders that dead processes of this run left beside this one.
@@ -303,7 +308,7 @@ class Folders:
             self._discard_unowned(of_others)  # first: who deletes steps makes a folder look used
             for folder in self._of_other_numbers() if of_others else ():
                 for steps in self._steps_in(folder):
-                    self._delete_in(steps, lambda _: True)
+                    self._delete_in(steps, lambda _, __: True)
         except OSError as error:
             logger.warning("could not delete leftovers next to %s: %s", self.path, error)
 

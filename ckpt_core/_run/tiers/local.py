@@ -231,8 +231,7 @@ class LocalTier:
                 self._leave_others()
             self._has_saved = True
             if folders.is_mine():
-                folders.discard(what.step, but=path)  # another prefix of names
-                self._retain(what.step, saved)
+                self._retain(what.step, saved, path)
 
         return save_and_retain
 
@@ -243,7 +242,7 @@ class LocalTier:
         if self._folders.is_mine():
             self._folders.discard_leftovers(of_others=True)
 
-    def _retain(self, step: int, saved: Saved) -> None:
+    def _retain(self, step: int, saved: Saved, path: str) -> None:
         """Keeps the newest complete steps and the saved one; deletes this process's other parts.
 
         With partners it also keeps the newest step of which all partners have copies, and the one that
@@ -255,7 +254,7 @@ class LocalTier:
             kept |= self._needed(step, saved) & set(complete)
             self._peers.offers.keep(lambda key: key.step in kept)
         self._complete = {step: complete[step] for step in kept}
-        self._folders.retain(kept, self._copier.sources if self._copier.active else ())
+        self._folders.retain(kept, path, self._copier.sources if self._copier.active else ())
 
     def _needed(self, step: int, saved: Saved) -> set[int]:
         """The steps that stay for the sake of copies; begins to copy the saved one, if all agreed to."""
