@@ -130,6 +130,11 @@ class Snapshot:
             combine,
         )
 
+    def write(self, token: str) -> Write:
+        """What writes this process's part, into the attempt that has this token."""
+        secs = self.blocking_secs
+        return Write(self._job, self.fields, self.items, token, self.operation, secs)
+
     def on_all(self, moment: str, work: Callable[[], Any], **telling: Any) -> None:
         """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise.
 
@@ -222,14 +227,7 @@ class PreparedSave:
                 self._begin_later()
             self._agreeing = True
             attempt = self._agree_to_start()
-            write = Write(
-                self._job,
-                snapshot.fields,
-                snapshot.items,
-                self._token,
-                snapshot.operation,
-                snapshot.blocking_secs,
-            )
+            write = snapshot.write(self._token)
             # with several processes, each also sends the digests of its files to process 0
             digests = write.digests.extend
             snapshot.on_all("written", lambda: write.own_part(attempt), tell=str, hear=digests)

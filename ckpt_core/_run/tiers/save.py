@@ -104,14 +104,7 @@ class LocalSave:
         snapshot = self._snapshot
         with snapshot.writing():
             saved = self._agree_to_start()
-            write = Write(
-                self._job,
-                snapshot.fields,
-                snapshot.items,
-                saved.token,
-                snapshot.operation,
-                snapshot.blocking_secs,
-            )
+            write = snapshot.write(saved.token)
             write.part = saved.part
             snapshot.on_all("committed", lambda: self._write(write, saved))
         snapshot.committed(write.written_bytes)
