@@ -29,6 +29,9 @@ import signal
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T", bound=BaseException)
 
 VISIBLE = "visible, durability unknown"
 """Contained in the error of a save that failed after the rename made the checkpoint visible."""
@@ -223,6 +226,26 @@ _TOLD: dict[str, type[CheckpointError]] = {
         RestoredValueIgnored,
     )
 }
+
+
+ANSWERS = (
+    CheckpointNotFound,
+    CheckpointExists,
+    StructureMismatch,
+    UnsupportedLeaf,
+    RefusedArgument,
+)
+"""Errors that answer the call: their message says all, and where in ckpt they were raised says nothing."""
+
+
+def at_the_call(error: T) -> T:
+    """The error without its frames inside of ckpt; as it is if code of others is among them."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not _is_known(trace.tb_frame.f_code.co_filename):
+            return error
+        trace = trace.tb_next
+    return error.with_traceback(None)
 
 
 def drop_locals(error: BaseException) -> None:

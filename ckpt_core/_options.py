@@ -13,7 +13,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Options:
     """Settings of saves, loads and Checkpointers; every default is the safe choice.
 
@@ -125,6 +125,15 @@ class Options:
     partner_bytes_per_sec: int | None = None
     peer_secret_file: str | None = None
     storage_options: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        """The settings that are not the defaults."""
+        told = {
+            name: repr(getattr(self, name))
+            for name, declared in self.__dataclass_fields__.items()
+            if getattr(self, name) != declared.default
+        }
+        return f"Options({', '.join(f'{name}={value}' for name, value in told.items())})"
 
     def __post_init__(self) -> None:
         for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):

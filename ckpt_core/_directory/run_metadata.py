@@ -40,7 +40,7 @@ def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:
         refuse_keys(value)
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata must be plain JSON values: {error}") from error
+        raise TypeError(f"metadata must be plain JSON values: {error}") from None
     if not isinstance(value, dict):
         raise TypeError(f"a run's metadata is a dict of JSON values, got a {type(value).__name__}")
     data = dump_json({"internal_metadata": {}, "custom_metadata": value})

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 from ckpt_core import _processes
 from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
+from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.live_objects import detached
 from ckpt_core._load.loading import Chosen, Opening, report_of, run
 from ckpt_core._load.matching import find_item
@@ -174,7 +175,10 @@ def load(
         only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules
     )
     check_target(request, like)
-    return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
+    try:
+        return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
 
 
 def load_async(path: str | os.PathLike[str], like: Any = None, /, **arguments: Any) -> PendingLoad:
@@ -306,7 +310,10 @@ def restore(
     """
     request = make_request(only, rename, cast, missing, unexpected, options, rules=rules)
     chosen = collect_targets(state, items, targets)
-    return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)
+    try:
+        return restore_checkpoint(lambda: open_checkpoint(path, options), chosen, request)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
 
 
 @overload

@@ -165,7 +165,7 @@ def _target(
     except ValueError as error:  # the mesh does not divide a dimension evenly
         where = format_path(item.paths[position])
         mismatch = Mismatch(where, "sharding", str(saved), str(sharding), None, item.name or None)
-        raise StructureMismatch([mismatch], advice=str(error)) from error
+        raise StructureMismatch([mismatch], advice=str(error)) from None
     if spec.kind == "key":
         words = saved.stored_shape[-1]
         regions = [(*region, (0, words)) for region in regions]

@@ -212,7 +212,7 @@ class StoredChunks:
             try:  # before there is a buffer for it
                 (self._there[extent.file],) = self.files.check([extent.file])
             except CheckpointCorrupt as error:
-                raise self.corrupt(leaf, str(error), extent.file) from error
+                raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
         if extent.offset + extent.size_bytes > self._there[extent.file]:
             raise self.corrupt(leaf, "the file is truncated", extent.file)
 

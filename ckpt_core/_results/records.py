@@ -12,8 +12,18 @@ from typing import Any
 from ckpt_core._results import notebook
 from ckpt_core._tree import Node, importable_type, unflatten
 
+_MOST_SHOWN = 20
+"""A ``repr`` of a model of thousands of leaves names no more of them."""
 
-@dataclass(frozen=True)
+
+def _shown(values: tuple[Any, ...]) -> str:
+    """The values, or some of them and how many there are."""
+    if len(values) <= _MOST_SHOWN:
+        return repr(values)
+    return f"({', '.join(map(repr, values[:3]))}, ... {len(values)} in all)"
+
+
+@dataclass(frozen=True, repr=False)
 class RestoreReport:
     """What a restore did with each leaf; paths are ``item/path``, as in ``state/w``.
 
@@ -30,6 +40,10 @@ class RestoreReport:
     unexpected: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     resharded: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        told = {name: _shown(getattr(self, name)) for name in self.__dataclass_fields__}
+        return f"RestoreReport({', '.join(f'{name}={paths}' for name, paths in told.items())})"
 
     def _repr_html_(self) -> str:
         return notebook.of_report(self)
@@ -153,7 +167,7 @@ class LeafInfo:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ItemInfo:
     """One item of a checkpoint.
 
@@ -170,6 +184,12 @@ class ItemInfo:
     leaves: tuple[LeafInfo, ...]
     files: Mapping[str, int] = field(default_factory=dict[str, int])
     root: Node | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        files = f", files={dict(self.files)!r}" if self.files else ""
+        return (
+            f"ItemInfo(name={self.name!r}, form={self.form!r}, leaves={_shown(self.leaves)}{files})"
+        )
 
     @property
     def tree(self) -> Any:

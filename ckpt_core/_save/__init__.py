@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._background.pending import PendingSave
+from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._options import Options, checked_options, refuse_arguments
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
@@ -84,7 +85,10 @@ def save(
     chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, checked_options(options), overwrite=overwrite)
-    prepared = prepare_save(job, chosen)
+    try:
+        prepared = prepare_save(job, chosen)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
     try:
         prepared.run()
     except BaseException:
@@ -122,7 +126,10 @@ def save_async(
     chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
     job = save_job(path, fields, checked_options(options), overwrite=overwrite, copy=np.copy)
-    prepared = prepare_save(job, chosen)
+    try:
+        prepared = prepare_save(job, chosen)
+    except ANSWERS as error:
+        raise at_the_call(error)  # noqa: B904
     pending = None
     try:
         low = job.options.background_priority == "low"

@@ -193,7 +193,7 @@ def frozen_metadata(metadata: Any) -> Any:
         refuse_keys(metadata)
         return json.loads(json.dumps(metadata))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"metadata must be plain JSON values: {error}") from error
+        raise TypeError(f"metadata must be plain JSON values: {error}") from None
 
 
 def check_item_name(name: Any) -> None:

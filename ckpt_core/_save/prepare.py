@@ -73,7 +73,8 @@ def prepare_item(
         if job.fields.single:
             raise
         message = f"item {name!r}: {error}"
-        raise UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name) from error
+        named = UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name)
+        raise named.with_traceback(error.__traceback__) from None
 
 
 def _prepare(name: str, value: Any, job: SaveJob, shared: SharedObjects | None) -> PreparedItem:

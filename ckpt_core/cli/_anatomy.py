@@ -36,11 +36,12 @@ _EXPLAINED = tuple(
         (r"(.*/)?descriptor/", "Orbax's note of who wrote it"),
         (r"(.*/)?orbax\.checkpoint$", "Orbax's mark of a checkpoint that is its own"),
         (r"metrics/metrics$", "metrics of the step, where Orbax's best_step looks"),
-        (r"(.*/)?process_\d+-of-\d+\.json$", "state of one process: an iterator's position"),
         (r"(.*/)?exact/", "the same state with its exact types"),
+        (r"(.*/)?process_\d+-of-\d+\.json$", "state of one process: an iterator's position"),
         (r"(.*/)?data\.json$", "plain values, in Orbax's Json form"),
         (r"(.*/)?(zarr\.json|\.zarray|\.zattrs)$", "shape, dtype and chunks of one array (Zarr)"),
         (r"(.*/)?c(/\d+)+$", "one chunk of one array (Zarr)"),
+        (r"[^/]+/metadata$", "what the item is, and of how many processes"),
         (r"(.*/)?_rng_metadata|.*random.*", "a random key"),
     )
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
@@ -88,7 +89,10 @@ def _print(
     out = console()
 
     def line(name: str, text: str) -> None:
-        out.print(f"{name:<10}{text}", markup=False, soft_wrap=True)
+        words = textwrap.TextWrapper(out.width, break_long_words=False, break_on_hyphens=False)
+        words.initial_indent, words.subsequent_indent = f"{name:<10}", " " * 10
+        told = words.fill(text) if sys.stdout.isatty() else f"{name:<10}{text}"
+        out.print(told, markup=False, soft_wrap=True)
 
     line("system", f"{facts['system']}, {facts['cpus']} CPUs, Python {facts['python']}")
     line("packages", ", ".join(f"{name} {have}" for name, have in facts["versions"].items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console
@@ -98,14 +98,14 @@ def _print_item(item: ItemInfo, all_leaves: bool, out: Console) -> None:
         out.print(escape(title))
         return
     table = Table(title=escape(title), title_justify="left", pad_edge=False)
-    for name in ("leaf", "kind", "dtype", "shape", "bytes", "sharding"):
-        table.add_column(name, justify="right" if name == "bytes" else "left", overflow="fold")
     shown = item.leaves if all_leaves else item.leaves[:LEAVES_SHOWN]
+    sharded = any(map(_sharding, shown))  # an empty column takes the room of names
+    for name in ("leaf", "kind", "dtype", "shape", "bytes", *(("sharding",) if sharded else ())):
+        table.add_column(name, justify="right" if name == "bytes" else "left", overflow="fold")
     for leaf in shown:
         shape = "x".join(map(str, leaf.shape)) if leaf.shape else "scalar"
-        table.add_row(
-            escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes), _sharding(leaf)
-        )
+        told = (escape(leaf.path), leaf.kind, leaf.dtype, shape, size(leaf.bytes))
+        table.add_row(*told, *((_sharding(leaf),) if sharded else ()))
     out.print(table)
     if len(shown) < count:
         out.print(f"[dim]and {count - len(shown)} more: --leaf shows all[/dim]")
@@ -178,5 +178,9 @@ def _print_report(told: dict[str, Any], report: VerifyReport) -> None:
         print(f"ok: {told['path']}: {size(report.checked_bytes)} checked in {told['secs']:.2f} s")
         return
     print(f"not ok: {told['path']}")
+    of_leaves = {problem.file for problem in report.problems if problem.leaf}
     for problem in report.problems:
-        print(f"  {one_line(str(problem))}")
+        if problem.leaf is None and problem.file in of_leaves:
+            continue  # the digest of the whole file says no more
+        what = problem.what.removeprefix(f"{told['path']}: ")
+        print(f"  {one_line(what if problem.file in what else str(replace(problem, what=what)))}")

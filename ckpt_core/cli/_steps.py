@@ -166,22 +166,29 @@ def _bytes_of_all(rows: list[dict[str, Any]]) -> int | None:
 
 def _table(directory: str, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=escape(directory), title_justify="left", pad_edge=False)
-    for name in ("step", "saved", "arrays", "on disk", "items", "metrics", "written by"):
+    sound = [row for row in rows if not row["problem"]]
+    # a column that says nothing takes the room of those that do
+    measured = any(row["metrics"] for row in sound)
+    foreign = any(row["written_by"] != "ckpt" for row in sound)
+    more = [name for name, told in (("metrics", measured), ("written by", foreign)) if told]
+    for name in ("step", "saved", "arrays", "on disk", "items", *more):
         right = name in ("step", "arrays", "on disk")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        whole = name not in ("items", "metrics")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         on_disk = "" if row["disk_bytes"] is None else size(row["disk_bytes"])
         if row["problem"]:
             table.add_row(str(row["step"]), "", "", on_disk, f"[red]{_state(row)}: see below[/red]")
             continue
+        metrics = ", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())
         table.add_row(
             str(row["step"]),
             when(row["created_unix_secs"]),
             size(row["array_bytes"]),
             on_disk,
             escape(", ".join(name or "(a bare tree)" for name in row["items"])),
-            escape(", ".join(f"{name} {metric(value)}" for name, value in row["metrics"].items())),
-            escape(row["written_by"]),
+            *((escape(metrics),) if measured else ()),
+            *((escape(row["written_by"]),) if foreign else ()),
         )
     total = _bytes_of_all(rows)
     if len(rows) > 1 and total is not None:

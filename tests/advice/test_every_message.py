@@ -87,22 +87,6 @@ EXCEPTIONS: dict[str, str] = {
     "torchax/ckpt_torchax/_tensors.py: list[Any]": "a type",
     "torchax/ckpt_torchax/_torchax.py: call ckpt_torchax.shim.install() before": _VERSION,
     "torchax/ckpt_torchax/_torchax.py: , and is not imported: write": "needs a process without torchax: tests/frameworks",
-    # to be followed yet
-    "orbax/ckpt_orbax/v0/_composite.py: cannot be changed: make another one": "later",
-    "orbax/ckpt_orbax/v0/_item_handlers.py: Give arguments, such as": "later",
-    "orbax/ckpt_orbax/v0/_restoring.py: register it with": "later",
-    "orbax/ckpt_orbax/v0/_restoring.py: give the object as item=": "later",
-    "orbax/ckpt_orbax/v0/_tree_targets.py: restore the saved shape": "later",
-    "orbax/ckpt_orbax/v0/checkpoint_manager.py: CheckpointManagerOptions(engine=": "later",
-    "orbax/ckpt_orbax/v0/checkpoint_manager.py: are mutually exclusive": "later",
-    "orbax/ckpt_orbax/v0/checkpointers.py: , and call the function; or": "later",
-    "orbax/ckpt_orbax/v0/handlers.py: cannot be made without arguments": "later",
-    "orbax/ckpt_orbax/v0/leaf_args.py: ArrayRestoreArgs(sharding=)": "later",
-    "orbax/ckpt_orbax/v0/metadata.py: : give another one": "later",
-    "orbax/ckpt_orbax/v1/_engine.py: context.engine = ckpt_core.Options(": "later",
-    "orbax/ckpt_orbax/v1/_registry.py: save message.SerializeToString()": "later",
-    "orbax/ckpt_orbax/v1/training/_checkpointer.py: context.engine =": "later",
-    "torchax/ckpt_torchax/_modules.py: is a name that ckpt uses itself": "later",
 }
 """Messages without a case, each with the reason."""
 

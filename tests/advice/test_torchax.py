@@ -328,3 +328,17 @@ def test_the_key_of_another_thread(tmp_path: Path, action: str):
     if action != "seeded":
         save(tmp_path / "a", env=torchax.default_env())
     ckpt.restore(tmp_path / "a", env=torchax.default_env())
+
+
+def test_a_name_that_ckpt_uses_itself(tmp_path: Path):
+    module = linear()
+    module._tied_weights = nn.Parameter(torch.ones(1))
+    with told("torchax/ckpt_torchax/_modules.py: is a name that ckpt uses itself"):
+        save(tmp_path / "one", model=module)
+    module = linear()
+    module.tied = nn.Parameter(torch.ones(1))
+    save(tmp_path / "one", model=module)
+    with torch.no_grad():
+        module.tied.zero_()
+    ckpt.restore(tmp_path / "one", model=module)
+    assert module.tied.item() == 1

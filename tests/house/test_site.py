@@ -84,3 +84,15 @@ def test_drawings_are_shown_and_stand_alone() -> None:
         kinds = {element.tag.rpartition("}")[2] for element in root.iter()}
         assert {"title", "text"} <= kinds and not {"script", "image", "a"} & kinds
         assert f"images/{drawing.name})" in pages
+
+
+def test_drawings_fit_a_phone() -> None:
+    """They shrink with the screen instead of being cut off, and a tap opens what has become small."""
+    style = (ROOT / "docs" / "site.css").read_text()
+    (rule,) = re.findall(r"img\[src\$=\"\.svg\"\] \{(.*?)\}", style, re.DOTALL)
+    assert "max-width: 100%" in rule and "height: auto" in rule and "\n  width" not in rule
+    for page in (ROOT / "docs").rglob("*.md"):
+        for alone, drawing in re.findall(
+            r"^(\[?)!\[[^\]]*\]\(([^)]*\.svg)\)", page.read_text(), re.MULTILINE
+        ):
+            assert alone and f"]({drawing})]({drawing})" in page.read_text(), (page, drawing)
