@@ -174,32 +174,25 @@ class Snapshot:
 class PreparedSave:
     """A save whose snapshot is taken. It is either run once, or undone; later calls do nothing.
 
-    The caller's thread takes the snapshot; another thread may run it. The processes agree three times: before
+    Made by ``prepare_save``, on the caller's thread; another thread may run it. The processes agree three times: before
     writing, after writing, and after the commit by process 0.
 
     Args:
         job: job of the save.
         around: see ``Around``; None to just write and commit.
+
+    Attributes:
+        snapshot: what is saved.
     """
 
     def __init__(self, job: SaveJob, around: Around | None = None) -> None:
         self._job = job
         self._around = around
-        self._snapshot = Snapshot(job)
+        self.snapshot = Snapshot(job)
         self._token = job.token or secrets.token_hex(16)
         self._attempt: Attempt | None = None
         self._agreeing = False
         self._claims: dict[str, object] = {}
-
-    def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Takes the snapshot of all items; process 0 also begins, unless that comes later."""
-        job = self._job
-        at_once = job.processes.index == 0 and job.local and job.waits_for_disk
-        try:
-            self._snapshot.take(items, self._begin if at_once else lambda: None)
-        except BaseException:
-            self._abort()
-            raise
 
     def run(self) -> None:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
@@ -221,8 +214,8 @@ class PreparedSave:
             self._give_back()
 
     def _write_and_commit(self) -> None:
-        snapshot, index = self._snapshot, self._job.processes.index
-        with snapshot.writing(), aborting(self._abort):
+        snapshot, index = self.snapshot, self._job.processes.index
+        with snapshot.writing(), aborting(self.abort):
             if index == 0 and self._attempt is None and snapshot.refusal is None:
                 self._begin_later()
             self._agreeing = True
@@ -237,7 +230,8 @@ class PreparedSave:
         self._attempt = None
         snapshot.committed(write.written_bytes)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """On process 0: claims the target, and begins the attempt."""
         job = self._job
         if job.guard is not None:
             job.guard.take()
@@ -251,11 +245,11 @@ class PreparedSave:
     def _begin_later(self) -> None:
         """Begins the attempt on the thread that writes."""
         try:
-            self._begin()
+            self.begin()
         except Exception as error:
             if self._job.processes.count == 1:
                 raise
-            self._snapshot.refusal = error
+            self.snapshot.refusal = error
 
     def _agree_to_start(self) -> Attempt:
         """Agreement 1: all processes save the same, into the attempt that process 0 began; gives it to each.
@@ -276,9 +270,9 @@ class PreparedSave:
             return [begun.path, self._token]
 
         settings = {"the path": job.target, "overwrite=": job.overwrite}
-        path, self._token = self._snapshot.agree(settings, offer)
+        path, self._token = self.snapshot.agree(settings, offer)
         attempt = begun or job.backend.join(job.target, path, durable=job.options.durable)
-        self._snapshot.on_all("seen", lambda: self._refuse_unseen(attempt))
+        self.snapshot.on_all("seen", lambda: self._refuse_unseen(attempt))
         return attempt
 
     def _refuse_unseen(self, attempt: Attempt) -> None:
@@ -296,10 +290,11 @@ class PreparedSave:
     def _give_back(self) -> None:
         """Removes the attempt; tells other processes, unless they were told."""
         if not self._agreeing:
-            self._snapshot.refuse(CheckpointError("its save could not begin"))
-        self._abort()
+            self.snapshot.refuse(CheckpointError("its save could not begin"))
+        self.abort()
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
+        """Removes the attempt, if there is one."""
         if self._attempt is not None:
             self._attempt.abort()
             self._attempt = None
@@ -308,9 +303,17 @@ class PreparedSave:
 def prepare_save(
     job: SaveJob, items: Mapping[str, Any], around: Around | None = None
 ) -> PreparedSave:
-    """Takes the snapshot of all items; returns the save, ready to be written and committed."""
+    """Takes the snapshot of all items; returns the save, ready to be written and committed.
+
+    Process 0 also begins, unless that comes later.
+    """
     prepared = PreparedSave(job, around)
-    prepared.take_snapshot(items)
+    at_once = job.processes.index == 0 and job.local and job.waits_for_disk
+    try:
+        prepared.snapshot.take(items, prepared.begin if at_once else lambda: None)
+    except BaseException:
+        prepared.abort()
+        raise
     return prepared
 
 
