@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ckpt_core._background.pending import PendingSave
-from ckpt_core._errors import CheckpointError, GraceExceeded
+from ckpt_core._errors import ANSWERS, CheckpointError, GraceExceeded, at_the_call
 from ckpt_core._fork import HOME_PID, forked
 
 P = ParamSpec("P")
@@ -230,6 +230,8 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
             turns.doing = name
             try:
                 return method(self, *args, **kwargs)
+            except ANSWERS as error:
+                raise at_the_call(error)  # noqa: B904
             finally:
                 turns.doing = None
 
