@@ -126,6 +126,18 @@ class Options:
     peer_secret_file: str | None = None
     storage_options: Mapping[str, Any] | None = None
 
+    def __new__(cls, *_: Any, **settings: Any) -> Options:
+        """As any class; a name that is no setting is answered with the one that was meant."""
+        for name in settings.keys() - cls.__dataclass_fields__.keys():
+            if name in CHECKPOINTER_ARGUMENTS:
+                raise TypeError(
+                    f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
+                )
+            close = difflib.get_close_matches(name, cls.__dataclass_fields__, n=1)
+            meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
+            raise TypeError(f"Options has no setting {name!r}{meant}")
+        return super().__new__(cls)
+
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
         told = {

@@ -177,6 +177,23 @@ def test_a_typo_of_an_argument(tmp_path: Path, typo: str, action: str):
         assert holds_item(path, typo) and holds_item(path, "state")
 
 
+def test_settings_that_options_do_not_have(tmp_path: Path):
+    named: dict[str, Any] = {"compresion": "zstd"}
+    with told("_options.py: : write ") as said:
+        ckpt.Options(**named)
+    written = said.after("write ").replace("...", "'zstd'")
+    assert eval(f"ckpt.Options({written})", {"ckpt": ckpt}).compression == "zstd"
+    with pytest.raises(TypeError, match="lists all"):
+        ckpt.Options(**{"zzz": 1})
+    named = {"max_to_keep": 2}
+    with told("_options.py: and no setting: pass it there, not in Options"):
+        ckpt.Options(**named)
+    with ckpt.Checkpointer(tmp_path / "run", **named, options=FAST) as run:
+        for step in range(4):
+            run.save(step, STATE)
+    assert ckpt.Checkpointer(tmp_path / "run").all_steps() == [2, 3]
+
+
 def test_settings_and_arguments_are_no_items(tmp_path: Path):
     with told("_options.py: is a setting, and no item: pass options=ckpt.Options(") as said:
         ckpt.save(tmp_path / "a", model=STATE, compression="zstd")
