@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -125,18 +126,6 @@ class Options:
     partner_bytes_per_sec: int | None = None
     peer_secret_file: str | None = None
     storage_options: Mapping[str, Any] | None = None
-
-    def __new__(cls, *_: Any, **settings: Any) -> Options:
-        """As any class; a name that is no setting is answered with the one that was meant."""
-        for name in settings.keys() - cls.__dataclass_fields__.keys():
-            if name in CHECKPOINTER_ARGUMENTS:
-                raise TypeError(
-                    f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
-                )
-            close = difflib.get_close_matches(name, cls.__dataclass_fields__, n=1)
-            meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
-            raise TypeError(f"Options has no setting {name!r}{meant}")
-        return super().__new__(cls)
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
@@ -339,6 +328,27 @@ CHECKPOINTER_ARGUMENTS = frozenset(
     )
 )
 _SETTINGS = frozenset(Options.__dataclass_fields__)
+
+
+def _answering(init: Callable[..., None]) -> Callable[..., None]:
+    """``Options.__init__``, which answers a name that is no setting with the one that was meant."""
+
+    @functools.wraps(init)
+    def checked(self: Options, *arguments: Any, **settings: Any) -> None:
+        for name in settings.keys() - _SETTINGS:
+            if name in CHECKPOINTER_ARGUMENTS:
+                raise TypeError(
+                    f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
+                )
+            close = difflib.get_close_matches(name, _SETTINGS, n=1)
+            meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
+            raise TypeError(f"Options has no setting {name!r}{meant}")
+        init(self, *arguments, **settings)
+
+    return checked
+
+
+setattr(Options, "__init__", _answering(Options.__init__))  # noqa: B010 # its type stays the dataclass' own
 
 
 def refuse_arguments(
