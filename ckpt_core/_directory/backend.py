@@ -27,13 +27,13 @@ class Attempt(Protocol):
         """Beginning of the name of each data file, by which it is known as one of this attempt."""
         ...
 
-    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
         """Writes a small file; ``name`` is relative to ``path``.
 
         Args:
             name: of the file.
             data: its content.
-            passing: another process reads it before the commit; in an object store it is deleted then.
+            until_commit: another process reads it before the commit; in an object store it is deleted then.
         """
         ...
 

@@ -190,8 +190,8 @@ class StoreAttempt:
         self._passes = False
         self._deciding = False
 
-    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
-        if passing:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
+        if until_commit:
             self._passes = True
             self._keys.put(apart(self._token, PASSING + name), data)
         elif (

@@ -92,7 +92,7 @@ class LocalAttempt:
         self._identity: tuple[int, int] | None = None  # device and inode, set by commit()
         self._replaced: str | None = None  # path to which the commit moves the old checkpoint
 
-    def write(self, name: str, data: bytes, *, passing: bool = False) -> None:
+    def write(self, name: str, data: bytes, *, until_commit: bool = False) -> None:
         full = os.path.join(self.path, name)
         if "/" in name:
             os.makedirs(os.path.dirname(full), exist_ok=True)

@@ -23,24 +23,24 @@ class Part:
         writer: index of the process that wrote it.
         count: number of processes of the save.
         serves: the processes whose own parts hold the same, the writer among them.
-        alike: whether the parts of all processes differ in regions of distributed arrays alone, so
+        differ_in_shards_alone: whether the parts of all processes differ in regions of distributed arrays alone, so
             that another number of processes can put the step together from them.
     """
 
     writer: int
     count: int
     serves: Runs
-    alike: bool = False
+    differ_in_shards_alone: bool = False
 
     @staticmethod
     def own(writer: int, count: int) -> Part:
         """A part that is of use for its writer alone."""
-        return Part(writer, count, ((writer, writer),), alike=count == 1)
+        return Part(writer, count, ((writer, writer),), differ_in_shards_alone=count == 1)
 
     def dump(self) -> dict[str, Any]:
         """The part as JSON values."""
         found: dict[str, Any] = {"process": self.writer, "of": self.count, "serves": self.serves}
-        return found | ({"alike": True} if self.alike else {})
+        return found | ({"alike": True} if self.differ_in_shards_alone else {})
 
     @staticmethod
     def load(value: Any) -> Part:

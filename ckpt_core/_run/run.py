@@ -418,7 +418,7 @@ class Run:
                 )
         if self._local is None:
             return
-        self._local.follow(self._find_run(make=False))
+        self._local.use_lineage(self._find_run(make=False))
         if not self.directory.read_only:
             self._local.claim()
         self._local.look()

@@ -101,18 +101,18 @@ class Shares:
         groups: for each process the number of its group; the processes of a group hold the same.
         states: the pipeline states of all processes, to be written by each; empty if each process
             writes its own.
-        alike: whether they differ in regions of distributed arrays alone.
+        differ_in_shards_alone: whether they differ in regions of distributed arrays alone.
     """
 
     groups: list[int]
     states: States
-    alike: bool = False
+    differ_in_shards_alone: bool = False
 
     def part(self, index: int) -> Part:
         """The part that process ``index`` writes."""
         mine = self.groups[index]
         alike = (other for other, group in enumerate(self.groups) if group == mine)
-        return Part(index, len(self.groups), runs_of(alike), self.alike)
+        return Part(index, len(self.groups), runs_of(alike), self.differ_in_shards_alone)
 
     def with_states(self, items: Sequence[PreparedItem]) -> list[PreparedItem]:
         """The items of a save, with the pipeline states of all processes."""

@@ -266,7 +266,7 @@ class PreparedSave:
         def offer() -> Any:
             if begun is None:
                 return None
-            begun.write("ckpt.token", self._token.encode(), passing=True)
+            begun.write("ckpt.token", self._token.encode(), until_commit=True)
             return [begun.path, self._token]
 
         settings = {"the path": job.target, "overwrite=": job.overwrite}

@@ -72,7 +72,7 @@ class Uploads:
                 upload.complete()
             else:
                 packed = upload.packed_index()
-                self._attempt.write(f"{folder}/index_{index}", packed, passing=True)
+                self._attempt.write(f"{folder}/index_{index}", packed, until_commit=True)
 
     def take_indices(self, item: PreparedItem) -> None:
         """On process 0, before ``merge``: takes the indices of all others into memory."""

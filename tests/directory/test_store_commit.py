@@ -194,7 +194,7 @@ def test_an_attempt_that_another_writer_removed_is_not_committed(store: str) -> 
 
 def test_what_passed_between_processes_is_not_taken_for_an_item_of_that_name(store: str) -> None:
     attempt = backend().begin(store, overwrite=False, durable=True, token="abc")
-    attempt.write("ckpt.token", b"x", passing=True)
+    attempt.write("ckpt.token", b"x", until_commit=True)
     other = backend().join(store, attempt.path, durable=True)
     assert other.read("ckpt.token") == b"x"
     other.write("passing/checksums/process_1", b"1")

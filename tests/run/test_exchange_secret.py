@@ -26,7 +26,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
 from ckpt_core._exchange import Connection, Key, Offered, Server
-from ckpt_core._run.tiers.peers import Offers, Peers, meet
+from ckpt_core._run.tiers.peers import Offers, Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
 
@@ -74,7 +74,7 @@ def _met(
     meeting = _Meeting(count)
 
     def one(index: int) -> Peers:
-        return meet(meeting.of(index), options[index], offers, directory)
+        return exchange_addresses(meeting.of(index), options[index], offers, directory)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count))), meeting

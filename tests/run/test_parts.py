@@ -17,8 +17,8 @@ from ckpt_core._format.part import Part, contains, runs_of
 from ckpt_core._layout.chunks import chunk_key, chunk_of_key
 from ckpt_core._run.tiers.judge import (
     Judgement,
+    LocalParts,
     Seen,
-    Sight,
     Source,
     choose_partner,
     judge,
@@ -80,7 +80,7 @@ def judged(
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    texts = [Sight(parts, mends).dump() for parts in everyone]
+    texts = [LocalParts(parts, mends).dump() for parts in everyone]
     names = machines or [str(n) for n in range(len(everyone))]
     return parse_judgement(judge(texts, names, serving or [True] * len(everyone)))
 
@@ -201,8 +201,10 @@ def test_who_is_read_only_needs_its_own():
     assert judged(everyone).steps[7].sources == {1: [Source(0, 0)]}
 
 
-def of_three(writer: int, *, alike: bool = True, serves: Any = None) -> Seen:
-    return Seen(7, "a", (0, 1, 0.0), writer, serves or ((writer, writer),), False, 3, alike)
+def of_three(writer: int, *, differ_in_shards_alone: bool = True, serves: Any = None) -> Seen:
+    return Seen(
+        7, "a", (0, 1, 0.0), writer, serves or ((writer, writer),), False, 3, differ_in_shards_alone
+    )
 
 
 def test_a_step_of_another_number_is_whole_if_every_part_is_held():
@@ -215,7 +217,9 @@ def test_a_step_of_another_number_is_whole_if_every_part_is_held():
     # one that is read-only gets nothing; values that differ are nobody else's; who serves nobody
     everyone = [[of_three(0), of_three(2)], [of_three(1)]]
     assert not judged(everyone, mends=False).steps
-    assert not judged([[of_three(0), of_three(2)], [of_three(1, alike=False)]]).steps
+    assert not judged(
+        [[of_three(0), of_three(2)], [of_three(1, differ_in_shards_alone=False)]]
+    ).steps
     assert judged(everyone, serving=[True, False]).partial == {7: [1]}
     # a process alone serves nobody, and needs all beside it
     alone = [[of_three(0), of_three(1), of_three(2)]]
@@ -285,7 +289,7 @@ def test_who_holds_the_same():
 
 def test_who_differs_in_regions_alone():
     def alike(*told: Holding) -> bool:
-        return share([one.dump() for one in told]).alike
+        return share([one.dump() for one in told]).differ_in_shards_alone
 
     assert alike(Holding("a", {}, "v"), Holding("b", {}, "v"))
     assert not alike(Holding("a", {}, "v"), Holding("b", {}, "w"))
@@ -294,9 +298,9 @@ def test_who_differs_in_regions_alone():
     assert alike(*[Holding("a", one, "v") for one in states])
     assert not alike(Holding("a", states[0], "v"), Holding("a", None, "v"))
     shares = share([Holding(name, {}, "v").dump() for name in "ab"])
-    assert Part.load(json.loads(json.dumps(shares.part(1).dump()))).alike
-    assert not Part.load({"process": 0, "of": 2, "serves": [[0, 0]]}).alike
-    assert Part.own(0, 1).alike and not Part.own(0, 2).alike
+    assert Part.load(json.loads(json.dumps(shares.part(1).dump()))).differ_in_shards_alone
+    assert not Part.load({"process": 0, "of": 2, "serves": [[0, 0]]}).differ_in_shards_alone
+    assert Part.own(0, 1).differ_in_shards_alone and not Part.own(0, 2).differ_in_shards_alone
 
 
 def test_at_which_address_a_process_serves():

@@ -144,7 +144,16 @@ class Folders:
                 continue
             own = mine and contains(part.serves, self._index)
             other = 0 if part.count == self._count else part.count
-            seen = Seen(step, record.token, order, part.writer, part.serves, own, other, part.alike)
+            seen = Seen(
+                step,
+                record.token,
+                order,
+                part.writer,
+                part.serves,
+                own,
+                other,
+                part.differ_in_shards_alone,
+            )
             yield Place(seen, opened.path, opened)
 
     def _beside(self) -> list[str]:

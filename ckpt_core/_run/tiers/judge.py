@@ -52,7 +52,7 @@ class Seen(NamedTuple):
         serves: the processes for which it is as good as their own.
         own: whether it lies where the process that sees it has its own parts, and serves it.
         processes: number of processes of the save; 0 for as many as run now.
-        alike: see ``Part``; asked only of other numbers of processes.
+        differ_in_shards_alone: see ``Part``; asked only of other numbers of processes.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     serves: Runs
     own: bool
     processes: int = 0
-    alike: bool = False
+    differ_in_shards_alone: bool = False
 
 
 class Source(NamedTuple):
@@ -114,7 +114,7 @@ def _order(value: Sequence[Any]) -> Order:
 
 
 @dataclass(frozen=True)
-class Sight:
+class LocalParts:
     """What one process tells the others.
 
     Attributes:
@@ -130,7 +130,7 @@ class Sight:
         return json.dumps([self.parts, self.mends])
 
     @staticmethod
-    def parse(text: str) -> Sight:
+    def parse(text: str) -> LocalParts:
         """What ``dump`` gave."""
         parts, mends = json.loads(text)
         seen = (Seen(*part) for part in parts)
@@ -138,21 +138,21 @@ class Sight:
             one._replace(serves=tuple((a, b) for a, b in one.serves), order=_order(one.order))
             for one in seen
         )
-        return Sight(list(hashable), mends)
+        return LocalParts(list(hashable), mends)
 
 
 def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]) -> str:
     """On process 0: the judgement, as text for ``parse_judgement``.
 
     Args:
-        texts: for each process, its ``Sight``.
+        texts: for each process, its ``LocalParts``.
         machines: for each process, its machine.
         serving: for each process, whether the others can fetch from it.
     """
-    everyone = [Sight.parse(text) for text in texts]
+    everyone = [LocalParts.parse(text) for text in texts]
     saves: dict[int, dict[tuple[str, int], Order]] = {}
-    for sight in everyone:
-        for seen in sight.parts:
+    for one in everyone:
+        for seen in one.parts:
             found, save = saves.setdefault(seen.step, {}), (seen.token, seen.processes)
             found[save] = max(seen.order, found.get(save, seen.order))
     steps: dict[int, object] = {}
@@ -192,7 +192,7 @@ class _Search:
 
     def __init__(
         self,
-        everyone: Sequence[Sight],
+        everyone: Sequence[LocalParts],
         machines: Sequence[str],
         serving: Sequence[bool],
         step: int,
@@ -206,12 +206,14 @@ class _Search:
         self._parts = [
             [
                 seen
-                for seen in sight.parts
+                for seen in one.parts
                 if (seen.step, seen.token, seen.processes) == (step, token, count)
             ]
-            for sight in everyone
+            for one in everyone
         ]
-        self._alike = all(seen.alike for parts in self._parts for seen in parts)
+        self._differ_in_shards_alone = all(
+            seen.differ_in_shards_alone for parts in self._parts for seen in parts
+        )
         self._offers = [
             (Source(process, seen.writer), seen.serves)
             for process, parts in enumerate(self._parts)
@@ -264,7 +266,7 @@ class _Search:
     def pieces(self) -> tuple[list[list[Source]], list[int]]:
         """Of a save of another number of processes: sources of each part, and whose parts are lacking."""
         found: dict[Runs, list[Source]] = {}
-        if all(sight.mends for sight in self._everyone) and self._alike:
+        if all(one.mends for one in self._everyone) and self._differ_in_shards_alone:
             for source, serves in self._offers:
                 found.setdefault(serves, []).append(source)
         held = {n for runs in found for first, last in runs for n in range(first, last + 1)}

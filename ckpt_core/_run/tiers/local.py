@@ -26,8 +26,8 @@ from ckpt_core._run.tiers.copying import Copier
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
-from ckpt_core._run.tiers.judge import Sight, judge, judge_failure, parse_judgement, vote
-from ckpt_core._run.tiers.peers import Offers, meet
+from ckpt_core._run.tiers.judge import LocalParts, judge, judge_failure, parse_judgement, vote
+from ckpt_core._run.tiers.peers import Offers, exchange_addresses
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
@@ -69,7 +69,7 @@ class LocalTier:
         if not self._read_only:
             folders.clean()
         shared = directory.path if directory.local and not directory.read_only else None
-        self._peers = peers = meet(processes, options, Offers(), shared)
+        self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
@@ -93,7 +93,7 @@ class LocalTier:
         """Claims this process's directory: the next commit of an older writer there fails."""
         self._folders.claim()
 
-    def follow(self, run: Lineage) -> None:
+    def use_lineage(self, run: Lineage) -> None:
         """Takes over which saves count, as another writer may have changed it."""
         if run.name:
             self._run = run
@@ -122,14 +122,14 @@ class LocalTier:
 
     def forget(self, run: Lineage) -> None:
         """Takes over which saves count, and deletes nothing: the next claim or look cleans up."""
-        self.follow(run)
+        self.use_lineage(run)
         counting = {s: t for s, t in self._complete.items() if run.order(s, t, "", 0.0) is not None}
         self._complete = counting if run.name else self._complete
 
     def refresh(self) -> None:
         """A reader alone looks again: its writer may have saved, left or replaced steps since."""
         if self.reads_alone and not self._joining.steps:
-            self.follow(self._persistent.read_lineage())
+            self.use_lineage(self._persistent.read_lineage())
             self.look()
 
     def look(self) -> None:
@@ -141,11 +141,11 @@ class LocalTier:
             if not (place.seen.own and damaged(place.seen.step, place.seen.token))
         ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
-        sight = Sight([place.seen for place in places], mends=not self._read_only)
+        seen = LocalParts([place.seen for place in places], mends=not self._read_only)
         machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(
             next_tag(),
-            sight.dump(),
+            seen.dump(),
             lambda texts: judge(texts, machines, serving),
             self._options.timeout_secs,
             "look at the local steps",
@@ -157,7 +157,7 @@ class LocalTier:
                 continue  # said before
             logger.warning(
                 "step %d is not whole in the local directories, so it is not restored from them: parts of processes "
-                "%s are lost, of another save, or of another number of processes and not alike",
+                "%s are lost, of another save, or of another number of processes whose other values differ",
                 step,
                 absent,
             )

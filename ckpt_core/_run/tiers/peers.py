@@ -134,7 +134,7 @@ class Peers:
         return [peer.port > 0 for peer in self.everyone]
 
 
-def meet(
+def exchange_addresses(
     processes: Processes, options: Options, offers: Offers, directory: str | None = None
 ) -> Peers:
     """Starts this process's server and learns where the others are; all processes must call it.

@@ -52,7 +52,11 @@ class Saved:
 def combine_offers(offers: Sequence[Any]) -> dict[str, Any]:
     """On process 0: the answer to what each of several processes offered in agreement 1."""
     shares = share([offer["holding"] for offer in offers])
-    answer = {"groups": shares.groups, "states": shares.states, "alike": shares.alike}
+    answer = {
+        "groups": shares.groups,
+        "states": shares.states,
+        "alike": shares.differ_in_shards_alone,
+    }
     copies = judge_copies([offer["copied"] for offer in offers])
     return {"token": offers[0]["token"], **answer, **copies}
 
