@@ -80,7 +80,7 @@ def test_an_object_that_the_store_refuses_is_not_missing(server: Server) -> None
     server.requests.clear()
     ckpt.load(f"{url}/1")
     reader = ckpt.Checkpointer(url, read_only=True)
-    count, refused = len(server.requests), 0
+    count, refused, missing = len(server.requests), 0, 0
     for number in range(1, count + 1):
         seen: list[Any] = []
 
@@ -97,10 +97,10 @@ def test_an_object_that_the_store_refuses_is_not_missing(server: Server) -> None
             try:
                 call()
             except OSError as error:
-                assert not isinstance(error, ckpt.CheckpointNotFound), error
                 refused += "policies" in str(error)
+                missing += isinstance(error, ckpt.CheckpointNotFound)
     server.fault = lambda _: None
-    assert refused > 3
+    assert refused > 3 and not missing
     assert before.items() <= server.objects.items()
     assert reader.restore_latest(state=tree(9)).step == 1
 
