@@ -116,8 +116,8 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) 
         found: Any = ts.KvStore.open(kvstore, context=context).result().read(file).result()
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
-    answered(found, f"array {name!r}: cannot be opened")
     if found.state != "value":
+        answered(found, f"array {name!r}: cannot be opened")
         raise CheckpointCorrupt(f"array {name!r}: its metadata {file} is missing", leaf=name)
     parse_json(bytes(found.value), f"{name}/{file}")
 

@@ -516,7 +516,8 @@ def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
 
 
 def _value(found: Any, file: str) -> bytes:
-    if answered(found, f"cannot read {file}").state != "value":
+    if found.state != "value":
+        answered(found, f"cannot read {file}")
         raise ValueError(f"{file} is missing")
     return found.value
 
