@@ -507,12 +507,16 @@ def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes 
     """
     error = future.exception()
     if error is None:
-        found = answered(future.result(), f"cannot read {key}")
-        return found.value if found.state == "value" else None
+        found = future.result()
+        return found.value if found.state == "value" else _absent(found, key)
     if not isinstance(error, ValueError) or _OUT_OF_RANGE not in str(error):
         raise error
-    whole = answered(store.read(key).result(), f"cannot read {key}")
-    return whole.value[start:stop] if whole.state == "value" else None
+    whole = store.read(key).result()
+    return whole.value[start:stop] if whole.state == "value" else _absent(whole, key)
+
+
+def _absent(found: Any, key: str) -> None:
+    answered(found, f"cannot read {key}")
 
 
 def prefix_end(prefix: str) -> str:
