@@ -16,7 +16,7 @@ from ckpt_core._run.lineage import (
     RUN_FILE,
     Left,
     Lineage,
-    parse_lineage,
+    load_lineage,
 )
 from ckpt_core._run.retention import DAMAGED, RETIRED, Retention
 from ckpt_core._run.steps import Listing, RunDirectory
@@ -130,7 +130,8 @@ class Disk:
         """The lineages of the run; None if no writer has local directories."""
         if not listing.has_run_file:
             return None
-        run = parse_lineage(self._directory.backend.read(self._directory.path, RUN_FILE))
+        path = self._directory.path
+        run = load_lineage(self._directory.backend.read(path, RUN_FILE), path)
         return run if run.name else None
 
     def guard(self, trail: Trail, call: Call, plan: Plan, *, looks_later: bool) -> Guard:

@@ -117,6 +117,22 @@ def parse_lineage(data: bytes | None) -> Lineage:
     return Lineage(found[1], found[2], earlier, deleted)
 
 
+def load_lineage(data: bytes | None, directory: str) -> Lineage:
+    """The run in the content of the file in ``directory``; without a name if there is none.
+
+    Raises:
+        CheckpointCorrupt: it is no such file.
+    """
+    run = parse_lineage(data)
+    if data is not None and not run.name:
+        raise CheckpointCorrupt(
+            f"{directory}/{RUN_FILE} is damaged, so it is not known which steps in local directories count. Delete the "
+            "file to go on from the steps of this directory alone",
+            file=RUN_FILE,
+        )
+    return run
+
+
 class Left(NamedTuple):
     """A step that is being removed.
 

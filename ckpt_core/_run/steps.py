@@ -26,6 +26,7 @@ from ckpt_core._run.lineage import (
     RUN_FILE,
     Leaving,
     Lineage,
+    load_lineage,
     parse_leaving,
     parse_lineage,
 )
@@ -252,8 +253,9 @@ class RunDirectory:
     def read_lineage(self) -> Lineage:
         """The run's lineages; while steps are being removed, those without them."""
         leaving = parse_leaving(self.backend.read(self.path, LEAVING_FILE), self.path)
-        data = leaving.run.encode() or self.backend.read(self.path, RUN_FILE)
-        return parse_lineage(data)
+        if leaving.run:
+            return parse_lineage(leaving.run.encode())
+        return load_lineage(self.backend.read(self.path, RUN_FILE), self.path)
 
 
 def open_run_directory(

@@ -26,7 +26,7 @@ from ckpt_core._options import KIB
 from ckpt_core._platform import READ
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import Values, most_open_files, refuse_chunks, refuse_file
-from ckpt_core._storage.failures import refusal, unreadable
+from ckpt_core._storage.failures import answered, refusal, unreadable
 from ckpt_core._storage.location import Location, database_spec, range_of
 
 _MAX_FOREIGN_BYTES = 2**46
@@ -117,6 +117,7 @@ def _check_nesting(kvstore: dict[str, Any], file: str, name: str, context: Any) 
     except (ValueError, NotImplementedError) as error:
         raise unreadable(error, f"array {name!r}: cannot be opened", leaf=name) from error
     if found.state != "value":
+        answered(found, f"array {name!r}: cannot be opened")
         raise CheckpointCorrupt(f"array {name!r}: its metadata {file} is missing", leaf=name)
     parse_json(bytes(found.value), f"{name}/{file}")
 

@@ -22,7 +22,7 @@ from ckpt_core._format.untrusted import decompress, most_bytes
 from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.bounds import refuse_file
-from ckpt_core._storage.failures import unreadable
+from ckpt_core._storage.failures import answered, unreadable
 from ckpt_core._storage.location import INDEX_FILE, Location, range_of
 
 _MOST_DECODED_BYTES = 128 * MIB
@@ -517,6 +517,7 @@ def _read_nodes(base: Any, nodes: list[NodeRef]) -> Iterator[bytes]:
 
 def _value(found: Any, file: str) -> bytes:
     if found.state != "value":
+        answered(found, f"cannot read {file}")
         raise ValueError(f"{file} is missing")
     return found.value
 

@@ -81,6 +81,7 @@ def failure(error: BaseException, doing: str) -> Exception:
     return refusal(error, doing) or CheckpointError(f"{doing}: {error}")
 
 
+_UNKNOWN = "unspecified"
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """What the system says of a file that is missing, or is no file: of a checkpoint, that is damage."""
 
@@ -97,6 +98,34 @@ def unreadable(
     if refused is not None and refused.errno not in _ABSENT:
         return refused
     return CheckpointCorrupt(f"{doing}: {error}", file=file, leaf=leaf)
+
+
+def answered(found: Any, doing: str) -> Any:
+    """What a read without conditions gave.
+
+    Raises:
+        OSError: the store refused it with a status by which it says that a condition is not met (304, 412), as an
+            organization's policy does: TensorStore gives that back as a value of an unknown state.
+    """
+    if found.state == _UNKNOWN:
+        raise refused_oddly(doing)
+    return found
+
+
+def carried_out(stamp: Any, doing: str) -> Any:
+    """What a write or a deletion without conditions gave; raises as ``answered``."""
+    if not stamp.generation:
+        raise refused_oddly(doing)
+    return stamp
+
+
+def refused_oddly(doing: str) -> OSError:
+    """The error for a request that had no condition, and was answered that its condition is not met."""
+    return OSError(
+        errno.EPROTO,
+        f"{doing}: the store refused the request (412, or 304): check what policies the bucket and the organization "
+        "have",
+    )
 
 
 def settled(future: Any, doing: str, timeout_secs: float | None = None) -> Any:

@@ -6,6 +6,8 @@ import configparser
 import contextlib
 import functools
 import os
+import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +20,14 @@ from ckpt_core._layout.writers import INLINE_BYTES
 from ckpt_core._options import Options
 from ckpt_core._platform import ROOTS
 from ckpt_core._storage._tensorstore import ts
-from ckpt_core._storage.failures import failure, settled
+from ckpt_core._storage.failures import (
+    answered,
+    carried_out,
+    failure,
+    refusal,
+    refused_oddly,
+    settled,
+)
 
 _CACHE_BYTES = 100_000_000
 _NODE_BYTES = 64 * 1024
@@ -311,8 +320,9 @@ def counters() -> dict[str, float]:
 _OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
 _COUNTS = "/tensorstore/http/response_codes"
-_REFUSALS = ("400", "401", "403")
-_LISTINGS = 4
+_REPEATED = ("408", "429")
+"""Answers after which TensorStore asks again by itself, as after those from 500 on."""
+_LISTINGS = 12
 """How often Google's store is asked for a listing, if other requests of the process are refused meanwhile."""
 
 
@@ -342,19 +352,19 @@ class KeyValues:
         if first_bytes is not None:
             first = self._store.read(key, byte_range=slice(0, first_bytes))
             with contextlib.suppress(CheckpointError):  # the value is shorter
-                found = self._done(f"read {key}", first)
+                found = self._found(key, first)
                 return bytes(found.value) if found.state == "value" else None
             return (self.get(key) or b"")[:first_bytes]
-        found = self._done(f"read {key}", self._store.read(key))
+        found = self._found(key, self._store.read(key))
         return bytes(found.value) if found.state == "value" else None
 
     def put(self, key: str, value: bytes) -> None:
         """Writes the value."""
-        self._done(f"write {key}", self._store.write(key, value))
+        self._write_all("write", {key: value})
 
     def get_version(self, key: str) -> tuple[bytes | None, Any]:
         """As ``get``, with the version, which a missing key has too."""
-        found = self._done(f"read {key}", self._store.read(key))
+        found = self._found(key, self._store.read(key))
         return (bytes(found.value) if found.state == "value" else None), found.stamp.generation
 
     def put_all(self, values: Mapping[str, bytes]) -> None:
@@ -364,7 +374,9 @@ class KeyValues:
     def put_if_unchanged(self, key: str, value: bytes, version: Any) -> bool:
         """Writes the value if the key has this version still; whether it was written."""
         writing = self._store.write(key, value, if_equal=version)
-        return bool(self._done(f"write {key}", writing).generation)
+        written = bool(self._done(f"write {key}", writing).generation)
+        self._expect("412", not written)
+        return written
 
     def list(self, prefix: str = "") -> list[str]:
         """Every key that begins with ``prefix``."""
@@ -389,13 +401,14 @@ class KeyValues:
                 found = list(self._done(f"list {first!r}", listing))
             except CheckpointError as error:
                 failed, found = error, []
-            statuses = [status for status, count in _refused().items() if count > before[status]]
+            statuses = sorted((_refused() - before).keys())
             if not statuses:
                 if failed is not None:
                     raise failed
                 return found
         answer = ValueError(f"it was answered with [http_response_code='{statuses[0]}']")
-        raise failure(answer, f"{self._path}: cannot list {first!r}") from failed
+        doing = f"{self._path}: cannot list {first!r}"
+        raise (refusal(answer, doing) or refused_oddly(doing)) from failed
 
     def _overlooked(self, keys: list[bytes], prefix: str) -> list[bytes]:
         """The keys that a listing of Google's store left out.
@@ -431,24 +444,48 @@ class KeyValues:
         first: Exception | None = None
         for key, future in writing:
             try:
-                self._done(f"{doing} {key}", future)
+                done = self._done(f"{doing} {key}", future)
+                carried_out(done, f"{self._path}: cannot {doing} {key}")
             except Exception as error:
                 first = first or error
         if first is not None:
             raise first
+
+    def _found(self, key: str, future: Any) -> Any:
+        """What a read without conditions gave: a value, or that it is missing."""
+        found = answered(self._done(f"read {key}", future), f"{self._path}: cannot read {key}")
+        self._expect("404", found.state == "missing")
+        return found
+
+    def _expect(self, status: str, told: bool) -> None:
+        """Notes an answer that is no refusal, for ``_refused``."""
+        if told and self._path.startswith(("gs://", "s3://")):
+            with _expecting:
+                _expected[status] += 1
 
     def _done(self, doing: str, future: Any) -> Any:
         """The result of a request, once it is there."""
         return settled(future, f"{self._path}: cannot {doing}", self._timeout_secs)
 
 
-def _refused() -> dict[str, int]:
-    """How often stores have refused a request of this process, by HTTP status."""
-    counts: dict[str, int] = dict.fromkeys(_REFUSALS, 0)
+_expected = Counter[str]()
+"""How often ``KeyValues`` were told that a key is missing, or not as a condition says, by HTTP status."""
+_expecting = threading.Lock()
+
+
+def _refused() -> Counter[str]:
+    """How often stores have refused a request of this process, by HTTP status.
+
+    Without what TensorStore repeats, and without what ``KeyValues`` have to expect: a poll for a key that is
+    missing yet would make every listing meanwhile look refused.
+    """
+    with _expecting:
+        counts = Counter({status: -count for status, count in _expected.items()})
     for metric in ts.experimental_collect_matching_metrics(_COUNTS):
         for entry in metric["values"]:
-            if entry.get("code") in counts:
-                counts[entry["code"]] += int(entry["value"])
+            code = str(entry.get("code", ""))
+            if code.startswith("4") and code not in _REPEATED:
+                counts[code] += int(entry["value"])
     return counts
 
 
@@ -471,11 +508,15 @@ def range_of(store: Any, key: str, future: Any, start: int, stop: int) -> bytes 
     error = future.exception()
     if error is None:
         found = future.result()
-        return found.value if found.state == "value" else None
+        return found.value if found.state == "value" else _absent(found, key)
     if not isinstance(error, ValueError) or _OUT_OF_RANGE not in str(error):
         raise error
     whole = store.read(key).result()
-    return whole.value[start:stop] if whole.state == "value" else None
+    return whole.value[start:stop] if whole.state == "value" else _absent(whole, key)
+
+
+def _absent(found: Any, key: str) -> None:
+    answered(found, f"cannot read {key}")
 
 
 def prefix_end(prefix: str) -> str:

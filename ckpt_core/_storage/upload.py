@@ -23,7 +23,7 @@ from ckpt_core._options import MIB
 from ckpt_core._storage._tensorstore import ts
 from ckpt_core._storage.database import Index, read_index
 from ckpt_core._storage.digests import StoredValues, is_metadata, values_in_files
-from ckpt_core._storage.failures import settled
+from ckpt_core._storage.failures import carried_out, settled
 from ckpt_core._storage.location import INDEX_FILE, Location, NewDatabase, open_store
 
 UPLOAD_BYTES = 128 * MIB
@@ -203,7 +203,8 @@ class Upload:
         """Blocks until at most ``most_bytes``, or nothing, are on their way."""
         while self._sending and self._under_way_bytes > most_bytes:
             name, future = self._sending.popleft()
-            settled(future, f"{self._target.path}: cannot write {name}", self.timeout_secs)
+            doing = f"{self._target.path}: cannot write {name}"
+            carried_out(settled(future, doing, self.timeout_secs), doing)
             self._under_way_bytes -= self.files[name].size_bytes
             self._sent(self.files[name].size_bytes)
 

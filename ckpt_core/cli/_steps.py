@@ -97,7 +97,8 @@ def _print(directory: str, rows: list[dict[str, Any]], beside: list[Trace], meta
     if rows:
         out.print(_table(directory, rows))
     else:
-        out.print(f"{directory}: no steps{_hint(directory)}", markup=False, soft_wrap=True)
+        text = one_line(f"{directory}: no steps{_hint(directory)}")
+        out.print(text, markup=False, soft_wrap=True)
     for row in rows:
         if row["problem"]:
             text = f"[red]{_state(row)}:[/red] step {row['step']}: {escape(row['problem'])}"

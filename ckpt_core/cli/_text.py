@@ -17,7 +17,9 @@ from ckpt_core._words import time_of
 _BREAKS = re.compile(r"[\t\n\u2028\u2029]")
 WIDE_COLUMNS = 120
 """A table with long names and many numbers needs so many columns; a narrower console gets two lines for each row."""
-_CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def console() -> Console:

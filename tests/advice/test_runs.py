@@ -269,6 +269,28 @@ def test_waiting_for_a_step_after_what_is_no_step(tmp_path: Path):
         assert reader.wait_for_new_step(after=first, timeout_secs=0) is None
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"{", b"run-x\n"])
+def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
+    """Local steps would count no more, and a restart go back, without a word."""
+    persists = ckpt.when.every_steps(2)
+    more: dict[str, Any] = {
+        "local_directory": tmp_path / "local",
+        "options": ckpt.Options(persist_policy=persists, durable=False),
+        "asynchronous": False,
+    }
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        for step in range(4):
+            run.save(step, state(step))
+    (tmp_path / "run" / ".ckpt-run").write_bytes(content)
+    with told("_run/lineage.py: Delete the file to go on from the steps") as said:
+        ckpt.Checkpointer(tmp_path / "run", **more)
+    Path(said.text.partition(" is damaged")[0]).unlink()
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        restored = run.restore_latest(state(0))
+        assert restored is not None and restored.step == 2
+        assert run.save(3, restored.state)
+
+
 def test_a_note_of_removals_that_is_damaged(tmp_path: Path):
     from ckpt_core._run.lineage import LEAVING_FILE
 

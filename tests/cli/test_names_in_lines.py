@@ -66,6 +66,22 @@ def test_an_error_about_a_name_is_one_line(call: Call, tmp_path: Path) -> None:
     assert len(err.splitlines()) == 1
 
 
+def test_a_path_begins_no_line_either(call: Call, tmp_path: Path) -> None:
+    for name in NAMES:
+        ckpt.save(tmp_path / name.replace("/", "|"), {"w": np.ones(3)})
+        _, out, err = call("ls", tmp_path / name.replace("/", "|"))
+        assert not [line for line in out.splitlines() if line.startswith("ok: ")], out
+        assert "no steps" in out + err
+
+
+def test_marks_that_turn_the_direction_of_text_are_spelled_out(call: Call, tmp_path: Path) -> None:
+    marks = "\u061c\u200e\u200f\u202e\u2066"
+    ckpt.save(tmp_path / "A", {f"x{marks}y": np.ones(3)})
+    for arguments in (["show", "--leaf"], ["stats"]):
+        _, out, _ = call(arguments[0], tmp_path / "A", *arguments[1:])
+        assert not set(marks) & set(out) and "\\u200e" in out
+
+
 def test_mismatches_have_a_line_each_and_no_more() -> None:
     from ckpt_core.cli._text import told
 

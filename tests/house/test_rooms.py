@@ -35,6 +35,7 @@ STATE = {
     "ckpt_core._devices.placing": {"_fast_path"},  # how this version of jax makes an array
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
+    "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
     "ckpt_core._format.versions": {"_versions"},  # of installed packages, read once
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes.awaiting": {"_absent"},  # for whom this process waits, for those reports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import socket
@@ -274,6 +275,70 @@ def test_a_peer_that_hangs_is_given_up(answers: bool):
         connection.close()
         thread.join()
         held[0].close()
+
+
+_ENDLESS = {
+    "refusal": (b"HTTP/1.1 404 no\r\n\r\n", b"x" * 65536),
+    "chunks": (b"HTTP/1.1 404 no\r\nTransfer-Encoding: chunked\r\n\r\n", b"4\r\nxxxx\r\n" * 9000),
+    "sized": (b"HTTP/1.1 404 no\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 65536),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+    "slowly": (b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n", b"x"),
+    "done": (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n", b"x" * 65536),
+}
+
+
+@pytest.mark.parametrize("kind", _ENDLESS)
+def test_an_answer_without_an_end_is_given_up(kind: str):
+    """Nor is it kept: it took all memory, or the time until somebody ended the job."""
+    first, more = _ENDLESS[kind]
+    sent = [0]
+
+    def answer() -> None:
+        accepted = listener.accept()[0]
+        with accepted, contextlib.suppress(OSError):
+            accepted.recv(4096)
+            accepted.sendall(first)
+            while True:
+                accepted.sendall(more)
+                sent[0] += len(more)
+                if len(more) < 100:
+                    time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        peer = Peer("", "127.0.0.1", listener.getsockname()[1])
+        connection = Connection(peer, SECRET, idle_secs=0.1)
+        began = time.monotonic()
+        if kind == "done":
+            connection.say_done(*KEY)
+        else:
+            with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:"):
+                list(connection.pieces(*KEY, 0))
+        connection.close()
+        thread.join(10)
+    assert time.monotonic() - began < 5 and not thread.is_alive()
+    assert sent[0] < 50_000_000
+
+
+def test_what_a_refusal_says_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            accepted = listener.accept()[0]
+            accepted.recv(4096)
+            accepted.sendall(b"HTTP/1.1 500 \x1b[2J\x85forged " + b"y" * 5000 + b"\r\n\r\n")
+            accepted.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        connection = Connection(Peer("", "127.0.0.1", listener.getsockname()[1]), SECRET)
+        with pytest.raises(ConnectionError, match="forged") as caught:
+            list(connection.pieces(*KEY, 0))
+        connection.close()
+        thread.join()
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("length", ["", "-1", "x", "99999999999999999999", "3, 4"])

@@ -67,6 +67,8 @@ class Tiers:
         local = {} if self._local is None else self._local.complete
         persistent = listing.committed()
         steps = sorted({*persistent, *local})
+        if self._local is not None:
+            self._local.refuse_older(max(steps, default=-1))
 
         def local_first(step: int) -> bool | None:
             if step in local and step in persistent:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpt_core._directory import PosixBackend, StepNames, is_locked, refuse_file, resolve
-from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
+from ckpt_core._directory import MAX_STEP, PosixBackend, StepNames, is_locked, refuse_file, resolve
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
@@ -24,7 +24,7 @@ from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps
 from ckpt_core._run.tiers.fetch import Target
-from ckpt_core._run.tiers.judge import Seen
+from ckpt_core._run.tiers.judge import OF_THE_MACHINE, Seen
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
 
 LINEAGE_FILE = ".ckpt-lineage"
@@ -94,6 +94,8 @@ class Folders:
         backend: of the folders.
         own: the steps in it, of which each is a part.
         lease: who may write there.
+        unread: own steps that the last look could not read, though nothing says that they are damaged, and why.
+            If the folder could not be listed, that is said of ``MAX_STEP``.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Folders:
         self.backend = PosixBackend()
         self.own = Steps(self.path, self.backend, names)
         self.lease = Lease(self.path, self.backend)
+        self.unread: dict[int, Exception] = {}
         self._root = root
         self._index = index
         self._count = count
@@ -120,6 +123,7 @@ class Folders:
         mine = os.path.basename(self.path)
         others = sorted(self._beside(), key=lambda name: (_numbers(name)[1] != self._count, name))
         found: list[Place] = []
+        self.unread = {}
         for folder in [mine, *others][: 1 + _MOST_FOLDERS]:
             path = f"{self._root}/{folder}"
             try:
@@ -129,6 +133,8 @@ class Folders:
             except OSError as error:
                 if raised_by_a_handler(error) is not None:
                     raise
+                if folder == mine:
+                    self._note_unread(MAX_STEP, error)
                 logger.warning("%s cannot be read: %s", path, error)
         return found
 
@@ -136,7 +142,7 @@ class Folders:
         """The parts in one folder that count; logs the unreadable ones."""
         # versions before 0.2 wrote no note of the part into its record
         default = Part.own(*_numbers(os.path.basename(steps.directory)))
-        for step, opened in _opened_in(steps):
+        for step, opened in _opened_in(steps, self._note_unread if mine else None):
             record = opened.record
             part = record.part or default
             order = run.order(step, record.token, marked, record.created_unix_secs)
@@ -155,6 +161,10 @@ class Folders:
                 part.differ_in_shards_alone,
             )
             yield Place(seen, opened.path, opened)
+
+    def _note_unread(self, step: int, error: Exception) -> None:
+        if isinstance(error, NewerFormat) or getattr(error, "errno", None) in OF_THE_MACHINE:
+            self.unread[step] = error
 
     def _beside(self) -> list[str]:
         """Names of the folders of other processes, also of other numbers of them."""
@@ -284,8 +294,9 @@ class Folders:
                 with contextlib.suppress(OSError):  # another time
                     self.backend.delete(copies.directory)
         number = self.own.names.parse(os.path.basename(saved))
+        stays = {*kept, *self.unread}
         self._delete_in(
-            self.own, lambda step, path: step not in kept or (step == number and path != saved)
+            self.own, lambda step, path: step not in stays or (step == number and path != saved)
         )
 
     def _delete_in(self, steps: Steps, unwanted: Callable[[int, str], bool]) -> None:
@@ -332,8 +343,10 @@ class Folders:
                     self.backend.delete(path)
 
 
-def _opened_in(steps: Steps) -> Iterator[tuple[int, NativeCheckpoint]]:
-    """The readable checkpoints in one folder, by step; logs the unreadable ones."""
+def _opened_in(
+    steps: Steps, unread: Callable[[int, Exception], None] | None
+) -> Iterator[tuple[int, NativeCheckpoint]]:
+    """The readable checkpoints in one folder, by step; logs the unreadable ones, and gives them to ``unread``."""
     listing = steps.look()
     for step, name in [(n, name) for n in listing.names for name in listing.directories(n)]:
         try:
@@ -344,6 +357,8 @@ def _opened_in(steps: Steps) -> Iterator[tuple[int, NativeCheckpoint]]:
             if raised_by_a_handler(error) is not None:
                 raise
             logger.warning("%s: step %d cannot be read: %s", steps.directory, step, error)
+            if unread is not None:
+                unread(step, error)
             continue
         if isinstance(opened, NativeCheckpoint):
             yield step, opened

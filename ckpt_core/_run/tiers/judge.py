@@ -31,10 +31,14 @@ _NAMED = 5
 """Maximum number of processes named in a message as lacking a step."""
 _SOURCES = 3
 """Maximum number of processes from which one tries to fetch a part."""
-_OF_THE_MACHINE = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM}
+OF_THE_MACHINE = frozenset(
+    {
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM),
+        *(errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.ENOTCONN),
+    }
 )
-"""Errors of the system that say nothing about the files: too few descriptors, no memory, no permission."""
+"""Errors of the system that say nothing about the files: too few descriptors, no memory, no permission, a file system
+that does not answer. EIO is none of them: it is what a disk says of a sector that it has lost."""
 
 Partners = Literal["host"] | Callable[[int, int], int] | None
 """``Options.partners``."""
@@ -290,7 +294,7 @@ def vote(error: Exception, there: bool, is_whole: Callable[[], bool] = lambda: T
     """
     if raised_by_a_handler(error) is not None or is_of_target(error):
         return "raise"  # it says nothing about the directory
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
         return "raise"
     if isinstance(error, CheckpointNotFound):
         return "" if there else "mend"  # there: only an item is missing

@@ -11,6 +11,7 @@ from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
+    NewerFormat,
     all_go_on,
     mark_known_to_all,
     raised_by_a_handler,
@@ -84,6 +85,20 @@ class LocalTier:
     def complete(self) -> Mapping[int, str]:
         """The steps that all processes have, as of their last agreement, with the tokens of their saves."""
         return self._complete
+
+    def refuse_older(self, newest: int) -> None:
+        """Raises what kept this process from reading a local step that is newer than ``newest``, if anything did."""
+        step, error = max(self._folders.unread.items(), default=(-1, None), key=lambda one: one[0])
+        if error is None or step <= newest:
+            return
+        what = "the local steps" if step == MAX_STEP else f"the local step {step}"
+        text = (
+            f"{self.directory}: {what} cannot be read, and training does not go back to an older one by accident: "
+            f"{error}. To go on without them, delete that directory"
+        )
+        if isinstance(error, OSError):
+            raise OSError(error.errno, text) from error
+        raise NewerFormat(text) from error
 
     def is_older(self, step: int, token: str) -> bool:
         """Whether the local copy of a complete step is an older save than the one with ``token``."""

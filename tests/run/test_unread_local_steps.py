@@ -1,0 +1,93 @@
+"""A local step that cannot be read, though nothing says that it is damaged, is neither passed over nor deleted.
+
+It may be the newest: training went back to an older step, and the next save deleted it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.faults.crafted.signed import read_record, write_record
+
+_FAILING = """
+def function(path, *args, **kwargs):
+    if ours(sys._getframe(1).f_code.co_filename) and isinstance(path, str) and where in path:
+        raise OSError(number, os.strerror(number), path)
+    return real(path, *args, **kwargs)
+"""
+"""From no file: what is raised in a file of this project's tests counts as raised by a signal handler."""
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"n": step, "w": np.full(300, step, np.float32)}
+
+
+def start(root: Path, **options: Any) -> ckpt.Checkpointer:
+    return ckpt.Checkpointer(root / "run", local_directory=root / "local", **options)
+
+
+@pytest.fixture(name="newest")
+def make_newest(tmp_path: Path) -> Path:
+    """Steps 0 to 3, of which the last is in the local directory alone; where that is."""
+    with start(tmp_path, options=ckpt.Options(local_max_to_keep=5)) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state(step))
+    shutil.rmtree(tmp_path / "run" / "3")
+    (record,) = (tmp_path / "local").rglob("3/ckpt.json")
+    return record.parent
+
+
+def test_a_newer_format_is_told_and_stays(newest: Path, tmp_path: Path) -> None:
+    record = read_record(newest)
+    record["format_version"] = 2
+    write_record(newest, record)
+    before = (newest / "ckpt.json").read_bytes()
+    for read_only in (False, True):
+        reader = start(tmp_path, read_only=read_only)
+        with pytest.raises(ckpt.CheckpointError, match=r"local step 3 .*upgrade ckpt") as told:
+            reader.restore_latest(state(9))
+        assert not isinstance(told.value, ckpt.CheckpointCorrupt)
+        reader.close()
+    with start(tmp_path) as checkpointer:
+        checkpointer.restore(1, state=state(9)).state  # noqa: B018
+    with start(tmp_path) as checkpointer:
+        checkpointer.save(7, state(7), force=True)
+    assert (newest / "ckpt.json").read_bytes() == before
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 7
+
+
+@pytest.mark.parametrize("name", ["open", "scandir"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EMFILE])
+def test_what_the_system_refuses_is_told(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    names = {
+        "ours": lambda file: "ckpt_core" in file,
+        "where": str(newest if name == "open" else newest.parent),
+        "number": number,
+        "real": getattr(os, name),
+        "os": os,
+        "sys": sys,
+    }
+    exec(compile(_FAILING, "<injected>", "exec"), names)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, names["function"])
+        reader = start(tmp_path, read_only=True)
+        with pytest.raises(OSError, match="cannot be read, and training does not go back") as told:
+            reader.restore_latest(state(9))
+        reader.close()
+    assert told.value.errno == number and str(newest.parent) in str(told.value)
+    with start(tmp_path) as checkpointer:
+        restored = checkpointer.restore_latest(state(9))
+        assert restored is not None and restored.step == 3
