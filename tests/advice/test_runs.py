@@ -16,6 +16,7 @@ import ckpt_core as ckpt
 from ckpt_core import keep, when
 from ckpt_core._directory.locks import reading
 from tests.advice.said import logged, told
+from tests.faults.crafted.signed import read_record, write_record
 
 FAST = ckpt.Options(durable=False)
 
@@ -289,6 +290,26 @@ def test_a_note_of_the_run_that_is_damaged(tmp_path: Path, content: bytes):
         restored = run.restore_latest(state(0))
         assert restored is not None and restored.step == 2
         assert run.save(3, restored.state)
+
+
+def test_a_local_step_that_cannot_be_read(tmp_path: Path):
+    more: dict[str, Any] = {"local_directory": tmp_path / "local", "asynchronous": False}
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        for step in range(3):
+            run.save(step, state(step))
+    shutil.rmtree(tmp_path / "run" / "2")
+    (record,) = (tmp_path / "local").rglob("2/ckpt.json")
+    content = read_record(record.parent)
+    write_record(record.parent, content | {"format_version": 2})
+    with (
+        told("_run/tiers/local.py: To go on without them, delete that directory") as said,
+        ckpt.Checkpointer(tmp_path / "run", **more) as run,
+    ):
+        run.restore_latest(state(0))
+    shutil.rmtree(said.text.partition(": ")[0])
+    with ckpt.Checkpointer(tmp_path / "run", **more) as run:
+        restored = run.restore_latest(state(0))
+        assert restored is not None and restored.step == 1
 
 
 def test_a_note_of_removals_that_is_damaged(tmp_path: Path):
