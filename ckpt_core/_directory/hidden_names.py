@@ -46,7 +46,7 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
 
     Raises:
         TypeError: ``path`` is not a str or an os.PathLike object.
-        ValueError: the path is empty, has a backslash, or is a URL with another scheme than
+        ValueError: the path is empty, cannot be the name of a file, has a backslash, or is a URL with another scheme than
             ``memory``, ``s3`` or ``gs``.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -58,6 +58,13 @@ def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
     text = os.fspath(path)
     if not text:
         raise RefusedArgument("the path of a checkpoint must not be empty")
+    try:
+        if b"\0" in os.fsencode(text):
+            raise RefusedArgument(f"{text!r}: no path can hold a zero byte")
+    except UnicodeEncodeError:
+        raise RefusedArgument(
+            f"{text!r}: no path can hold a lone surrogate, which has no encoding"
+        ) from None
     if text.startswith(_REMOTE):
         scheme, _, rest = text.partition("://")
         if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):

@@ -234,3 +234,10 @@ def test_a_directory_called_as_the_record_is_none(tmp_path):
     ckpt.save(tmp_path / "ckpt.json", {"w": np.arange(3)}, overwrite=True)
     ckpt.save(tmp_path / "other", {"w": np.arange(3)})
     assert ckpt.verify(tmp_path / "ckpt.json").ok
+
+
+@pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/a\ud800b", "memory://a\0b"])
+def test_paths_that_no_file_can_have(path: str) -> None:
+    for call in (lambda: ckpt.save(path, {"w": 1}), lambda: ckpt.load(path)):
+        with pytest.raises(ckpt.CheckpointError, match="no path can hold"):
+            call()
