@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
+from ckpt_orbax.v0.leaf_args import wants_broadcast
 from ckpt_orbax.v1.errors import TreeMismatchError
 
 ARRAY = "checkpoint"
@@ -64,6 +66,8 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
     if single:
         wanted = getattr(args, "restore_args", None)
         args = args_lib.PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
+    if wants_broadcast(getattr(args, "restore_args", None)):
+        options = dataclasses.replace(options, broadcast=True)
     own: dict[Any, Any] = {}
     if isinstance(args, args_lib.PyTreeRestore):
         target, partial = _tree_targets.pytree_target(args, item), _tree_targets.is_partial(args)

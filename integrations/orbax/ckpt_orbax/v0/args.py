@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_orbax._refused import missing_name
 from ckpt_orbax.v0 import _composite, handlers
 from ckpt_orbax.v0._registration import (
     CheckpointArgs,
@@ -143,7 +142,3 @@ __all__ = [
     "has_registered_args",
     "register_with_handler",
 ]
-
-
-def __getattr__(name: str) -> object:
-    raise missing_name("ckpt_orbax.args", name)
