@@ -97,7 +97,6 @@ EXCEPTIONS: dict[str, str] = {
     "orbax/ckpt_orbax/v0/checkpoint_manager.py: are mutually exclusive": "later",
     "orbax/ckpt_orbax/v0/checkpointers.py: , and call the function; or": "later",
     "orbax/ckpt_orbax/v0/handlers.py: cannot be made without arguments": "later",
-    "orbax/ckpt_orbax/v0/leaf_args.py: ArrayRestoreArgs(sharding=)": "later",
     "orbax/ckpt_orbax/v0/metadata.py: : give another one": "later",
     "orbax/ckpt_orbax/v1/_engine.py: context.engine = ckpt_core.Options(": "later",
     "orbax/ckpt_orbax/v1/_registry.py: save message.SerializeToString()": "later",

@@ -55,7 +55,7 @@ _MSGPACK = (
     "flax.serialization.msgpack_serialize and msgpack_restore; `ckpt import` converts such files",
 )
 _STORAGE = (
-    "arrays are written and read by ckpt's engine",
+    "ckpt's engine writes and reads arrays",
     "ckpt_core.save and ckpt_core.load, or ckpt_core.inspect(path) for what is stored",
 )
 _AGGREGATED = (
@@ -63,7 +63,7 @@ _AGGREGATED = (
     "ckpt_core.inspect(path).items[name].tree for the tree of a checkpoint",
 )
 _METADATA = (
-    "the files of metadata are ckpt's engine's to read and write",
+    "ckpt's engine writes and reads the files of metadata",
     "manager.metadata(step), checkpointer.metadata(path) or ckpt_core.inspect(path)",
 )
 _SHARDINGS = (
