@@ -18,6 +18,7 @@ from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
 from ckpt_orbax.v0.leaf_args import wants_broadcast
+from ckpt_orbax.v1._items import is_of_its_framework
 from ckpt_orbax.v1.errors import TreeMismatchError
 
 ARRAY = "checkpoint"
@@ -43,6 +44,13 @@ def restored_item(
     item = info.items[name]
     value = getattr(args, "item", None)
     if item.form == "process":
+        own = (
+            handler is not None
+            and handlers.overrides(handler)
+            and not is_of_its_framework(handler, value)
+        )
+        if own and info.format_version is None:  # of Orbax: it wrote these
+            return restored_by(handler, as_path(info.path) / name, args)
         return _set_live(info, name, value, options)
     if handler is None and args is None:
         handler = _who_saved(info, name)
@@ -153,6 +161,10 @@ def saved_files(handler: Any, directory: Any, args: Any) -> None:
             future.result()
     else:
         handler.save(directory, *given[0], **given[1])
+
+
+def finish_files(handler: Any, directory: Any) -> None:
+    """Tells a handler of the user that all processes have written."""
     finalize = getattr(handler, "finalize", None)
     if finalize is not None:
         finalize(directory)

@@ -16,6 +16,7 @@ from ckpt_orbax.v0 import manager_options
 from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
 from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._manager_reading import DEFAULT_ITEM_NAME, METRIC_ITEM_NAME, Reading
+from ckpt_orbax.v0._registration import is_args
 from ckpt_orbax.v0._saving import item_to_save
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
 from ckpt_orbax.v0.checkpointers import AsyncCheckpointer, Checkpointer
@@ -180,7 +181,7 @@ class CheckpointManager(Reading):
         """
         if items is None and args is None:
             raise ValueError("Must provide `args` for `save`: such as ocp.args.StandardSave(tree)")
-        if self._single is None and not isinstance(items, CheckpointArgs):
+        if self._single is None and not is_args(items):
             self._single = not isinstance(args, Composite)
         self.check_args(items, args)
         if self._options.read_only or not (force or self.should_save(step)):
