@@ -89,14 +89,26 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
         _tree_targets.refuse_other_shapes(args, error)
         raise TreeMismatchError(
             f"User-provided restore item and on-disk value differ ({name or info.path}): "
-            + _trees.told(
-                error,
-                "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
-            )
+            + _advice(error, args)
         ) from error
     if own:
         loaded = filled(args.item, {**leaves_of(loaded), **own})
     return loaded[ARRAY] if single and isinstance(loaded, dict) and ARRAY in loaded else loaded
+
+
+def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
+    """The differences, and what the arguments of a restore can do about them."""
+    if isinstance(args, args_lib.PyTreeRestore):
+        return _trees.told(
+            error,
+            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
+            "ocp.args.PyTreeRestore(partial_restore=True)",
+        )
+    partly = (
+        "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
+        "the item"
+    )
+    return _trees.told(error, partly, partly)
 
 
 def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:

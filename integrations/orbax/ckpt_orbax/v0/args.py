@@ -81,7 +81,8 @@ class PyTreeRestore(CheckpointArgs):
         transforms: only ``{}`` is taken: what ``item`` does not name is left out.
         transforms_default_to_original: only True is taken.
         legacy_transform_fn: refused, except None.
-        partial_restore: leave out what ``item`` does not name.
+        partial_restore: leave out what ``item`` does not name, and keep its values where the checkpoint
+            has none. Lists have the saved length.
     """
 
     item: Any = None
