@@ -58,3 +58,39 @@ def test_standard_handlers_with_options(tmp_path: Path):
     register(use_ocdbt=True)
     ocp.PyTreeCheckpointer().save(tmp_path / "a", STATE)
     assert (tmp_path / "a" / "state" / "manifest.ocdbt").exists()
+
+
+def test_steps_of_flax_that_are_not_newer(tmp_path: Path):
+    from ckpt_orbax import flax_checkpoints
+
+    flax_checkpoints.save_checkpoint(tmp_path, STATE, 5)
+    key = "orbax/ckpt_orbax/flax_checkpoints.py: overwrite=True, which deletes the steps after"
+    with told(key) as said:
+        flax_checkpoints.save_checkpoint(tmp_path, STATE, 3)
+    how = eval(f"dict({said.between('save with ', ', which')})")
+    flax_checkpoints.save_checkpoint(tmp_path, STATE, 3, **how)
+    assert flax_checkpoints.available_steps(tmp_path) == [3]
+
+
+def test_what_flax_saves_alone(tmp_path: Path):
+    from ckpt_orbax import flax_checkpoints
+
+    key = "orbax/ckpt_orbax/flax_checkpoints.py: : put it into a dict"
+    with told(key):
+        flax_checkpoints.save_checkpoint(tmp_path, STATE["w"], 5)
+    flax_checkpoints.save_checkpoint(tmp_path, {"w": STATE["w"]}, 5)
+    restored = flax_checkpoints.restore_checkpoint(tmp_path, {"w": STATE["w"] * 0})
+    assert np.array_equal(restored["w"], STATE["w"])
+
+
+def test_transforms_of_flax(tmp_path: Path):
+    from ckpt_orbax import flax_checkpoints
+
+    path = flax_checkpoints.save_checkpoint(tmp_path, STATE, 5)
+    target = {"v": STATE["w"] * 0}
+    key = "orbax/ckpt_orbax/flax_checkpoints.py: ckpt_core.load(path, target, rename="
+    with told(key) as said:
+        flax_checkpoints.restore_checkpoint(tmp_path, target, orbax_transforms={"v": "w"})
+    call = said.after("Instead: ").replace("...", "{'w': 'v'}")
+    restored = eval(call, {"ckpt_core": ckpt_core, "path": path, "target": target})
+    assert np.array_equal(restored["v"], STATE["w"])
