@@ -126,6 +126,37 @@ def test_leaves_that_were_not_saved(tmp_path: Path):
         ocp.PyTreeCheckpointer().restore(tmp_path / "a", item={"w": W * 0, "b": W})
     assert "missing=" not in said.text, "no argument of this function"
     assert right(ocp.PyTreeCheckpointer().restore(tmp_path / "a", item={"w": W * 0}))
+    call = said.after("there: ").replace("(", "({'w': W * 0, 'b': W + 1}, ", 1)
+    args = eval(call, {"ocp": ocp, "W": W})
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    restored = checkpointer.restore(tmp_path / "a", args=args)
+    assert right(restored) and np.array_equal(restored["b"], W + 1)
+
+
+@pytest.mark.parametrize("target", [{"w": W * 0, "new": W}, {"w": W * 0}])
+def test_leaves_that_a_standard_restore_cannot_leave(tmp_path: Path, target: Any):
+    with manager(tmp_path) as one:
+        one.save(0, args=Standard(STATE))
+        one.wait_until_finished()
+        key = "orbax/ckpt_orbax/v0/_restoring.py: restore(path, item=target, partial_restore=True)"
+        with told(key) as said:
+            one.restore(0, args=ocp.args.StandardRestore(target))
+    call = said.after(": ").partition(", with the path")[0]
+    names = {"ocp": ocp, "path": tmp_path / "0" / "default", "target": target}
+    restored = eval(call, names)
+    assert right(restored) and restored.keys() == target.keys()
+
+
+def test_lists_of_another_length(tmp_path: Path):
+    saved = {"l": [W, W + 1, W + 2]}
+    ocp.PyTreeCheckpointer().save(tmp_path / "a", saved)
+    with told("orbax/ckpt_orbax/v0/_tree_targets.py: PLACEHOLDER in its place") as said:
+        target = {"l": [W, W]}
+        ocp.PyTreeCheckpointer().restore(tmp_path / "a", item=target, partial_restore=True)
+    place = eval(said.between("put ", " in its place"), {"ocp": ocp})
+    target = {"l": [W, place, place]}
+    found = ocp.PyTreeCheckpointer().restore(tmp_path / "a", item=target, partial_restore=True)
+    assert np.array_equal(found["l"][0], W) and found["l"][1:] == [...] * 2
 
 
 def test_transforms(tmp_path: Path):

@@ -31,7 +31,6 @@ def at(context, name):
         ("pytree.saving.pytree_metadata_options.support_rich_types", True),
         ("multiprocessing.primary_host", None),
         ("multiprocessing.active_processes", {0, 1}),
-        ("file.path_permission_mode", 0o750),
         ("deletion.gcs_deletion_options.todelete_full_path", "trash"),
         ("memory.serialization_status_callback", print),
         ("pathways.checkpointing_impl", pathways.CheckpointingImpl.PERSISTENCE),

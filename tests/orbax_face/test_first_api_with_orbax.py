@@ -276,9 +276,9 @@ PROGRAM = """
     orbax = types.ModuleType("orbax")
     orbax.checkpoint = ckpt_orbax
     sys.modules |= {"orbax": orbax, "orbax.checkpoint": ckpt_orbax}
-    for name, module in vars(ckpt_orbax).items():
-        if isinstance(module, types.ModuleType):
-            sys.modules[f"orbax.checkpoint.{name}"] = module
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ckpt_orbax."):
+            sys.modules[name.replace("ckpt_orbax", "orbax.checkpoint", 1)] = module
 
     import jax.numpy as jnp
     import orbax.checkpoint as ocp

@@ -260,7 +260,6 @@ def test_functions_are_called_after_saves(tmp_path):
             {"multiprocessing_options": ocp.options.MultiprocessingOptions(primary_host=None)},
             "local_directory=",
         ),
-        ({"file_options": ocp.options.FileOptions(path_permission_mode=0o777)}, "os.umask"),
         ({"async_options": ocp.AsyncOptions(barrier_sync_fn=print)}, "leave it at None"),
     ],
 )

@@ -13,23 +13,39 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the list of what is offered, a
 beside it.
 """
 
-from ckpt_orbax import multihost, pathways, v1
-from ckpt_orbax._leaves import PLACEHOLDER
-from ckpt_orbax._refused import NotOffered, missing_name
-from ckpt_orbax.v0 import (
+from ckpt_orbax import (
+    abstract_checkpoint_manager,
+    aggregate_handlers,
     args,
+    arrays,
+    checkpoint_args,
     checkpoint_manager,
     checkpoint_managers,
     checkpoint_utils,
     checkpointers,
+    experimental,
     future,
     handlers,
+    logging,
     metadata,
+    msgpack_utils,
+    multihost,
     options,
+    path,
+    pathways,
+    serialization,
+    test_utils,
+    transform_utils,
     tree,
     type_handlers,
     utils,
+    v1,
 )
+from ckpt_orbax._leaves import PLACEHOLDER
+from ckpt_orbax._refused import NotOffered, refusing
+from ckpt_orbax.path import step
+from ckpt_orbax.transform_utils import merge_trees
+from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
 from ckpt_orbax.v0.args import CheckpointArgs, register_with_handler
 from ckpt_orbax.v0.checkpoint_manager import CheckpointManager, CheckpointManagerOptions
 from ckpt_orbax.v0.checkpointers import (
@@ -42,9 +58,11 @@ from ckpt_orbax.v0.future import Future
 from ckpt_orbax.v0.handlers import (
     ArrayCheckpointHandler,
     AsyncCheckpointHandler,
+    BasePyTreeCheckpointHandler,
     CheckpointHandler,
     CheckpointHandlerRegistry,
     CompositeCheckpointHandler,
+    CompositeOptions,
     DefaultCheckpointHandlerRegistry,
     JsonCheckpointHandler,
     PyTreeCheckpointHandler,
@@ -57,16 +75,19 @@ from ckpt_orbax.v0.leaf_args import (
     SingleReplicaArrayRestoreArgs,
 )
 from ckpt_orbax.v0.options import AsyncOptions
-from ckpt_orbax.v1 import path
-from ckpt_orbax.v1.path import step
+
+__version__ = "0.12.8"
+"""The version of Orbax whose names these are, for programs that ask; ``ckpt_core.__version__`` is ckpt's."""
 
 __all__ = [
-    "PLACEHOLDER",
+    "AbstractCheckpointManager",
+    "AbstractCheckpointer",
     "ArrayCheckpointHandler",
     "ArrayRestoreArgs",
     "AsyncCheckpointHandler",
     "AsyncCheckpointer",
     "AsyncOptions",
+    "BasePyTreeCheckpointHandler",
     "CheckpointArgs",
     "CheckpointHandler",
     "CheckpointHandlerRegistry",
@@ -74,10 +95,12 @@ __all__ = [
     "CheckpointManagerOptions",
     "Checkpointer",
     "CompositeCheckpointHandler",
+    "CompositeOptions",
     "DefaultCheckpointHandlerRegistry",
     "Future",
     "JsonCheckpointHandler",
     "NotOffered",
+    "PLACEHOLDER",
     "PyTreeCheckpointHandler",
     "PyTreeCheckpointer",
     "RestoreArgs",
@@ -85,26 +108,36 @@ __all__ = [
     "SingleReplicaArrayRestoreArgs",
     "StandardCheckpointHandler",
     "StandardCheckpointer",
+    "__version__",
+    "abstract_checkpoint_manager",
+    "aggregate_handlers",
     "args",
+    "arrays",
+    "checkpoint_args",
     "checkpoint_manager",
     "checkpoint_managers",
     "checkpoint_utils",
     "checkpointers",
+    "experimental",
     "future",
     "handlers",
+    "logging",
+    "merge_trees",
     "metadata",
+    "msgpack_utils",
     "multihost",
     "options",
     "path",
     "pathways",
     "register_with_handler",
+    "serialization",
     "step",
+    "test_utils",
+    "transform_utils",
     "tree",
     "type_handlers",
     "utils",
     "v1",
 ]
 
-
-def __getattr__(name: str) -> object:
-    raise missing_name("ckpt_orbax", name)
+__getattr__ = refusing(__name__)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextvars
+import hashlib
 import json
 import pathlib
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
@@ -20,6 +25,8 @@ from ckpt_orbax._refused import not_offered
 
 NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
+MOST_BYTES = 256 * 2**20
+"""What processes other than 0 may write together: it goes over the network and through memory."""
 
 
 def type_name(handler: Any) -> str:
@@ -27,41 +34,127 @@ def type_name(handler: Any) -> str:
     return f"{handler.__module__}.{handler.__qualname__}"
 
 
-def written(kind: type, save: Callable[[Any], None]) -> ckpt.Files:
-    """The files that ``save`` writes into the directory that it is given.
+def written(
+    kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
+) -> ckpt.Files:
+    """The files that ``save`` writes into the directory that it is given, in all processes together.
 
     They are written while the save takes its snapshot; what Orbax would do in the background is done
-    then, too.
+    then, too. With several processes each writes into a directory of its own, and process 0 puts the
+    files together: whatever is wrong with them is the same error in all processes.
 
     Args:
         kind: class of the handler.
         save: writes the files.
+        finish: called with the directory, in process 0, when all files are there.
 
     Raises:
-        NotOffered: a process other than 0 writes files.
+        NotOffered: two processes have written different files of one name, or too much.
+        CheckpointError: ``save`` has failed in another process.
     """
+    together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 
     def write(directory: pathlib.Path) -> None:
-        save(directory)
+        if together is None:
+            save(directory)
+        else:
+            shutil.copytree(together, directory, dirs_exist_ok=True)
+        if finish is not None:
+            finish(directory)
         (directory / NOTE).write_text(type_name(kind))
 
-    if jax.process_index() > 0:  # there ckpt does not ask for the files
-        _refuse_files(kind, save)
     files = ckpt.Files(write)
     files.orbax_handler = type_name(kind)
+    if together is not None:
+        weakref.finalize(write, shutil.rmtree, together, ignore_errors=True)  # held by the files
     return files
 
 
-def _refuse_files(kind: type, save: Callable[[Any], None]) -> None:
-    """Runs a handler in a process other than 0; raises if it has written anything."""
-    with tempfile.TemporaryDirectory(prefix="ckpt-orbax-") as directory:
-        save(pathlib.Path(directory))
-        if any(pathlib.Path(directory).iterdir()):
-            raise not_offered(
-                f"a handler that writes in every process ({kind.__name__})",
-                "the files of process 0 are the checkpoint's",
-                "gather the states in process 0, or save them as a pytree of arrays",
-            )
+def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
+    """A directory of this machine; in process 0 with what ``save`` writes in all processes."""
+    mine = tempfile.mkdtemp(prefix="ckpt-orbax-")
+    error = None
+    try:
+        save(pathlib.Path(mine))
+    except Exception as caught:
+        error = caught
+    sent = {} if jax.process_index() == 0 or error is not None else _files_in(mine)
+    size = sum(map(len, sent.values()))
+    told = _from_all({"error": None if error is None else repr(error), "bytes": size})
+    try:
+        if error is not None:
+            raise error
+        for process, one in enumerate(told):
+            if one["error"] is not None:
+                raise ckpt.CheckpointError(
+                    f"process {process}: {kind.__name__} has not written its files: {one['error']}"
+                )
+        _refuse_too_much(kind, sum(one["bytes"] for one in told))
+        if any(one["bytes"] for one in told):
+            _put_together(kind, mine, sent)
+    except BaseException:
+        shutil.rmtree(mine, ignore_errors=True)
+        raise
+    return mine
+
+
+def _refuse_too_much(kind: type, size: int) -> None:
+    if size > MOST_BYTES:
+        raise not_offered(
+            f"a handler that writes {size:,} bytes in processes other than 0 ({kind.__name__})",
+            f"process 0 writes the files of all, up to {MOST_BYTES:,} bytes",
+            "save what is large as a pytree of arrays",
+        )
+
+
+def _put_together(kind: type, mine: str, sent: dict[str, str]) -> None:
+    """Adds the files of the other processes to those of process 0.
+
+    Raises:
+        NotOffered: two of them differ under one name; in all processes.
+    """
+    own = {name: _digest(text) for name, text in _files_in(mine).items()}
+    everybody = _from_all({"sent": sent, "own": own})
+    seen: dict[str, str] = {}
+    for process, one in enumerate(everybody):
+        for name, digest in one["own"].items():
+            if seen.setdefault(name, digest) != digest:
+                raise not_offered(
+                    f"a handler that writes other bytes as {name!r} in process {process} ({kind.__name__})",
+                    "the files of all processes are in one directory",
+                    "have it name the file by jax.process_index(), or write it in process 0 alone",
+                )
+    if jax.process_index() == 0:
+        for one in everybody:
+            for name, text in one["sent"].items():
+                path = pathlib.Path(mine, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(base64.b64decode(text))
+
+
+def _files_in(directory: str) -> dict[str, str]:
+    root = pathlib.Path(directory)
+    return {
+        path.relative_to(root).as_posix(): base64.b64encode(path.read_bytes()).decode()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _from_all(value: Any) -> list[Any]:
+    """A JSON value of each process, in all processes."""
+    from jax.experimental import multihost_utils
+
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.array([text.size], np.int32)))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: text.size] = text
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, ClassVar
+
 from ckpt_core import CheckpointError
 
 
@@ -14,6 +20,19 @@ def not_offered(name: str, why: str, instead: str) -> NotOffered:
     return NotOffered(f"{name} is not offered by ckpt_orbax: {why}. Instead: {instead}")
 
 
+class Refused:
+    """Base of classes that can be imported and not be made: a program that only names them runs."""
+
+    why_not: ClassVar[tuple[str, str]]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise not_offered(type(self).__name__, *self.why_not)
+
+
+EMERGENCY = (
+    "frequent steps in the memory or on the disks of hosts are the engine's own",
+    "ckpt_core.Checkpointer(directory, local_directory=...), or CheckpointManager for the directory alone",
+)
 _TYPE_HANDLERS = (
     "ckpt stores each type of leaf in one way, which Orbax reads",
     "RestoreArgs and SaveArgs for single leaves; for other objects a CheckpointHandler of your own, or an "
@@ -31,53 +50,120 @@ _PROTO = (
     "ckpt does not depend on protocol buffers",
     "a CheckpointHandler of your own that writes message.SerializeToString()",
 )
-_WAITING = (
-    "ckpt waits for steps by itself",
-    "ckpt_core.Checkpointer(directory, read_only=True).wait_for_new_step(after)",
+_MSGPACK = (
+    "it is the format of single files of Flax",
+    "flax.serialization.msgpack_serialize and msgpack_restore; `ckpt import` converts such files",
 )
+_STORAGE = (
+    "ckpt's engine writes and reads arrays",
+    "ckpt_core.save and ckpt_core.load, or ckpt_core.inspect(path) for what is stored",
+)
+_AGGREGATED = (
+    "it is about files of Orbax before 2023, which are converted by Orbax itself",
+    "ckpt_core.inspect(path).items[name].tree for the tree of a checkpoint",
+)
+_METADATA = (
+    "ckpt's engine writes and reads the files of metadata",
+    "manager.metadata(step), checkpointer.metadata(path) or ckpt_core.inspect(path)",
+)
+_SHARDINGS = (
+    "a saved sharding is kept as it was written",
+    "metadata.sharding.to_jax_sharding(), which is a NamedSharding or SingleDeviceSharding",
+)
+_COMMITS = (
+    "ckpt commits in its own way, the same on every storage",
+    "no temporary_path_class; path.atomicity has names for programs that give one",
+)
+_DELETIONS = ("steps are deleted by ckpt's engine", "manager.delete(step), or shutil.rmtree(path)")
+_TESTS = (
+    "it is a helper of Orbax's own tests",
+    "numpy.testing.assert_array_equal and jax.tree.map, in a test of your own",
+)
+_LOGGERS = (
+    "its entries are Orbax's statistics",
+    "CheckpointManagerOptions(engine=ckpt_core.Options(on_event=...)), or ckpt_core.events",
+)
+_SNAPSHOTS = (
+    "a step is not held while it is read",
+    "keep more steps: CheckpointManagerOptions(max_to_keep=...)",
+)
+_TRIM = (
+    "a tree is compared with its target leaf by leaf when it is loaded",
+    "ocp.args.PyTreeRestore(item, partial_restore=True), or transform_utils.intersect_trees",
+)
+_IDS = (
+    "processes have the numbers that jax gives them",
+    "jax.process_index(); multihost.sync_global_processes(name) to wait for all",
+)
+_PATHWAYS = ("ckpt does not support Pathways", "the processes of jax itself")
 _PRIVATE = ("it is private to Orbax", "the public names, or ckpt_core itself")
-_REFUSED = {
-    "_src": _PRIVATE,
-    "test_utils": _PRIVATE,
-    "experimental": (
-        "emergency managers and other experiments of Orbax are not on ckpt's engine",
-        "`ckpt_orbax.v1`; ckpt_core.Checkpointer(local_directory=) for frequent steps that survive the loss "
-        "of hosts",
+
+
+def _each(names: str, why: tuple[str, str]) -> dict[str, tuple[str, str]]:
+    return dict.fromkeys(names.split(), why)
+
+
+REFUSED = {
+    **_each(
+        "_src deserialize_root_metadata serialize_root_metadata record_saved_duration", _PRIVATE
     ),
-    "pathways": ("ckpt does not support Pathways", "the processes of jax itself"),
-    "transform_utils": _TRANSFORMS,
-    "Transform": _TRANSFORMS,
-    "RestoreTransform": _TRANSFORMS,
-    "apply_transformations": _TRANSFORMS,
-    "checkpoints_iterator": _WAITING,
-    "wait_for_new_checkpoint": _WAITING,
-    **dict.fromkeys(
-        (
-            "ArrayHandler",
-            "NumpyHandler",
-            "ParamInfo",
-            "ScalarHandler",
-            "SingleReplicaArrayHandler",
-            "StringHandler",
-            "TypeHandler",
-            "create_type_handler_registry",
-            "get_type_handler",
-            "has_type_handler",
-            "register_standard_handlers_with_options",
-            "register_type_handler",
-        ),
+    **_each("RESERVED_ITEM_NAMES CheckpointInfo ItemMetadata handler_registration", _PRIVATE),
+    **_each(
+        "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN build_step_metadatas MetadataT", _PRIVATE
+    ),
+    **_each("register_type_handlers", _PATHWAYS),
+    **_each("Transform RestoreTransform apply_transformations", _TRANSFORMS),
+    **_each("tree_trim", _TRIM),
+    **_each(
+        "ParamInfo check_input_arguments get_cast_tspec_deserialize get_cast_tspec_serialize "
+        "get_json_tspec_read get_json_tspec_write is_supported_empty_value",
         _TYPE_HANDLERS,
     ),
-    **dict.fromkeys(("ProtoCheckpointHandler", "ProtoRestore", "ProtoSave"), _PROTO),
-    **dict.fromkeys(
-        (
-            "JaxRandomKeyCheckpointHandler",
-            "JaxRandomKeyRestore",
-            "JaxRandomKeySave",
-            "NumpyRandomKeyCheckpointHandler",
-            "NumpyRandomKeyRestore",
-            "NumpyRandomKeySave",
-        ),
+    **_each(
+        "get_ts_context merge_ocdbt_per_process_files async_deserialize async_serialize "
+        "tensorstore_utils ts_utils is_ocdbt_checkpoint",
+        _STORAGE,
+    ),
+    **_each("AggregateHandler MsgpackHandler", _MSGPACK),
+    **_each("MAX_CHUNK_SIZE msgpack_restore msgpack_serialize", _MSGPACK),
+    **_each(
+        "all_leaves_are_placeholders leaf_is_placeholder leaf_placeholder name_from_leaf_placeholder "
+        "from_flattened_with_keypath pytree_structure",
+        _AGGREGATED,
+    ),
+    **_each("MetadataStore metadata_store get_step_metadata ValueMetadataEntry", _METADATA),
+    **_each("NamedShardingMetadata SingleDeviceShardingMetadata", _SHARDINGS),
+    **_each(
+        "AsyncMakeDirFunc DeferredPath DeferredWritableTemporaryPath TemporaryPathBase create_all "
+        "create_all_async on_commit_callback validate_atomic_rename_final_path "
+        "validate_atomic_rename_temporary_path all_temporary_paths",
+        _COMMITS,
+    ),
+    **_each(
+        "deleter CheckpointDeleter PathDeleter StandardCheckpointDeleter ThreadedCheckpointDeleter "
+        "create_checkpoint_deleter",
+        _DELETIONS,
+    ),
+    **_each(
+        "ErrorCheckpointHandler ErrorRestoreArgs ErrorSaveArgs MockDeferredWritableTemporaryPath "
+        "TestLimitInFlightBytes assert_every_n_is_x_apart barrier_compatible_test concurrent_gb_test_setup "
+        "create_single_replica_restore_args create_tmp_directory ensure_atomic_save filter_metadata_fields "
+        "get_byte_limiter get_composite_save_args get_expected_chunk_shape get_fake_global_mesh_for_slices "
+        "global_type_handler_registry_context is_compression_used ocdbt_checkpoint_context "
+        "save_fake_tmp_dir select_single_replica set_tensorstore_driver_for_test setup_pytree "
+        "setup_sharded_pytree swap_slices_in_mesh PyTreeCheckpointHandler register_type_handler",
+        _TESTS,
+    ),
+    **_each("step_statistics CloudLogger CloudLoggerOptions", _LOGGERS),
+    **_each("get_snapshot_dir_from_step_dir", _SNAPSHOTS),
+    **_each("initialize_runtime_to_distributed_ids get_barrier_sync_fn BarrierSyncFn", _IDS),
+    **_each("is_runtime_to_distributed_ids_initialized", _IDS),
+    **_each("get_present_and_missing_chunks ProcessMetadataCheckpointHandler ChunkId", EMERGENCY),
+    **_each("ProtoCheckpointHandler ProtoRestore ProtoSave ProtoRestoreArgs ProtoSaveArgs", _PROTO),
+    **_each(
+        "JaxRandomKeyCheckpointHandler JaxRandomKeyRestore JaxRandomKeySave JaxRandomKeyRestoreArgs "
+        "JaxRandomKeySaveArgs NumpyRandomKeyCheckpointHandler NumpyRandomKeyRestore NumpyRandomKeySave "
+        "NumpyRandomKeyRestoreArgs NumpyRandomKeySaveArgs",
         _RANDOM_KEYS,
     ),
 }
@@ -88,10 +174,34 @@ def missing_name(module: str, name: str) -> AttributeError:
     """The error for a name that a module does not have, to be raised by its ``__getattr__``."""
     if name.startswith("__"):
         return AttributeError(name)
-    if name in _REFUSED:
-        why, instead = _REFUSED[name]
+    if name in REFUSED:
+        why, instead = REFUSED[name]
         return AttributeError(f"{module} does not offer {name}: {why}. Instead: {instead}")
     return AttributeError(
         f"{module} has no {name!r}: docs/moving_from_orbax.md lists what it offers of Orbax; ckpt_core "
         "itself may have it: ckpt_core.Checkpointer, ckpt_core.load"
     )
+
+
+def refusing(module: str) -> Callable[[str], Any]:
+    """``__getattr__`` of a module: an error that says why it does not have a name.
+
+    ``from module import name`` replaces an AttributeError by "cannot import name", so what calls for
+    that is told by an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
+    """
+
+    def getattr_of_module(name: str) -> Any:
+        error = missing_name(module, name)
+        if not name.startswith("__") and _is_import(inspect.currentframe()):
+            raise ImportError(str(error), name=module)
+        raise error
+
+    return getattr_of_module
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether what has called this frame is at ``from module import name``."""
+    caller = None if frame is None else frame.f_back
+    if caller is None:
+        return False
+    return dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"

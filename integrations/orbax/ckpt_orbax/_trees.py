@@ -47,12 +47,13 @@ def load_tree(
     return filled(target, asked.finished(loaded))
 
 
-def told(error: ckpt.StructureMismatch, leaving_out: str) -> str:
+def told(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> str:
     """The differences, with advice of Orbax's own arguments instead of those of ``ckpt_core.load``.
 
     Args:
         error: of the load.
         leaving_out: how a caller leaves saved leaves out.
+        keeping: how a caller keeps its own values where nothing was saved.
     """
     kinds = {one.kind for one in error.mismatches}
     lines = [str(one) for one in error.mismatches] or [str(error)]
@@ -60,6 +61,8 @@ def told(error: ckpt.StructureMismatch, leaving_out: str) -> str:
         lines.append(f"To leave saved leaves out: {leaving_out}")
     if "missing" in kinds:
         lines.append("What was not saved cannot be restored: leave it out of what is asked for")
+        if keeping:
+            lines.append(f"To keep the target's values there: {keeping}")
     return "\n".join(lines)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from ckpt_orbax._refused import refusing
+
 
 class CheckpointingImpl(enum.Enum):
     """Who writes arrays under Pathways; ckpt takes ``NO_DISPATCHER``, which is without Pathways."""
@@ -20,3 +22,8 @@ class CheckpointingImpl(enum.Enum):
         if use_colocated_python:
             return cls.COLOCATED_PYTHON
         return cls.PERSISTENCE if use_persistence_array_handler else cls.NO_DISPATCHER
+
+
+__all__ = ["CheckpointingImpl"]
+
+__getattr__ = refusing(__name__)

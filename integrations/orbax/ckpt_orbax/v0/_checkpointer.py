@@ -6,8 +6,10 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
+from ckpt_orbax._modes import with_mode
 from ckpt_orbax._paths import as_text
 from ckpt_orbax.v0 import _restoring, handlers
+from ckpt_orbax.v0._abstract import AbstractCheckpointer
 from ckpt_orbax.v0._item_handlers import ItemHandlers, args_of_call
 from ckpt_orbax.v0._saving import item_to_save
 from ckpt_orbax.v0.args import Composite
@@ -19,12 +21,13 @@ _SINGLE = ("state", "default")
 """Names of an item that is alone: of ``ckpt_core.save`` here, of Orbax's managers."""
 
 
-class Checkpointer:
+class Checkpointer(AbstractCheckpointer):
     """Saves one object, or a Composite of several, at a path; blocks until it is there.
 
     Args:
         handler: what kind of object it is; a handler of ckpt's forms, or one of your own.
-        multiprocessing_options, file_options: only what ckpt can honour.
+        multiprocessing_options: only what ckpt can honour.
+        file_options: a mode of the directories.
         atomicity_options, checkpoint_metadata_store, temporary_path_class: of no effect.
         engine: ckpt's own ``Options``, which Orbax does not have.
 
@@ -48,9 +51,10 @@ class Checkpointer:
         temporary_path_class: Any = None,
         engine: ckpt.Options | None = None,
     ) -> None:
-        refuse_unsupported(multiprocessing_options, file_options)
+        refuse_unsupported(multiprocessing_options)
         self._handler = handler
-        self._options = engine or ckpt.Options()
+        mode = getattr(file_options, "path_permission_mode", None)
+        self._options = with_mode(engine or ckpt.Options(), mode)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
             self._items = ItemHandlers(

@@ -99,7 +99,7 @@ class ItemHandlers:
 def args_of_call(handler: Any, for_save: bool, *arguments: Any, **named: Any) -> Any:
     """The ``CheckpointArgs`` among the arguments of a call, or made of them."""
     for value in (*arguments, *named.values()):
-        if isinstance(value, CheckpointArgs):
+        if _registration.is_args(value):
             return value
     return args_classes(handler)[0 if for_save else 1](*arguments, **named)
 

@@ -10,6 +10,7 @@ from ckpt_orbax import multihost
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.v0._checkpointer import restored_items
 from ckpt_orbax.v0._item_handlers import ItemHandlers
+from ckpt_orbax.v0._registration import is_args
 from ckpt_orbax.v0._restoring import restored_item
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
 from ckpt_orbax.v0.manager_options import CheckpointManagerOptions
@@ -195,13 +196,13 @@ class Reading:
 
     def check_args(self, items: Any, args: Any) -> None:
         """Raises ValueError if arguments are of the wrong kind for this manager."""
-        if isinstance(items, CheckpointArgs):
+        if is_args(items):
             raise ValueError(
                 "CheckpointArgs came as `items`, the earlier form: write args=ocp.args..., by its name"
             )
         if args is None:
             return
-        if not isinstance(args, CheckpointArgs):
+        if not is_args(args):
             raise ValueError(f"args must be CheckpointArgs, got a {type(args).__name__}")
         if self._single and isinstance(args, Composite):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,29 @@ class CheckpointArgs:
 
     A subclass, mostly a dataclass, is registered for a handler with ``register_with_handler``.
     """
+
+
+def is_args_class(kind: Any) -> bool:
+    """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's."""
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, CheckpointArgs) or _home(kind) is not None
+
+
+def is_args(value: Any) -> bool:
+    """Whether an object is arguments; see ``is_args_class``."""
+    return is_args_class(type(value))
+
+
+def _home(kind: type) -> Any:
+    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None.
+
+    Grain's arguments, for one, are of that class if Orbax is installed, whatever the program imports.
+    """
+    for base in kind.__mro__:
+        if base.__name__ == "CheckpointArgs" and base.__module__.startswith("orbax.checkpoint."):
+            return sys.modules.get(base.__module__)
+    return None
 
 
 _FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
@@ -48,7 +72,7 @@ def register_with_handler(
         )
 
     def register(cls: type[Args]) -> type[Args]:
-        if not issubclass(cls, CheckpointArgs):
+        if not is_args_class(cls):
             raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
         if for_save:
             _FOR_SAVE[cls] = handler_cls
@@ -68,9 +92,11 @@ def get_registered_handler_cls(arg: Any) -> Any:
         ValueError: none is registered.
     """
     cls = arg if isinstance(arg, type) else type(arg)
-    if not issubclass(cls, CheckpointArgs):
+    if not is_args_class(cls):
         raise TypeError(f"{cls} must be a subclass of ocp.args.CheckpointArgs")
     handler = _FOR_SAVE.get(cls, _FOR_RESTORE.get(cls))
+    if handler is None and (home := _home(cls)) is not None:
+        handler = home.get_registered_handler_cls(cls)
     if handler is None:
         raise ValueError(
             f"no handler is registered for {cls.__name__}: use ocp.args.register_with_handler"
@@ -91,6 +117,8 @@ def get_registered_args_cls(
         next((args for args, kind in table.items() if kind is cls), None)
         for table in (_FOR_SAVE, _FOR_RESTORE)
     ]
+    if found == [None, None] and _knows_elsewhere(cls):
+        return sys.modules[_ELSEWHERE].get_registered_args_cls(cls)
     if found[0] is None or found[1] is None:
         what = "saves" if found[0] is None else "restores"
         raise ValueError(
@@ -98,6 +126,15 @@ def get_registered_args_cls(
             "ocp.args.register_with_handler"
         )
     return found[0], found[1]
+
+
+_ELSEWHERE = "orbax.checkpoint.checkpoint_args"
+
+
+def _knows_elsewhere(handler: type) -> bool:
+    """Whether Orbax, if some library has imported it, knows arguments of a handler."""
+    elsewhere = sys.modules.get(_ELSEWHERE)
+    return elsewhere is not None and bool(elsewhere.has_registered_args(handler))
 
 
 def has_registered_args(handler: Any) -> bool:

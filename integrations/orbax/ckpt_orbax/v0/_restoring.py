@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import json
 import os
@@ -16,6 +17,8 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
+from ckpt_orbax.v0.leaf_args import wants_broadcast
+from ckpt_orbax.v1._items import is_of_its_framework
 from ckpt_orbax.v1.errors import TreeMismatchError
 
 ARRAY = "checkpoint"
@@ -41,6 +44,13 @@ def restored_item(
     item = info.items[name]
     value = getattr(args, "item", None)
     if item.form == "process":
+        own = (
+            handler is not None
+            and handlers.overrides(handler)
+            and not is_of_its_framework(handler, value)
+        )
+        if own and info.format_version is None:  # of Orbax: it wrote these
+            return restored_by(handler, as_path(info.path) / name, args)
         return _set_live(info, name, value, options)
     if handler is None and args is None:
         handler = _who_saved(info, name)
@@ -64,6 +74,8 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
     if single:
         wanted = getattr(args, "restore_args", None)
         args = args_lib.PyTreeRestore(restore_args=None if wanted is None else {ARRAY: wanted})
+    if wants_broadcast(getattr(args, "restore_args", None)):
+        options = dataclasses.replace(options, broadcast=True)
     own: dict[Any, Any] = {}
     if isinstance(args, args_lib.PyTreeRestore):
         target, partial = _tree_targets.pytree_target(args, item), _tree_targets.is_partial(args)
@@ -77,14 +89,26 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
         _tree_targets.refuse_other_shapes(args, error)
         raise TreeMismatchError(
             f"User-provided restore item and on-disk value differ ({name or info.path}): "
-            + _trees.told(
-                error,
-                "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
-            )
+            + _advice(error, args)
         ) from error
     if own:
         loaded = filled(args.item, {**leaves_of(loaded), **own})
     return loaded[ARRAY] if single and isinstance(loaded, dict) and ARRAY in loaded else loaded
+
+
+def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
+    """The differences, and what the arguments of a restore can do about them."""
+    if isinstance(args, args_lib.PyTreeRestore):
+        return _trees.told(
+            error,
+            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
+            "ocp.args.PyTreeRestore(partial_restore=True)",
+        )
+    partly = (
+        "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
+        "the item"
+    )
+    return _trees.told(error, partly, partly)
 
 
 def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:
@@ -149,6 +173,10 @@ def saved_files(handler: Any, directory: Any, args: Any) -> None:
             future.result()
     else:
         handler.save(directory, *given[0], **given[1])
+
+
+def finish_files(handler: Any, directory: Any) -> None:
+    """Tells a handler of the user that all processes have written."""
     finalize = getattr(handler, "finalize", None)
     if finalize is not None:
         finalize(directory)

@@ -14,8 +14,8 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
-from ckpt_orbax.v0._restoring import ARRAY, saved_files
-from ckpt_orbax.v1._items import has_adapter, is_empty
+from ckpt_orbax.v0._restoring import ARRAY, finish_files, saved_files
+from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
 
 
 def item_to_save(name: str, args: Any, handler: Any) -> Any:
@@ -34,10 +34,12 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value
     if handlers.overrides(handler):
-        if has_adapter(value):
-            return value  # a data pipeline: the engine knows what it has to keep
+        if has_adapter(value) and is_of_its_framework(handler, value):
+            return value  # a data pipeline: the engine writes what this handler would, and more
         return written(
-            type(handler), lambda directory: saved_files(handler, as_path(directory), args)
+            type(handler),
+            lambda directory: saved_files(handler, as_path(directory), args),
+            lambda directory: finish_files(handler, as_path(directory)),
         )
     if isinstance(handler, handlers.JsonCheckpointHandler):
         return ckpt.Json(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from ckpt_orbax._leaves import (
     is_leaf,
     saved_dtype,
 )
-from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text
+from ckpt_orbax._plain import filled, leaves_of, orbax_form, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0.args import PyTreeRestore, StandardRestore
 from ckpt_orbax.v0.checkpoint_utils import python_type
@@ -28,6 +28,7 @@ from ckpt_orbax.v0.metadata import (
     StringMetadata,
     TreeMetadata,
 )
+from ckpt_orbax.v1.errors import TreeMismatchError
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 """Kinds of saved leaves that are values of Python."""
@@ -94,11 +95,11 @@ def pytree_target(args: PyTreeRestore, item: ItemInfo) -> Any:
     return filled(
         tree,
         {
-            path: leaf
-            if leaf is PLACEHOLDER
-            else None
+            path: None
             if path in own
-            else _as_asked(given.get(path) or RestoreArgs(), saved.get(path))
+            else leaf
+            if leaf is PLACEHOLDER
+            else _as_asked(given.get(path) or RestoreArgs(), saved.get(path), leaf)
             for path, leaf in leaves_of(tree).items()
         },
     )
@@ -129,18 +130,80 @@ def is_partial(args: PyTreeRestore) -> bool:
 
 
 def own_values(args: PyTreeRestore, item: ItemInfo) -> dict[Any, Any]:
-    """With ``transforms={}``: the values in the target, by path, that the checkpoint lacks."""
+    """What the target keeps, by path, because the checkpoint lacks it.
+
+    Raises:
+        TreeMismatchError: with ``partial_restore`` the two have other containers at one place.
+    """
+    wanted = _tree(args.item)
+    if args.partial_restore and wanted is not None:
+        compared = _Compared()
+        compared.compare(plain(wanted), orbax_form(item.tree), ())
+        compared.refuse(item.name)
+        return compared.lacking
     if args.transforms is None:
         return {}
     saved = _saved_leaves(item)
-    leaves = leaves_of(_tree(args.item)).items()
+    leaves = leaves_of(wanted).items()
     return {path: leaf for path, leaf in leaves if path not in saved and is_leaf(leaf)}
 
 
-def _as_asked(args: RestoreArgs, saved: LeafInfo | None) -> Any:
-    """A leaf that is wanted as its arguments say."""
-    if saved is None:
-        return 0  # the load names it as missing
+class _Compared:
+    """A target beside the saved tree: dicts may name less and more, lists are of one length."""
+
+    def __init__(self) -> None:
+        self.lacking: dict[Any, Any] = {}
+        self._problems: list[str] = []
+
+    def compare(self, wanted: Any, saved: Any, path: tuple[Any, ...]) -> None:
+        """Collects the leaves of ``wanted`` that ``saved`` lacks, and where the two do not fit."""
+        if wanted is None or wanted is PLACEHOLDER:
+            return
+        if isinstance(wanted, tuple):
+            wanted = list(cast(tuple[Any, ...], wanted))
+        kinds = [_container(wanted), _container(saved)]
+        if kinds[0] != kinds[1] and saved is not None:
+            self._problems.append(f"{path_text(path)}: saved {kinds[1]}, wanted {kinds[0]}")
+        elif isinstance(wanted, list):
+            self._compare_lists(cast(list[Any], wanted), saved or [], path)
+        elif isinstance(wanted, dict):
+            named: dict[Any, Any] = saved or {}
+            for key, child in cast(dict[Any, Any], wanted).items():
+                if key in named:
+                    self.compare(child, named[key], (*path, key))
+                else:
+                    found = leaves_of(child).items()
+                    self.lacking |= {(*path, key, *below): leaf for below, leaf in found}
+        elif saved is None:
+            self.lacking[path] = wanted
+
+    def _compare_lists(self, wanted: list[Any], saved: list[Any], path: tuple[Any, ...]) -> None:
+        if len(wanted) != len(saved):
+            self._problems.append(
+                f"{path_text(path)}: saved a list of {len(saved)}, wanted one of {len(wanted)}"
+            )
+        for position, (one, other) in enumerate(zip(wanted, saved, strict=False)):
+            self.compare(one, other, (*path, position))
+
+    def refuse(self, name: str) -> None:
+        """Raises TreeMismatchError if the two do not fit somewhere."""
+        if self._problems:
+            lines = "\n".join(self._problems)
+            raise TreeMismatchError(
+                f"User-provided restore item and on-disk value differ ({name}): {lines}\n"
+                "With partial_restore=True what is not wanted of a dict is left out, and of a list: put "
+                "ocp.PLACEHOLDER in its place"
+            )
+
+
+def _container(node: Any) -> str:
+    return "a dict" if isinstance(node, dict) else "a list" if isinstance(node, list) else "a leaf"
+
+
+def _as_asked(args: RestoreArgs, saved: LeafInfo | None, leaf: Any) -> Any:
+    """A leaf that is wanted as its arguments say; ``leaf`` is what the target has there."""
+    if saved is None:  # the load names it as missing
+        return AbstractArray(leaf.shape, leaf.dtype) if _is_array(leaf) else 0
     kind, dtype = args.restore_type, args.dtype
     if kind is type(PLACEHOLDER):
         return PLACEHOLDER
@@ -159,6 +222,10 @@ def _as_asked(args: RestoreArgs, saved: LeafInfo | None) -> Any:
             "number or text"
         )
     return _on_devices(saved, getattr(args, "global_shape", None), dtype, sharding)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and isinstance(getattr(leaf, "dtype", None), np.dtype)
 
 
 def _as_saved(saved: LeafInfo, dtype: Any) -> Any:

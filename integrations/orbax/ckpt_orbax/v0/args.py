@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_orbax._refused import missing_name
 from ckpt_orbax.v0 import _composite, handlers
 from ckpt_orbax.v0._registration import (
     CheckpointArgs,
@@ -82,7 +81,8 @@ class PyTreeRestore(CheckpointArgs):
         transforms: only ``{}`` is taken: what ``item`` does not name is left out.
         transforms_default_to_original: only True is taken.
         legacy_transform_fn: refused, except None.
-        partial_restore: leave out what ``item`` does not name.
+        partial_restore: leave out what ``item`` does not name, and keep its values where the checkpoint
+            has none. Lists have the saved length.
     """
 
     item: Any = None
@@ -143,7 +143,3 @@ __all__ = [
     "has_registered_args",
     "register_with_handler",
 ]
-
-
-def __getattr__(name: str) -> object:
-    raise missing_name("ckpt_orbax.args", name)

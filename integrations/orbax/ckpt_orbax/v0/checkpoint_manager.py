@@ -13,12 +13,21 @@ from ckpt_core import CheckpointExists
 from ckpt_orbax._paths import as_text
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import manager_options
+from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
 from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._manager_reading import DEFAULT_ITEM_NAME, METRIC_ITEM_NAME, Reading
+from ckpt_orbax.v0._registration import is_args
 from ckpt_orbax.v0._saving import item_to_save
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
 from ckpt_orbax.v0.checkpointers import AsyncCheckpointer, Checkpointer
+from ckpt_orbax.v0.handlers import (
+    CheckpointHandler,
+    CheckpointHandlerRegistry,
+    CompositeCheckpointHandler,
+    JsonCheckpointHandler,
+)
 from ckpt_orbax.v0.manager_options import CheckpointManagerOptions
+from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata
 from ckpt_orbax.v0.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from ckpt_orbax.v1.path.step import prefix_and_length, standard_name_format
 from ckpt_orbax.v1.training._decisions import as_saved, keep_policy, save_policy
@@ -104,7 +113,8 @@ class CheckpointManager(Reading):
         )
         self._steps = steps = Steps(self._names, options.lightweight_initialize)
         if options.create and "://" not in directory:
-            os.makedirs(directory, exist_ok=True)
+            mode = manager_options.mode_of(options)
+            os.makedirs(directory, 0o777 if mode is None else mode, exist_ok=True)
         listeners = [
             one for one in (heard.on_event, self._steps.noticed, self._ended) if one is not None
         ]
@@ -171,7 +181,7 @@ class CheckpointManager(Reading):
         """
         if items is None and args is None:
             raise ValueError("Must provide `args` for `save`: such as ocp.args.StandardSave(tree)")
-        if self._single is None and not isinstance(items, CheckpointArgs):
+        if self._single is None and not is_args(items):
             self._single = not isinstance(args, Composite)
         self.check_args(items, args)
         if self._options.read_only or not (force or self.should_save(step)):
@@ -295,14 +305,37 @@ def _from_checkpointers(
     return found, bool(background), options
 
 
+def is_async_checkpointer(checkpointer: Any) -> bool:
+    """Whether a checkpointer saves in the background."""
+    return isinstance(checkpointer, AsyncCheckpointer)
+
+
+def determine_default_item_mode_from_args(args: Any) -> bool:
+    """Whether arguments are of one object without a name."""
+    return not isinstance(args, Composite)
+
+
 __all__ = [
     "DEFAULT_ITEM_NAME",
     "METADATA_ITEM_NAME",
     "METRIC_ITEM_NAME",
+    "AbstractCheckpointManager",
+    "AbstractCheckpointer",
+    "AsyncCheckpointer",
     "AsyncOptions",
+    "CheckpointArgs",
+    "CheckpointHandler",
+    "CheckpointHandlerRegistry",
     "CheckpointManager",
     "CheckpointManagerOptions",
+    "Checkpointer",
+    "CompositeCheckpointHandler",
     "FileOptions",
+    "JsonCheckpointHandler",
     "MultiprocessingOptions",
+    "RootMetadata",
     "StepAlreadyExistsError",
+    "StepMetadata",
+    "determine_default_item_mode_from_args",
+    "is_async_checkpointer",
 ]

@@ -1,5 +1,6 @@
 """Managers, and the policies that say when they save and what they keep."""
 
+from ckpt_orbax.v0._abstract import AbstractCheckpointManager
 from ckpt_orbax.v0.checkpoint_manager import CheckpointManager, CheckpointManagerOptions
 from ckpt_orbax.v1.training import preservation_policies as preservation_policy
 from ckpt_orbax.v1.training import save_decision_policies as save_decision_policy
@@ -16,6 +17,7 @@ from ckpt_orbax.v1.training.preservation_policies import (
     PreservationPolicy,
     PreserveAll,
 )
+from ckpt_orbax.v1.training.preservation_policies import Step as PolicyCheckpointInfo
 from ckpt_orbax.v1.training.save_decision_policies import (
     AnySavePolicy,
     ContinuousCheckpointingPolicy,
@@ -28,6 +30,7 @@ from ckpt_orbax.v1.training.save_decision_policies import (
 )
 
 __all__ = [
+    "AbstractCheckpointManager",
     "AnyPreservationPolicy",
     "AnySavePolicy",
     "BestN",
@@ -43,6 +46,7 @@ __all__ = [
     "InitialSavePolicy",
     "LatestDuration",
     "LatestN",
+    "PolicyCheckpointInfo",
     "PreemptionCheckpointingPolicy",
     "PreservationContext",
     "PreservationPolicy",

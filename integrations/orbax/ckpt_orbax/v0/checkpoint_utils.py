@@ -1,4 +1,4 @@
-"""``construct_restore_args``: the arguments of a restore from a tree that looks like the result."""
+"""``construct_restore_args``: the arguments of a restore from a tree that looks like the result; and waiting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ckpt_orbax._leaves import PLACEHOLDER, as_sharding
-from ckpt_orbax._refused import missing_name
+from ckpt_orbax.v0._waiting import checkpoints_iterator, wait_for_new_checkpoint
 from ckpt_orbax.v0.leaf_args import ArrayRestoreArgs, RestoreArgs
 from ckpt_orbax.v0.metadata import ArrayMetadata, ScalarMetadata, StringMetadata, TreeMetadata
 
@@ -95,5 +95,12 @@ def python_type(dtype: Any) -> type:
     return bool if kind == "b" else int if kind in "iu" else float
 
 
-def __getattr__(name: str) -> object:
-    raise missing_name("ckpt_orbax.checkpoint_utils", name)
+STANDARD_ARRAY_TYPES = (int, float, np.ndarray, jax.Array)
+
+__all__ = [
+    "PLACEHOLDER",
+    "STANDARD_ARRAY_TYPES",
+    "checkpoints_iterator",
+    "construct_restore_args",
+    "wait_for_new_checkpoint",
+]

@@ -8,6 +8,7 @@ from typing import Any
 import ckpt_core as ckpt
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
+from ckpt_orbax.v0._abstract import AbstractCheckpointer
 from ckpt_orbax.v0._checkpointer import Checkpointer
 from ckpt_orbax.v0.args import StandardRestore, StandardSave
 from ckpt_orbax.v0.options import AsyncOptions, timeout_of
@@ -165,4 +166,10 @@ class StandardCheckpointer(AsyncCheckpointer):
         return super().restore(directory, args=args, **kwargs)
 
 
-__all__ = ["AsyncCheckpointer", "Checkpointer", "PyTreeCheckpointer", "StandardCheckpointer"]
+__all__ = [
+    "AbstractCheckpointer",
+    "AsyncCheckpointer",
+    "Checkpointer",
+    "PyTreeCheckpointer",
+    "StandardCheckpointer",
+]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ckpt_orbax._handler_files import type_name
-from ckpt_orbax._refused import missing_name, not_offered
+from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import _registration
 from ckpt_orbax.v1.handlers import AlreadyExistsError, NoEntryError
 
@@ -123,6 +124,10 @@ class PyTreeCheckpointHandler(Form):
         super().__init__(aggregate_filename=aggregate_filename, **options)
 
 
+class BasePyTreeCheckpointHandler(PyTreeCheckpointHandler):
+    """As ``PyTreeCheckpointHandler``; the name of its base in Orbax."""
+
+
 class StandardCheckpointHandler(Form):
     """Stands for pytrees of arrays and numbers."""
 
@@ -149,6 +154,17 @@ class ArrayCheckpointHandler(Form):
 
     def __init__(self, checkpoint_name: str | None = None) -> None:
         super().__init__(checkpoint_name=checkpoint_name)
+
+
+@dataclass
+class CompositeOptions:
+    """Options of a ``CompositeCheckpointHandler``, of no effect: those of the Checkpointer count."""
+
+    multiprocessing_options: Any = None
+    temporary_path_class: Any = None
+    file_options: Any = None
+    atomicity_options: Any = None
+    async_options: Any = None
 
 
 class CompositeCheckpointHandler(Form):
@@ -268,9 +284,11 @@ __all__ = [
     "AlreadyExistsError",
     "ArrayCheckpointHandler",
     "AsyncCheckpointHandler",
+    "BasePyTreeCheckpointHandler",
     "CheckpointHandler",
     "CheckpointHandlerRegistry",
     "CompositeCheckpointHandler",
+    "CompositeOptions",
     "DefaultCheckpointHandlerRegistry",
     "JsonCheckpointHandler",
     "NoEntryError",
@@ -278,7 +296,3 @@ __all__ = [
     "StandardCheckpointHandler",
     "create_default_handler_registry",
 ]
-
-
-def __getattr__(name: str) -> object:
-    raise missing_name("ckpt_orbax.handlers", name)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from ckpt_orbax._leaves import as_sharding
-from ckpt_orbax._refused import not_offered
 
 
 @dataclass
@@ -67,16 +66,21 @@ class ArrayRestoreArgs(RestoreArgs):
         self.shape = self.global_shape = self.global_shape if self.shape is None else self.shape
 
 
+@dataclass
 class SingleReplicaArrayRestoreArgs(ArrayRestoreArgs):
-    """Refused: ckpt finds by itself who holds the same region."""
+    """As ``ArrayRestoreArgs``; one process reads what several hold alike, and sends it to the others.
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise not_offered(
-            "SingleReplicaArrayRestoreArgs",
-            "ckpt finds by itself which processes hold the same region",
-            "ArrayRestoreArgs(sharding=), and engine=ckpt_core.Options(broadcast=True) in the "
-            "CheckpointManagerOptions or the Checkpointer",
-        )
+    Attributes:
+        single_replica_sharding: of no effect, as in Orbax.
+    """
+
+    single_replica_sharding: Any = None
+
+
+def wants_broadcast(restore_args: Any) -> bool:
+    """Whether a leaf is to be read once and sent on."""
+    leaves = jax.tree.leaves(restore_args)
+    return any(isinstance(leaf, SingleReplicaArrayRestoreArgs) for leaf in leaves)
 
 
 def sharding_of(args: RestoreArgs) -> Any:

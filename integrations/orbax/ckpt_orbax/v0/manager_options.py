@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ckpt_core as ckpt
+from ckpt_orbax._modes import with_mode
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0.options import (
     AsyncOptions,
@@ -193,7 +194,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     Raises:
         NotOffered: one of them would mean something else.
     """
-    refuse_unsupported(options.multiprocessing_options, options.file_options)
+    refuse_unsupported(options.multiprocessing_options)
     if options.todelete_full_path is not None:
         raise not_offered(
             "CheckpointManagerOptions(todelete_full_path=)",
@@ -209,4 +210,10 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     changes: dict[str, Any] = dict(timeout_of(options.async_options))
     if options.todelete_subdir is not None:
         changes["trash_directory"] = options.todelete_subdir
-    return dataclasses.replace(options.engine, **changes)
+    engine = with_mode(options.engine, mode_of(options))
+    return dataclasses.replace(engine, **changes)
+
+
+def mode_of(options: CheckpointManagerOptions) -> int | None:
+    """The mode that the directories of a run get; None for what the umask leaves."""
+    return getattr(options.file_options, "path_permission_mode", None)

@@ -46,6 +46,14 @@ class ShardingMetadata:
         return None
 
 
+@dataclass(frozen=True)
+class StorageMetadata:
+    """How an array is stored; ckpt does not tell it here, ``ckpt_core.inspect`` does."""
+
+    chunk_shape: tuple[int, ...] | None
+    write_shape: tuple[int, ...] | None = None
+
+
 @dataclass
 class Metadata:
     """A saved leaf: its name, and the directory of its item."""

@@ -32,6 +32,13 @@ class AsyncOptions(named.AsyncOptions):
     barrier_sync_fn: Callable[..., Any] | None = None
 
 
+@dataclass
+class MemoryLimitOptions:
+    """Limits of memory, of no effect: ckpt chooses how much it copies at once."""
+
+    max_transfer_concurrent_gb: int | None = None
+
+
 def timeout_of(options: AsyncOptions | None) -> dict[str, float]:
     """What the options change of ``ckpt_core.Options``.
 
@@ -51,9 +58,7 @@ def timeout_of(options: AsyncOptions | None) -> dict[str, float]:
     return {"timeout_secs": float(options.timeout_secs)}
 
 
-def refuse_unsupported(
-    multiprocessing: MultiprocessingOptions | None, files: FileOptions | None
-) -> None:
+def refuse_unsupported(multiprocessing: MultiprocessingOptions | None) -> None:
     """Raises NotOffered for options that ckpt cannot honour."""
     if multiprocessing is not None and multiprocessing.primary_host != 0:
         raise not_offered(
@@ -68,12 +73,6 @@ def refuse_unsupported(
             "all processes take part in a checkpoint",
             "save with all of them",
         )
-    if files is not None and files.path_permission_mode is not None:
-        raise not_offered(
-            "FileOptions(path_permission_mode=)",
-            "ckpt follows the umask of the process",
-            "os.umask",
-        )
 
 
 __all__ = [
@@ -81,5 +80,6 @@ __all__ = [
     "AtomicityMode",
     "AtomicityOptions",
     "FileOptions",
+    "MemoryLimitOptions",
     "MultiprocessingOptions",
 ]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax
+import numpy as np
+
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.multihost import (
@@ -15,7 +18,15 @@ from ckpt_orbax.multihost import (
     reached_preemption,
     sync_global_processes,
 )
-from ckpt_orbax.v0.tree import from_flat_dict, serialize_tree, to_flat_dict
+from ckpt_orbax.v0.tree import (
+    deserialize_tree,
+    from_flat_dict,
+    get_key_name,
+    is_empty_node,
+    serialize_tree,
+    to_flat_dict,
+)
+from ckpt_orbax.v0.tree import str_keypath as tuple_path_from_keypath
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 from ckpt_orbax.v1.path.step import standard_name_format
 
@@ -80,6 +91,44 @@ def is_tmp_checkpoint(path: Any) -> bool:
     return TMP_DIR_SUFFIX in as_path(as_text(path)).name
 
 
+def tmp_checkpoints(checkpoint_dir: Any) -> list[str]:
+    """The names in a directory that say that Orbax has not finished them."""
+    directory = as_path(as_text(checkpoint_dir))
+    if not directory.exists():
+        return []
+    return [path.name for path in directory.iterdir() if is_tmp_checkpoint(path)]
+
+
+def is_gcs_path(path: Any) -> bool:
+    """Whether a path is in a bucket of Google."""
+    return as_text(path).startswith("gs://")
+
+
+def is_scalar(x: Any) -> bool:
+    """Whether something is a number of Python or numpy."""
+    return isinstance(x, (int, float, np.number))
+
+
+def is_dict_key(key: Any) -> bool:
+    """Whether a key of a path of jax is a name."""
+    return isinstance(key, (jax.tree_util.DictKey, jax.tree_util.GetAttrKey))
+
+
+def is_sequence_key(key: Any) -> bool:
+    """Whether a key of a path of jax is a position."""
+    return isinstance(key, (jax.tree_util.FlattenedIndexKey, jax.tree_util.SequenceKey))
+
+
+def is_empty_or_leaf(x: Any) -> bool:
+    """Whether something is a leaf, None or a container without children."""
+    return jax.tree_util.all_leaves([x]) or is_empty_node(x)
+
+
+def sync_global_devices(name: str) -> None:
+    """Blocks until all processes have come to the call of this name."""
+    sync_global_processes(name)
+
+
 def get_save_directory(
     step: int,
     directory: Any,
@@ -114,17 +163,28 @@ __all__ = [
     "broadcast_one_to_all",
     "checkpoint_steps",
     "checkpoint_steps_paths",
+    "deserialize_tree",
     "from_flat_dict",
     "fully_replicated_host_local_array_to_global_array",
+    "get_key_name",
     "get_save_directory",
     "is_checkpoint_finalized",
+    "is_dict_key",
+    "is_empty_node",
+    "is_empty_or_leaf",
+    "is_gcs_path",
     "is_pathways_backend",
     "is_primary_host",
+    "is_scalar",
+    "is_sequence_key",
     "is_tmp_checkpoint",
     "reached_preemption",
     "serialize_tree",
     "step_from_checkpoint_name",
+    "sync_global_devices",
     "sync_global_processes",
+    "tmp_checkpoints",
     "to_flat_dict",
     "to_shape_dtype_struct",
+    "tuple_path_from_keypath",
 ]

@@ -10,6 +10,7 @@ import jax
 
 import ckpt_core as ckpt
 from ckpt_orbax._leaves import converted
+from ckpt_orbax._modes import with_mode
 from ckpt_orbax._plain import plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.pathways import CheckpointingImpl
@@ -49,7 +50,6 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
         "process 0 leads",
         "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
     ),
-    "file.path_permission_mode": (None, "ckpt follows the umask of the process", "os.umask"),
     "deletion.gcs_deletion_options.todelete_full_path": (
         None,
         "ckpt moves steps to a directory beside them",
@@ -124,7 +124,8 @@ def engine_options(context: Context) -> ckpt.Options:
         changes["broadcast"] = True
     if context.asynchronous.timeout_secs != AsyncOptions.timeout_secs:
         changes["timeout_secs"] = float(context.asynchronous.timeout_secs)
-    return dataclasses.replace(context.engine, **changes)
+    engine = with_mode(context.engine, context.file.path_permission_mode)
+    return dataclasses.replace(engine, **changes)
 
 
 def stored(state: Any, context: Context) -> Any:

@@ -79,3 +79,11 @@ def _adapted() -> frozenset[str]:
 def has_adapter(value: Any) -> bool:
     """Whether ckpt knows the framework of the object."""
     return any(kind.__module__.partition(".")[0] in _adapted() for kind in type(value).__mro__)
+
+
+def is_of_its_framework(handler: Any, value: Any) -> bool:
+    """Whether a handler is that of the framework of an object, such as Grain's, and no one's own."""
+    home = type(handler).__module__.partition(".")[0]
+    return home in _adapted() and any(
+        kind.__module__.partition(".")[0] == home for kind in type(value).__mro__
+    )

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_path, as_text
@@ -14,22 +14,23 @@ from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 
 Step = CheckpointMetadata[None]
+StepT = TypeVar("StepT", covariant=True)
 _PROBES = (0, 7, 42, 98765432109)
 
 
 @runtime_checkable
-class NameFormat(Protocol):
-    """Names step directories and finds them."""
+class NameFormat(Protocol, Generic[StepT]):
+    """Names step directories and finds them; ``NameFormat[Metadata]`` says what it finds."""
 
     def build_name(self, step: int) -> str:
         """The directory name of a step."""
         ...
 
-    def find_all(self, base_path: Any) -> Iterator[Step]:
+    def find_all(self, base_path: Any) -> Iterator[StepT]:
         """All committed steps in a directory."""
         ...
 
-    def find_step(self, base_path: Any, step: int) -> Step:
+    def find_step(self, base_path: Any, step: int) -> StepT:
         """A committed step in a directory; ValueError if there is none."""
         ...
 
@@ -100,7 +101,7 @@ def standard_name_format(
     step_prefix: str | None = None,
     step_format_fixed_length: int | None = None,
     single_host_load_and_broadcast: bool = False,
-) -> NameFormat:
+) -> NameFormat[Step]:
     """Names such as ``42``, ``000042``, ``step_42``.
 
     Example:
@@ -111,9 +112,14 @@ def standard_name_format(
     return _Standard(step_prefix, step_format_fixed_length, single_host_load_and_broadcast)
 
 
+def is_standard_name_format(name_format: Any) -> bool:
+    """Whether a format is one of ``standard_name_format``."""
+    return isinstance(name_format, _Standard)
+
+
 def composite_name_format(
-    write_name_format: NameFormat, read_name_formats: Sequence[NameFormat]
-) -> NameFormat:
+    write_name_format: NameFormat[Step], read_name_formats: Sequence[NameFormat[Step]]
+) -> NameFormat[Step]:
     """Names steps by one format, finds those of several.
 
     Raises:

@@ -56,7 +56,7 @@ class Checkpointer(Reading, EarlierNames):
         context: Context | None = None,
         save_decision_policy: Any = None,
         preservation_policy: Any = None,
-        step_name_format: NameFormat | None = None,
+        step_name_format: NameFormat[Any] | None = None,
         custom_metadata: Any = None,
         cleanup_tmp_directories: bool = False,
         lightweight_initialize: bool = False,

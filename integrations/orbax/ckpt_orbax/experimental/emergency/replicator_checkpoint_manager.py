@@ -1,0 +1,20 @@
+"""Orbax's manager for a replicator service: making one says what to use instead."""
+
+from ckpt_orbax._refused import EMERGENCY, Refused, refusing
+
+
+class ReplicatorCheckpointManager(Refused):
+    """Refused when it is made."""
+
+    why_not = EMERGENCY
+
+
+class ReplicatorCheckpointManagerOptions(Refused):
+    """Refused when it is made."""
+
+    why_not = EMERGENCY
+
+
+__all__ = ["ReplicatorCheckpointManager", "ReplicatorCheckpointManagerOptions"]
+
+__getattr__ = refusing(__name__)

@@ -1,0 +1,247 @@
+"""The functions of ``flax.training.checkpoints`` on ckpt's engine; Flax itself is not imported.
+
+::
+
+    from ckpt_orbax import flax_checkpoints as checkpoints  # was: from flax.training import checkpoints
+
+Reads what Flax has written, single files of msgpack and directories of Orbax; writes directories that
+ckpt and Orbax read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from typing import Any
+
+import ckpt_core as ckpt
+from ckpt_orbax._paths import as_text
+from ckpt_orbax._plain import plain
+from ckpt_orbax._refused import not_offered, refusing
+from ckpt_orbax.v0.checkpoint_utils import construct_restore_args
+from ckpt_orbax.v0.checkpointers import PyTreeCheckpointer
+from ckpt_orbax.v0.utils import TMP_DIR_SUFFIX, is_checkpoint_finalized
+
+
+class AsyncManager:
+    """Lets ``save_checkpoint`` return once the arrays are copied; the next save waits for the one before.
+
+    Args:
+        max_workers: of no effect.
+
+    Example:
+        >>> from ckpt_orbax import flax_checkpoints
+        >>> import numpy as np, tempfile
+        >>> directory, manager = tempfile.mkdtemp(), flax_checkpoints.AsyncManager()
+        >>> _ = flax_checkpoints.save_checkpoint(
+        ...     directory, {"w": np.ones(2)}, 3, async_manager=manager
+        ... )
+        >>> manager.wait_previous_save()
+        >>> flax_checkpoints.restore_checkpoint(directory, {"w": np.zeros(2)})["w"].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self, max_workers: int = 1) -> None:
+        self._running: ckpt.Checkpointer | None = None
+
+    def wait_previous_save(self) -> None:
+        """Blocks until no save is running; raises the error of a failed one."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def hold(self, running: ckpt.Checkpointer) -> None:
+        """Takes over a Checkpointer that is saving."""
+        self._running = running
+
+
+def save_checkpoint(
+    ckpt_dir: Any,
+    target: Any,
+    step: int | float,
+    prefix: str = "checkpoint_",
+    keep: int = 1,
+    overwrite: bool = False,
+    keep_every_n_steps: int | None = None,
+    async_manager: AsyncManager | None = None,
+    orbax_checkpointer: Any = None,
+) -> str:
+    """Saves a step and deletes old ones; the path of the step. All processes must call it.
+
+    Args:
+        ckpt_dir: directory of the steps.
+        target: a pytree.
+        step: a whole number.
+        prefix: of the names of the steps; ends with an underscore.
+        keep: how many of the newest steps stay.
+        overwrite: delete newer steps, and exchange one of this number.
+        keep_every_n_steps: multiples of it stay, too.
+        async_manager: return once the arrays are copied.
+        orbax_checkpointer: of no effect.
+
+    Raises:
+        CheckpointExists: there is such a step, or a newer one, and not ``overwrite``.
+        NotOffered: the number of the step is no whole one, or the names have no underscore.
+    """
+    if async_manager is not None:
+        async_manager.wait_previous_save()
+    checkpointer = ckpt.Checkpointer(
+        as_text(ckpt_dir),
+        max_to_keep=keep,
+        keep_period=keep_every_n_steps,
+        step_prefix=_step_prefix(prefix),
+    )
+    try:
+        _save(checkpointer, target, _whole(step), overwrite)
+    except BaseException:
+        checkpointer.close()
+        raise
+    if async_manager is None:
+        checkpointer.close()
+    else:
+        async_manager.hold(checkpointer)
+    return _path_of(ckpt_dir, step, prefix)
+
+
+def _save(checkpointer: ckpt.Checkpointer, target: Any, step: int, overwrite: bool) -> None:
+    state = plain(target)
+    if not isinstance(state, (dict, list, tuple)):
+        raise ValueError(
+            f"target must be a pytree, got a {type(target).__name__}: put it into a dict"
+        )
+    steps = checkpointer.all_steps()
+    if steps and steps[-1] >= step and not overwrite:
+        raise ckpt.CheckpointExists(
+            f"{checkpointer.directory}: step {step} is not newer than {steps[-1]}: save with "
+            "overwrite=True, which deletes the steps after this one"
+        )
+    for number in reversed(steps):
+        if number > step:
+            checkpointer.delete(number)
+    checkpointer.save(step, state, force=True, overwrite=step in steps)
+
+
+save_checkpoint_multiprocess = save_checkpoint
+"""The same: the engine saves with all processes anyhow."""
+
+
+def restore_checkpoint(
+    ckpt_dir: Any,
+    target: Any,
+    step: int | float | None = None,
+    prefix: str = "checkpoint_",
+    parallel: bool = True,
+    gda_manager: Any = None,
+    allow_partial_mpa_restoration: bool = False,
+    orbax_checkpointer: Any = None,
+    orbax_transforms: Any = None,
+) -> Any:
+    """A step as ``target`` looks; ``target`` itself if there is none.
+
+    Args:
+        ckpt_dir: directory of the steps, or one checkpoint.
+        target: a pytree; None for nested dicts.
+        step: its number; None for the newest.
+        prefix: of the names of the steps.
+        parallel, gda_manager, allow_partial_mpa_restoration, orbax_checkpointer: of no effect.
+        orbax_transforms: refused, except None.
+
+    Raises:
+        ValueError: there is no such step, or target and checkpoint differ, also in shapes.
+    """
+    if orbax_transforms:
+        raise not_offered(
+            "restore_checkpoint(orbax_transforms=)",
+            "patterns would change the tree between the file and its checks",
+            "ckpt_core.load(path, target, rename=...)",
+        )
+    directory = as_text(ckpt_dir)
+    if step is not None:
+        path = _path_of(directory, step, prefix)
+        if not os.path.exists(path):
+            raise ValueError(f"Matching checkpoint not found: {path}")
+    else:
+        path = latest_checkpoint(directory, prefix)
+        if path is None and (os.path.isfile(directory) or is_checkpoint_finalized(directory)):
+            path = directory
+    if path is None:
+        return target
+    return _of_file(path, target) if os.path.isfile(path) else _of_directory(path, target)
+
+
+def _of_directory(path: str, target: Any) -> Any:
+    if target is None:
+        return PyTreeCheckpointer().restore(path)
+    args = construct_restore_args(target)
+    return PyTreeCheckpointer().restore(path, item=target, restore_args=args, transforms={})
+
+
+def _of_file(path: str, target: Any) -> Any:
+    """What Flax has written as msgpack."""
+    with tempfile.TemporaryDirectory(prefix="ckpt-flax-") as place:
+        imported = os.path.join(place, "imported")
+        ckpt.convert.import_weights(path, imported, like=target)
+        return ckpt.load(imported) if target is None else ckpt.load(imported, target)
+
+
+def latest_checkpoint(ckpt_dir: Any, prefix: str = "checkpoint_") -> str | None:
+    """The path of the newest step, or None."""
+    found = _numbers(as_text(ckpt_dir), prefix)
+    return _path_of(ckpt_dir, max(found), prefix) if found else None
+
+
+def available_steps(
+    ckpt_dir: Any, prefix: str = "checkpoint_", step_type: type[int] | type[float] = int
+) -> list[int | float]:
+    """The numbers of the steps, ascending."""
+    return [step_type(number) for number in sorted(_numbers(as_text(ckpt_dir), prefix))]
+
+
+def _numbers(directory: str, prefix: str) -> list[int]:
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    found = [(name, re.fullmatch(re.escape(prefix) + r"(\d+)", name)) for name in names]
+    return [
+        int(match[1])
+        for name, match in found
+        if match is not None and TMP_DIR_SUFFIX not in name and _is_one(directory, name)
+    ]
+
+
+def _is_one(directory: str, name: str) -> bool:
+    path = os.path.join(directory, name)
+    return os.path.isfile(path) or is_checkpoint_finalized(path)
+
+
+def _path_of(directory: Any, step: int | float, prefix: str) -> str:
+    return os.path.join(as_text(directory), f"{prefix}{_whole(step)}")
+
+
+def _whole(step: int | float) -> int:
+    if int(step) != step:
+        raise not_offered(
+            f"a step {step}",
+            "steps are whole numbers",
+            "a step that counts batches, and the rest as a leaf",
+        )
+    return int(step)
+
+
+def _step_prefix(prefix: str) -> str | None:
+    if prefix and not prefix.endswith("_"):
+        raise not_offered(
+            f"prefix={prefix!r}", "a prefix ends with an underscore", f"prefix={prefix + '_'!r}"
+        )
+    return prefix[:-1] or None
+
+
+__all__ = [
+    "AsyncManager",
+    "available_steps",
+    "latest_checkpoint",
+    "restore_checkpoint",
+    "save_checkpoint",
+    "save_checkpoint_multiprocess",
+]
+
+__getattr__ = refusing(__name__)

@@ -1,0 +1,31 @@
+"""What a checkpoint says of itself without its arrays."""
+
+from ckpt_orbax._refused import refusing
+from ckpt_orbax.metadata import tree, value
+from ckpt_orbax.v0.metadata import (
+    ArrayMetadata,
+    Metadata,
+    RootMetadata,
+    ScalarMetadata,
+    ShardingMetadata,
+    StepMetadata,
+    StorageMetadata,
+    StringMetadata,
+    TreeMetadata,
+)
+
+__all__ = [
+    "ArrayMetadata",
+    "Metadata",
+    "RootMetadata",
+    "ScalarMetadata",
+    "ShardingMetadata",
+    "StepMetadata",
+    "StorageMetadata",
+    "StringMetadata",
+    "TreeMetadata",
+    "tree",
+    "value",
+]
+
+__getattr__ = refusing(__name__)

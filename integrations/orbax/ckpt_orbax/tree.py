@@ -1,0 +1,6 @@
+"""``ckpt_orbax.tree``, for ``from ckpt_orbax.tree import ...``."""
+
+from ckpt_orbax._refused import refusing
+from ckpt_orbax.v0.tree import *  # noqa: F403
+
+__getattr__ = refusing(__name__)

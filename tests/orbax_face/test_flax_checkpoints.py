@@ -1,0 +1,149 @@
+"""``ckpt_orbax.flax_checkpoints``: the functions of ``flax.training.checkpoints``, beside Flax's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training import checkpoints as flax_own
+from flax.training import train_state
+
+import ckpt_core as ckpt
+import ckpt_orbax
+from ckpt_orbax import flax_checkpoints
+
+BOTH = [flax_own, flax_checkpoints]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
+]
+
+
+def state(value: float) -> Any:
+    """A TrainState of which two are alike if they were trained alike."""
+    params = {"w": jnp.full(3, value), "b": {"x": jnp.full(2, value, jnp.bfloat16)}}
+    made = train_state.TrainState.create(apply_fn=len, params=params, tx=TX)
+    return made.apply_gradients(grads=jax.tree.map(jnp.ones_like, params))
+
+
+TX = optax.adam(1e-2)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def msgpack():
+    """Flax writes single files."""
+    flax.config.update("flax_use_orbax_checkpointing", False)
+    yield
+    flax.config.update("flax_use_orbax_checkpointing", True)
+
+
+@pytest.mark.parametrize("checkpoints", BOTH)
+def test_a_run(tmp_path, checkpoints):
+    assert checkpoints.latest_checkpoint(tmp_path) is None
+    target = state(0)
+    assert checkpoints.restore_checkpoint(tmp_path, target) is target
+    for step in range(4):
+        path = checkpoints.save_checkpoint(tmp_path, state(step), step, keep=2)
+        assert Path(path) == tmp_path / f"checkpoint_{step}"
+    assert checkpoints.available_steps(tmp_path) == [2, 3]
+    assert checkpoints.latest_checkpoint(tmp_path) == str(tmp_path / "checkpoint_3")
+    restored = checkpoints.restore_checkpoint(tmp_path, state(9))
+    assert_same(restored, state(3))
+    assert isinstance(restored, train_state.TrainState)
+    assert_same(checkpoints.restore_checkpoint(tmp_path, state(9), step=2), state(2))
+    assert_same(checkpoints.restore_checkpoint(tmp_path / "checkpoint_2", state(9)), state(2))
+    as_dicts = checkpoints.restore_checkpoint(tmp_path, None)
+    np.testing.assert_array_equal(as_dicts["params"]["w"], state(3).params["w"])
+    with pytest.raises(ValueError, match="Matching checkpoint not found"):
+        checkpoints.restore_checkpoint(tmp_path, state(9), step=0)
+    checkpoints.save_checkpoint(tmp_path, state(7), 2, keep=2, overwrite=True)
+    assert checkpoints.available_steps(tmp_path) == [2]
+    assert_same(checkpoints.restore_checkpoint(tmp_path, state(9)), state(7))
+
+
+@pytest.mark.parametrize("checkpoints", BOTH)
+def test_steps_that_stay(tmp_path, checkpoints):
+    for step in (10, 20, 30, 40, 50):
+        checkpoints.save_checkpoint(
+            tmp_path, {"w": np.full(2, step)}, step, prefix="s_", keep=1, keep_every_n_steps=20
+        )
+    kept = checkpoints.available_steps(tmp_path, prefix="s_")
+    assert kept[-1] == 50
+    assert kept == (
+        [10, 30, 50] if checkpoints is flax_own else [20, 40, 50]
+    )  # Flax counts from 10
+
+
+@pytest.mark.parametrize("checkpoints", BOTH)
+def test_saves_in_the_background(tmp_path, checkpoints):
+    manager = checkpoints.AsyncManager()
+    for step in range(3):
+        value = {"w": jnp.full(2, step)}
+        checkpoints.save_checkpoint(tmp_path, value, step, keep=2, async_manager=manager)
+    manager.wait_previous_save()
+    assert checkpoints.available_steps(tmp_path) == [1, 2]
+    restored = checkpoints.restore_checkpoint(tmp_path, {"w": jnp.zeros(2, int)})
+    assert restored["w"].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("checkpoints", BOTH)
+def test_several_processes_call_another_function(tmp_path, checkpoints):
+    path = checkpoints.save_checkpoint_multiprocess(tmp_path, {"w": jnp.ones(2)}, 3)
+    assert Path(path).is_dir()
+    assert checkpoints.restore_checkpoint(tmp_path, {"w": jnp.zeros(2)})["w"].tolist() == [1, 1]
+
+
+def test_directories_that_flax_wrote(tmp_path):
+    flax_own.save_checkpoint(tmp_path, state(4), 4)
+    assert flax_checkpoints.latest_checkpoint(tmp_path) == str(tmp_path / "checkpoint_4")
+    assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(9)), state(4))
+    flax_checkpoints.save_checkpoint(tmp_path, state(5), 5, keep=2)
+    assert flax_checkpoints.available_steps(tmp_path) == [4, 5]
+    assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(9)), state(5))
+
+
+def test_files_of_msgpack_that_flax_wrote(tmp_path, msgpack):
+    flax_own.save_checkpoint(tmp_path, state(4), 4)
+    assert (tmp_path / "checkpoint_4").is_file()
+    assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(9)), state(4))
+    assert_same(flax_checkpoints.restore_checkpoint(tmp_path / "checkpoint_4", state(9)), state(4))
+    as_dicts = flax_checkpoints.restore_checkpoint(tmp_path, None)
+    np.testing.assert_array_equal(as_dicts["params"]["b"]["x"], state(4).params["b"]["x"])
+    flax_checkpoints.save_checkpoint(tmp_path, state(5), 5)
+    assert flax_checkpoints.latest_checkpoint(tmp_path) == str(tmp_path / "checkpoint_5")
+    assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(9)), state(5))
+
+
+def test_what_was_written_is_a_checkpoint_of_the_engine(tmp_path):
+    flax_checkpoints.save_checkpoint(tmp_path, state(1), 1)
+    assert ckpt.verify(tmp_path / "checkpoint_1").ok
+    with ckpt.Checkpointer(tmp_path, step_prefix="checkpoint", read_only=True) as checkpointer:
+        assert checkpointer.latest_step() == 1
+    assert_same(ckpt.load(tmp_path / "checkpoint_1", state(9)), state(1))
+
+
+def test_another_shape_is_an_error(tmp_path):
+    flax_checkpoints.save_checkpoint(tmp_path, {"w": jnp.ones(3)}, 1)
+    with pytest.raises(ValueError, match="shape differs"):
+        flax_checkpoints.restore_checkpoint(tmp_path, {"w": jnp.ones(5)})
+
+
+def test_what_is_refused(tmp_path):
+    value = {"w": jnp.ones(3)}
+    for step, prefix in ((0.5, "checkpoint_"), (1, "checkpoint")):
+        with pytest.raises(ckpt_orbax.NotOffered, match="Instead: "):
+            flax_checkpoints.save_checkpoint(tmp_path, value, step, prefix=prefix)
+    with pytest.raises(ckpt_orbax.NotOffered, match="rename="):
+        flax_checkpoints.restore_checkpoint(tmp_path, value, orbax_transforms={"w": 1})
