@@ -335,5 +335,5 @@ def test_a_misspelt_run_is_named_beside_checkpoints_and_from_a_step_of_it(tmp_pa
     _, _, err = call("show", tmp_path / "runs/firts/20")
     missing = tmp_path / "runs/firts"
     assert f"beside {missing}, which does not exist either, are first" in err
-    with pytest.raises(ckpt.CheckpointNotFound, match="beside it are 20, 300, 4000$"):
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"beside it are 20, 300, 4000$"):
         ckpt.load(tmp_path / "runs/first/3000")
