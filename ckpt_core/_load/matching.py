@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -83,9 +84,18 @@ def find_item(checkpoint: Checkpoint, name: str) -> SavedItem:
             )  # such files have no items: whatever the caller calls it
         known = ", ".join(checkpoint.items) or "none"
         by_name = ", ".join(f"{key}=..." for key in checkpoint.items if key.isidentifier())
-        hint = f": pass each target by its name ({by_name})" if name == "state" and by_name else ""
+        close = difflib.get_close_matches(name, checkpoint.items, n=1)
         if checkpoint.single:
             hint = ": it was saved as one state, pass one target without a name"
+        elif name == "state" and by_name:
+            hint = f": pass each target by its name ({by_name})"
+        elif close:
+            hint = f": did you mean {close[0]!r}?"
+        else:
+            hint = (
+                ": leave it out to restore what is there, or use another directory, if this one belongs to another "
+                "program"
+            )
         raise CheckpointNotFound(f"{checkpoint.path} has no item {name!r}; it has: {known}{hint}")
     return checkpoint.items[name]
 

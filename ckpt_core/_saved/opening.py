@@ -319,13 +319,9 @@ def _files_in(backend: Backend, path: str, name: str) -> list[str]:
 def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     """The error for a path without a checkpoint; suggests similar names or the steps inside."""
     if not backend.exists(path):
-        parent, _, name = path.rpartition("/")
-        beside = list[str]()
-        with contextlib.suppress(PermissionError):  # who may read here may not look around
-            beside = _suggestions(parent, backend) if parent else []
-        others = difflib.get_close_matches(name, beside, n=3, cutoff=0.3) or beside[-5:]
-        hint = f"; beside it are {', '.join(others)}" if others else ""
-        return CheckpointNotFound(f"no checkpoint at {path}: it does not exist{hint}")
+        return CheckpointNotFound(
+            f"no checkpoint at {path}: it does not exist{_beside(path, backend)}"
+        )
     inside = sorted(backend.children(path), key=lambda text: (len(text), text))
     steps = [
         name
@@ -340,11 +336,31 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, backend)}")
 
 
-def _suggestions(parent: str, backend: Backend) -> list[str]:
-    """Names to suggest: the checkpoints in a directory; if it has none, all entries but numbers."""
+def _beside(path: str, backend: Backend) -> str:
+    """What to tell of a path that does not exist: what is there instead, or the first folder on the way that is missing."""
+    missing, (parent, _, name) = path, path.rpartition("/")
+    beside = list[str]()
+    with contextlib.suppress(PermissionError, NotADirectoryError):  # no looking around there
+        while "://" not in path and parent and not backend.exists(parent):
+            missing, (parent, _, name) = parent, parent.rpartition("/")
+        beside = _suggestions(parent, name, backend) if parent else []
+    if not beside:
+        return ""
+    where = "it" if missing == path else f"{missing}, which does not exist either,"
+    return f"; beside {where} are {', '.join(beside)}"
+
+
+def _suggestions(parent: str, wanted: str, backend: Backend) -> list[str]:
+    """Names like the wanted one, or else checkpoints, or else all; a number stands for a step, so others are near ones."""
     inside = sorted(backend.children(parent), key=lambda text: (len(text), text))
     found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
-    return found or [name for name in inside if not name.isdigit()]
+    named = [name for name in inside if not name.isdigit()]  # a run is no checkpoint
+    if wanted.isdigit() and found:
+        steps = [name for name in found if name.isdigit()]
+        near = sorted(steps, key=lambda name: abs(int(name) - int(wanted)))[:3]
+        return [name for name in found if name in near] or found[-5:]
+    close = difflib.get_close_matches(wanted, {*found, *named}, n=3, cutoff=0.3)
+    return close or found[-5:] or named[-5:]
 
 
 def refuse_file_for_steps(path: str) -> None:

@@ -75,6 +75,8 @@ def wrapped_name(value: Any) -> str | None:
 
 def advice_for(value: Any) -> str:
     """Advice for the message about a leaf that cannot be saved."""
+    if isinstance(value, type):
+        return f"a class is code, and no state: pass an object of it, {value.__name__}(...), or leave it out"
     if function_name(value) is not None:
         return (
             "functions are code, and no state: leave it out, or keep it in a field of a registered "

@@ -150,6 +150,25 @@ def test_items_and_one_state(tmp_path: Path):
     assert "use load" in said.text and right(ckpt.load(tmp_path / "one")["w"])
 
 
+def test_an_item_that_is_not_there(tmp_path: Path):
+    """A typing error; and a run that saves one item more than it did before."""
+    like: Any = AS_NUMPY
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        run.save(0, model=STATE, opt=STATE)
+        with told("_load/matching.py: : did you mean ") as said:
+            run.restore_latest(modle=like)
+        restored = run.restore_latest(**{said.between("did you mean '", "'?"): like})
+        assert restored and right(restored["model"]["w"])
+        with told("_load/matching.py: : leave it out to restore what is there, or use another dir"):
+            run.restore_latest(model=like, opt=like, ema=like)
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        restored = run.restore_latest(model=like, opt=like)
+        assert restored
+        run.save(1, model=restored["model"], opt=restored["opt"], ema=STATE)
+    with ckpt.Checkpointer(tmp_path / "other", options=FAST) as other:
+        assert other.restore_latest(model=like, opt=like, ema=like) is None
+
+
 def test_arguments_meant_as_arguments(tmp_path: Path):
     """In an empty directory, where a restore has nothing to say no to."""
     with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:

@@ -289,6 +289,17 @@ def test_functions(tmp_path: Path):
     assert np.array_equal(back.args[0], STATE["w"])
 
 
+def test_a_class_in_the_place_of_its_object(tmp_path: Path):
+    with told("_tree/code.py: a class is code, and no state: pass an object of it, ") as said:
+        save(tmp_path / "a", one=WithState)
+    one = eval(said.between("an object of it, ", ", or").replace("...", ""), globals())
+    one.w = STATE["w"]
+    save(tmp_path / "a", one=one)
+    again = WithState()
+    ckpt.restore(tmp_path / "a", one=again)
+    assert np.array_equal(again.w, STATE["w"])
+
+
 @jax.tree_util.register_pytree_node_class
 class Layer:
     def __init__(self, w: Any, f: Any):

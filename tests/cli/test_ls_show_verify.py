@@ -324,3 +324,16 @@ def test_where_no_checkpoint_is_beside_other_names_are_offered(tmp_path: Path, c
     assert "beside it are first" in err
     _, _, err = call("show", tmp_path / "runs/99")
     assert "9," not in err.rpartition("beside")[2]
+
+
+def test_a_misspelt_run_is_named_beside_checkpoints_and_from_a_step_of_it(tmp_path: Path, call):
+    """A run is a folder of checkpoints and no checkpoint, so a list of those lacks it."""
+    save_run(tmp_path / "runs/first", (1, 20, 300, 4000))
+    ckpt.save(tmp_path / "runs/tree", {"w": np.ones(3)})
+    _, _, err = call("verify", tmp_path / "runs/firts")
+    assert "beside it are first" in err
+    _, _, err = call("show", tmp_path / "runs/firts/20")
+    missing = tmp_path / "runs/firts"
+    assert f"beside {missing}, which does not exist either, are first" in err
+    with pytest.raises(ckpt.CheckpointNotFound, match=r"beside it are 20, 300, 4000$"):
+        ckpt.load(tmp_path / "runs/first/3000")

@@ -428,7 +428,7 @@ def test_a_scheduler_that_multiplies_is_applied_once(tmp_path):
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_early_stopping_and_plateau_are_resumed(tmp_path, first):
+def test_early_stopping_and_plateau_are_resumed(tmp_path, first, caplog):
     def others():
         return [
             keras.callbacks.EarlyStopping("loss", patience=3, min_delta=10.0),
@@ -455,6 +455,10 @@ def test_early_stopping_and_plateau_are_resumed(tmp_path, first):
     km.assert_same(km.values(straight), km.values(model))
     again, epochs, resumed = run(tmp_path / "b", 9, seed=4)
     assert epochs == [] and resumed == states  # it was stopped, and stays so
+    assert (
+        "nothing to train, a callback in track= had stopped the training after epoch 4"
+        in caplog.text
+    )
     km.assert_same(km.values(straight), km.values(again))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core import Options, keep
 from ckpt_keras._monitor import checked_mode, direction
+
+DEFAULT_MONITOR = "val_loss"
+"""The monitored metric if the caller names none, as in Keras."""
 
 ITEMS = ("pytree", "model", "model_config", "assets", "fit", "data")
 """Names of the callback's items in a step; ``extra=`` may use any others."""
@@ -66,7 +69,12 @@ class Arguments:
         if self.keep_period is not None:
             policy |= keep.every_steps(self.keep_period)
         mode = direction(self.monitor, self.mode, model)
-        return policy if mode is None else policy | keep.best(self.monitor, n=1, mode=mode)
+        if mode is None:
+            return policy
+        best = keep.best(self.monitor, n=1, mode=mode)
+        if self.monitor == DEFAULT_MONITOR:  # nobody asked for it, and a fit may not validate
+            best = replace(best, ranks_by=frozenset())
+        return policy | best
 
 
 def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str, str]:
@@ -79,8 +87,8 @@ def directory_of(directory: Any, monitor: Any, checkpoint_dir: Any) -> tuple[str
     """
     if hasattr(directory, "trainable_variables"):
         directory = None
-        if checkpoint_dir is None and monitor != "val_loss":
-            checkpoint_dir, monitor = monitor, "val_loss"
+        if checkpoint_dir is None and monitor != DEFAULT_MONITOR:
+            checkpoint_dir, monitor = monitor, DEFAULT_MONITOR
     if directory is not None and checkpoint_dir is not None:
         raise TypeError("pass directory or checkpoint_dir: they are two names for one thing")
     chosen = checkpoint_dir if directory is None else directory

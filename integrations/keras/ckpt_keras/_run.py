@@ -219,9 +219,9 @@ class FitRun(keras.callbacks.Callback):
         elif run > 0:
             self._progress = self._progress.next_run()
 
-    def _skip_run(self, model: Any, why: str) -> None:
+    def _skip_run(self, model: Any, why: str, level: int = logging.INFO) -> None:
         self._leave_averages()
-        logger.info("%s: nothing to train, %s", self._arguments.directory, why)
+        logger.log(level, "%s: nothing to train, %s", self._arguments.directory, why)
         if self._arguments.verbose:
             print(f"nothing to train: {why}")
         last = self._inside.last_epoch
@@ -231,7 +231,9 @@ class FitRun(keras.callbacks.Callback):
         self._entering = resumed
         if resumed.stopped and self._arguments.track:
             self._skip_run(
-                model, f"a callback had stopped the training after epoch {resumed.epoch}"
+                model,
+                f"a callback in track= had stopped the training after epoch {resumed.epoch}: another directory begins anew",
+                logging.WARNING,
             )
             return
         self._tell_if_nothing_is_left(resumed)
