@@ -189,19 +189,6 @@ def test_a_handler_that_needs_arguments() -> None:
     assert registry.get("state", Standard).what == "it"
 
 
-def test_one_replica(tmp_path: Path) -> None:
-    with told("orbax/ckpt_orbax/v0/leaf_args.py: ArrayRestoreArgs(sharding=)") as said:
-        ocp.SingleReplicaArrayRestoreArgs()
-    assert "CheckpointManagerOptions or the Checkpointer" in said.text
-    engine = eval(said.between("engine=", " in the"), {"ckpt_core": ckpt})
-    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), engine=engine)
-    checkpointer.save(tmp_path / "one", args=ocp.args.PyTreeSave({"w": W}))
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-    given = ocp.args.PyTreeRestore(restore_args={"w": ocp.ArrayRestoreArgs(sharding=place)})
-    found = checkpointer.restore(tmp_path / "one", args=given)
-    assert right(found) and found["w"].sharding == place
-
-
 def test_a_sharding_of_other_devices(tmp_path: Path) -> None:
     saved = {"sharding_type": "SingleDeviceSharding", "device_str": "TPU_0(process=0,(0,0,0,0))"}
     with told("orbax/ckpt_orbax/v0/metadata.py: : give another one"):
