@@ -25,6 +25,8 @@ from ckpt_core._directory.writing import (
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._platform import WINDOWS
 
+_LOOKS = 5
+"""How often a path is looked at that vanished: a checkpoint that is replaced by two renames is gone for a moment each time."""
 _MOST_TRASH_NAME_BYTES = 120  # leaves room for a suffix; some file systems limit names to 143
 
 
@@ -131,18 +133,23 @@ class PosixBackend(Writing):
 
     def is_checkpoint(self, path: str) -> bool:
         record = os.path.join(path, _SIGNS[0])
-        if os.path.exists(record):
-            return True
-        try:
-            inside = os.listdir(path)
-        except (FileNotFoundError, NotADirectoryError):
-            inside = []
-        if not inside and leftovers.replaced(path) is not None:
-            return True
-        if any(name in _SIGNS or os.path.exists(f"{path}/{name}/_METADATA") for name in inside):
-            return True
-        # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
-        return os.path.exists(record)
+        for _ in range(_LOOKS):
+            if os.path.exists(record):
+                return True
+            try:
+                inside = os.listdir(path)
+            except (FileNotFoundError, NotADirectoryError):
+                inside = []
+            if not inside and leftovers.replaced(path) is not None:
+                return True
+            if any(name in _SIGNS or os.path.exists(f"{path}/{name}/_METADATA") for name in inside):
+                return True
+            # The look may have gone into a directory that is replaced, and being deleted: a second one does not.
+            if os.path.exists(record):
+                return True
+            if inside:
+                break  # else it is gone, or replaced once more just now
+        return False
 
     def delete(self, path: str, trash: str | None = None) -> None:
         if WINDOWS:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpt_core._errors import CheckpointCorrupt
+from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 
 RUN_FILE = ".ckpt-run"
 """File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and the
@@ -110,7 +110,9 @@ def parse_lineage(data: bytes | None) -> Lineage:
     try:
         earlier = tuple((str(one), int(last)) for one, last in json.loads(rest[0]))
         deleted = tuple((int(step), str(one)) for step, one in json.loads(rest[1]))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, RecursionError) as error:
+        if raised_by_a_handler(error) is not None:
+            raise
         return Lineage()
     if not all(map(_LINEAGE.fullmatch, [*dict(earlier), *(one for _, one in deleted)])):
         return Lineage()

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -320,6 +321,7 @@ def counters() -> dict[str, float]:
 _OUT_OF_RANGE = "OUT_OF_RANGE"
 _NO_SUCH_KEY = ".ckpt-probe"
 _COUNTS = "/tensorstore/http/response_codes"
+_OF_CREDENTIALS = ("400", "401", "403")
 _REPEATED = ("408", "429")
 """Answers after which TensorStore asks again by itself, as after those from 500 on."""
 _LISTINGS = 12
@@ -394,7 +396,10 @@ class KeyValues:
         """
         statuses: list[str] = []
         failed: Exception | None = None
-        for _ in range(_LISTINGS if self._path.startswith("gs://") else 1):
+        google = self._path.startswith("gs://")
+        for tried in range(_LISTINGS if google else 1):
+            if tried > 1:  # others are at work: let them get their answers
+                time.sleep(min(0.01 * 2**tried, 0.3))
             before = _refused()
             try:
                 listing = self._store.list(ts.KvStore.KeyRange(first, end))
@@ -402,6 +407,10 @@ class KeyValues:
             except CheckpointError as error:
                 failed, found = error, []
             statuses = sorted((_refused() - before).keys())
+            if (
+                not google
+            ):  # TensorStore looks at the status itself, and other threads may miss keys meanwhile
+                statuses = [status for status in statuses if status in _OF_CREDENTIALS]
             if not statuses:
                 if failed is not None:
                     raise failed
