@@ -60,12 +60,12 @@ class Job:
 
     Args:
         work: the function.
-        help_out: called now and then by who waits for it.
+        owner: the pool; a strong reference would keep it alive while its threads see the queue.
     """
 
-    def __init__(self, work: Callable[[], Any], help_out: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], Any], owner: weakref.ref[Workers]) -> None:
         self._work: Callable[[], Any] | None = work
-        self._help_out = help_out
+        self._owner = owner
         self._value: Any = None
         self._error: BaseException | None = None
         self._ended = Flag()
@@ -83,7 +83,8 @@ class Job:
     def result(self) -> Any:
         """Blocks until the call has ended; returns its result or raises its error."""
         while not self._ended.wait(_LOOK_SECS):
-            self._help_out()
+            if (owner := self._owner()) is not None:
+                owner.work_if_nobody_does()
         if self._error is not None:
             raise self._error
         return self._value
@@ -108,16 +109,16 @@ class Workers:
         self._begun: list[Flag] = []  # the ends of the workers that have begun
         self._began = self._inline = False
         self._since = 0.0
+        self._self: weakref.ref[Workers] = weakref.ref(self)
 
     def submit(self, work: Callable[[], Any]) -> Job:
         """Queues a call of ``work``; returns its job."""
-        job = Job(work, self._work_if_nobody_does)
+        job = Job(work, self._self)
         if not self._began:
-            owner: weakref.ref[Workers] = weakref.ref(self)
             self._since = time.monotonic()
             try:
                 _thread.start_new_thread(
-                    _launch, (owner, self._jobs, self._ends, self._begun, self._name)
+                    _launch, (self._self, self._jobs, self._ends, self._begun, self._name)
                 )
                 # Set after the start: after an interrupt in between, no job is queued yet, and
                 # __exit__ need not wait.
@@ -152,7 +153,7 @@ class Workers:
     def _are_late(self) -> bool:
         return time.monotonic() - self._since > _START_SECS
 
-    def _work_if_nobody_does(self) -> None:
+    def work_if_nobody_does(self) -> None:
         """Runs the queued jobs, if every worker was lost while it was started."""
         if self._begun or not self._are_late():
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
-
-Starts = Callable[..., ckpt.Checkpointer]
+from tests.support.two_tiers import Starts, starts
 
 
 def state(value: int) -> dict[str, Any]:
@@ -23,20 +21,7 @@ def state(value: int) -> dict[str, Any]:
 @pytest.fixture(name="start")
 def make_start(tmp_path: Path) -> Starts:
     """Checkpointers of one run, which writes every hundredth step to the persistent directory."""
-    options = ckpt.Options(
-        persist_policy=ckpt.when.every_steps(100), local_max_to_keep=10, durable=False
-    )
-
-    def start(**more: Any) -> ckpt.Checkpointer:
-        return ckpt.Checkpointer(
-            tmp_path / "steps",
-            local_directory=tmp_path / "local",
-            options=options,
-            asynchronous=False,
-            **more,
-        )
-
-    return start
+    return starts(tmp_path, persists_every=100, local_max_to_keep=10)
 
 
 def seen(checkpointer: ckpt.Checkpointer) -> dict[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointNotFound
 from ckpt_core._run.tiers import restore_newest
 from ckpt_core._saved.opening import open_checkpoint
-
-Starts = Callable[..., ckpt.Checkpointer]
+from tests.support.two_tiers import Starts, starts
 
 
 def state(value: int) -> dict[str, Any]:
@@ -24,20 +22,7 @@ def state(value: int) -> dict[str, Any]:
 @pytest.fixture(name="start")
 def make_start(tmp_path: Path) -> Starts:
     """Checkpointers of one run, which writes every fourth step to the persistent directory."""
-    options = ckpt.Options(
-        persist_policy=ckpt.when.every_steps(4), local_max_to_keep=3, durable=False
-    )
-
-    def start(**more: Any) -> ckpt.Checkpointer:
-        return ckpt.Checkpointer(
-            tmp_path / "steps",
-            local_directory=tmp_path / "local",
-            options=options,
-            asynchronous=False,
-            **more,
-        )
-
-    return start
+    return starts(tmp_path, persists_every=4, local_max_to_keep=3)
 
 
 def seen(checkpointer: ckpt.Checkpointer) -> dict[int, int]:

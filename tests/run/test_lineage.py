@@ -18,6 +18,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from tests.support.two_tiers import starts
 
 EVERY_THIRD = ckpt.Options(persist_policy=ckpt.when.every_steps(3), durable=False)
 EVERY = ckpt.Options(durable=False)
@@ -237,18 +238,7 @@ def test_a_rollback_that_cannot_be_written_down_changes_nothing_or_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The disk is full at its first file: before. At its second: the next writer does the rest."""
-    options = ckpt.Options(
-        persist_policy=ckpt.when.every_steps(2), local_max_to_keep=3, durable=False
-    )
-
-    def start(**more: Any) -> ckpt.Checkpointer:
-        return ckpt.Checkpointer(
-            tmp_path / "steps",
-            local_directory=tmp_path / "local",
-            options=options,
-            asynchronous=False,
-            **more,
-        )
+    start = starts(tmp_path, persists_every=2, local_max_to_keep=3)
 
     def newest() -> int | None:
         with start(read_only=True) as reader:

@@ -241,3 +241,17 @@ def test_workers_that_are_lost_while_they_start(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(threads, "_launch", launch)
     assert run_each(lambda one: one + 1, range(20), 3, "ckpt-test") == [*range(1, 21)]
+
+
+def test_a_pool_that_an_interrupt_left_behind_runs_nothing_more() -> None:
+    pool = threads.Workers(1, "ckpt-left")
+    begun, go_on, ran = threading.Event(), threading.Event(), list[int]()
+    pool.submit(lambda: (begun.set(), go_on.wait(LONG_SECS)))
+    later = pool.submit(lambda: ran.append(1))
+    assert begun.wait(LONG_SECS)
+    del pool, later
+    left = [one for one in threading.enumerate() if one.name.startswith("ckpt-left")]
+    go_on.set()
+    for thread in left:
+        thread.join(LONG_SECS)
+    assert len(left) == 1 and not left[0].is_alive() and ran == []
