@@ -62,6 +62,7 @@ class Operation:
     _told_secs: float = 0.0  # when the last progress event was sent
     _reports: int = 0
     _told_bytes: int = 0
+    _announced_bytes: int = 0  # in the last progress event
     _missed_until: float = 0.0
 
     def enter(self, phase: str) -> None:
@@ -80,11 +81,15 @@ class Operation:
         return secs
 
     def tell_progress(self, done_bytes: int) -> None:
-        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago."""
+        """Sends a progress event, unless the last one was less than ``PROGRESS_SECS`` ago.
+
+        What was announced is never taken back: a load reads ahead of what it has counted, and a file of a save can shrink.
+        """
         now = time.monotonic()
         if self.listener is None or now - max(self._told_secs, self.began) < PROGRESS_SECS:
             return
         self._told_secs = now
+        done_bytes = self._announced_bytes = max(self._announced_bytes, done_bytes)
         event = Event(
             kind="progress",
             path=self.path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import difflib
 import os
@@ -352,7 +353,7 @@ def _beside(path: str, backend: Backend) -> str:
 
 def _suggestions(parent: str, wanted: str, backend: Backend) -> list[str]:
     """Names like the wanted one, or else checkpoints, or else all; a number stands for a step, so others are near ones."""
-    inside = sorted(backend.children(parent), key=lambda text: (len(text), text))
+    inside = _nearest(backend.children(parent), wanted)
     found = [name for name in inside if backend.is_checkpoint(f"{parent}/{name}")]
     named = [name for name in inside if not name.isdigit()]  # a run is no checkpoint
     if wanted.isdigit() and found:
@@ -361,6 +362,23 @@ def _suggestions(parent: str, wanted: str, backend: Backend) -> list[str]:
         return [name for name in found if name in near] or found[-5:]
     close = difflib.get_close_matches(wanted, {*found, *named}, n=3, cutoff=0.3)
     return close or found[-5:] or named[-5:]
+
+
+_MOST_LOOKS = 32
+"""Into so many folders a message looks for what was meant: beside it there may be 100,000, each a request to a bucket."""
+
+
+def _nearest(names: list[str], wanted: str) -> list[str]:
+    """The names to look into: of too many, those that stand beside the wanted one when sorted."""
+    by_length, by_letters = sorted(names, key=lambda text: (len(text), text)), sorted(names)
+    if len(names) <= _MOST_LOOKS:
+        return by_length
+    near, half = set[str](), _MOST_LOOKS // 4
+    at = bisect.bisect([(len(text), text) for text in by_length], (len(wanted), wanted))
+    near.update(by_length[max(0, at - half) : at + half])
+    at = bisect.bisect(by_letters, wanted)
+    near.update(by_letters[max(0, at - half) : at + half])
+    return sorted(near, key=lambda text: (len(text), text))
 
 
 def refuse_file_for_steps(path: str) -> None:

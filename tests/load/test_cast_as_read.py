@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ckpt_core as ckpt
+from ckpt_core import _operation
 from ckpt_core._load import targets
 from tests.support.meshes import explicit_mesh
 from tests.support.units import KIB
@@ -117,3 +118,16 @@ def test_whole_numbers_are_still_looked_at(tmp_path, dtype):
     else:
         loaded = ckpt.load(tmp_path / "c", {"w": jnp.zeros(SHAPE, dtype)}, cast=True)
         assert same_bytes(loaded["w"], numbers)
+
+
+def test_progress_never_goes_back_nor_beyond_the_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(_operation, "PROGRESS_SECS", 0)
+    state = {f"w{n}": jnp.asarray(values(np.float32)) for n in range(5)}
+    ckpt.save(tmp_path / "c", state)
+    told: list[ckpt.events.Event] = []
+    ckpt.load(tmp_path / "c", state, options=ckpt.Options(on_event=told.append))
+    progress = [event for event in told if event.kind == "progress"]
+    counts = [event.bytes for event in progress]
+    assert len(counts) > 5
+    assert counts == sorted(counts)
+    assert {event.total_bytes for event in progress} == {counts[-1]}
