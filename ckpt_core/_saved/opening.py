@@ -327,7 +327,7 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     steps = [
         name
         for name in inside
-        if backend.read(f"{path}/{name}", RECORD_FILE) is not None or name.isdigit()
+        if name.isdigit() or backend.read(f"{path}/{name}", RECORD_FILE) is not None
     ]
     if steps:
         return CheckpointNotFound(
@@ -370,10 +370,10 @@ _MOST_LOOKS = 32
 
 def _nearest(names: list[str], wanted: str) -> list[str]:
     """The names to look into: of too many, those that stand beside the wanted one when sorted."""
-    by_length, by_letters = sorted(names, key=lambda text: (len(text), text)), sorted(names)
+    by_length = sorted(names, key=lambda text: (len(text), text))
     if len(names) <= _MOST_LOOKS:
         return by_length
-    near, half = set[str](), _MOST_LOOKS // 4
+    by_letters, near, half = sorted(names), set[str](), _MOST_LOOKS // 4
     at = bisect.bisect([(len(text), text) for text in by_length], (len(wanted), wanted))
     near.update(by_length[max(0, at - half) : at + half])
     at = bisect.bisect(by_letters, wanted)
