@@ -228,6 +228,14 @@ class Steps:
         return [facts for step in steps if (facts := self.facts(step, listing)) is not None]
 
 
+def note_deleted(directory: str, step: int) -> None:
+    """Of a step that a tool has deleted, no copy in the local directories of a run's hosts counts from here on."""
+    backend = backend_of(resolve(directory)[1])
+    run = parse_lineage(backend.read(directory, RUN_FILE))
+    if run.name:
+        backend.put(directory, RUN_FILE, run.without(step).dump())
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A directory of steps.

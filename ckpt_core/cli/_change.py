@@ -19,7 +19,7 @@ from ckpt_core._directory import (
     write_run_metadata,
 )
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._run.lineage import RUN_FILE, parse_lineage
+from ckpt_core._run.steps import note_deleted
 from ckpt_core._storage import backend_of
 from ckpt_core._verify import inspect
 from ckpt_core.cli._steps import is_run, steps_in
@@ -112,24 +112,16 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
     for path in found:
         try:
             backend_of(resolve(path)[1]).delete(path)
-            _note_deleted(path, prefix)
+            directory, _, name = path.rpartition("/")
+            step = StepNames(prefix).parse(name)
+            if step is not None and directory:
+                note_deleted(directory, step)
         except BlockingIOError:
             raise CheckpointError(
                 f"{path} is being read: nothing of it was deleted; try again when that has ended"
             ) from None
     out.print(f"{counted(len(found), 'checkpoint', 'checkpoints')} deleted", markup=False)
     return 0
-
-
-def _note_deleted(path: str, prefix: str | None) -> None:
-    """Copies in local directories of a run's hosts do not count any more either."""
-    directory, _, name = path.rpartition("/")
-    step, backend = StepNames(prefix).parse(name), backend_of(resolve(path)[1])
-    if step is None or not directory:
-        return
-    run = parse_lineage(backend.read(directory, RUN_FILE))
-    if run.name:
-        backend.put(directory, RUN_FILE, run.without(step).dump())
 
 
 def _one_checkpoint(path: str) -> str:
