@@ -240,12 +240,17 @@ def test_progress_of_a_real_save_and_load(tmp_path: Path, monkeypatch: pytest.Mo
     options = ckpt.Options(on_event=heard)
     state = {f"w{i}": np.ones((512, 1024), np.float32) for i in range(8)}
     ckpt.save(tmp_path / "one", state, options=options)
+    first_of_load = sum(one.kind == "progress" for one in heard.events)
     ckpt.load(tmp_path / "one", options=options)
     told = [one for one in heard.events if one.kind == "progress"]
     total = 8 * 2**21
-    assert told
     assert all(0 <= one.bytes <= one.total_bytes == total for one in told)
-    assert [one.bytes for one in told][-8:] == [(i + 1) * 2**21 for i in range(8)]
+    of_load = [one.bytes for one in told[first_of_load:]]
+    # how far the load reads ahead of the leaves that are done depends on its threads
+    assert len(of_load) >= 8
+    assert of_load == sorted(of_load)
+    assert all(done >= (i + 1) * 2**21 for i, done in enumerate(of_load[-8:]))
+    assert of_load[-1] == total
 
 
 @pytest.mark.parametrize("as_numpy", [False, True])
