@@ -4,12 +4,16 @@ The only package that opens sockets. Nothing is pushed: the process that needs f
 server gives what its ``Shelf`` lists and nothing else, to who knows the secret of the job.
 """
 
+from ckpt_core._exchange.addresses import Networks as Networks
 from ckpt_core._exchange.addresses import choose_address as choose_address
+from ckpt_core._exchange.addresses import networks_of as networks_of
 from ckpt_core._exchange.addresses import route_to as route_to
 from ckpt_core._exchange.client import BLOCK_BYTES as BLOCK_BYTES
 from ckpt_core._exchange.client import IDLE_SECS as IDLE_SECS
 from ckpt_core._exchange.client import Connection as Connection
+from ckpt_core._exchange.client import NotYet as NotYet
 from ckpt_core._exchange.client import Peer as Peer
+from ckpt_core._exchange.server import Coming as Coming
 from ckpt_core._exchange.server import Key as Key
 from ckpt_core._exchange.server import Offered as Offered
 from ckpt_core._exchange.server import Server as Server

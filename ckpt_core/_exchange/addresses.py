@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _LOOPBACK = "127.0.0.1"
 _DISCARD_PORT = 9
@@ -25,25 +26,45 @@ def route_to(host: str) -> str | None:
         return None
 
 
-def choose_address(everyone: Sequence[tuple[str, str | None]], index: int) -> str | None:
-    """The address at which process ``index`` listens; None if it has none that others could reach.
+@dataclass(frozen=True)
+class Networks:
+    """What a process must know of the networks of all to choose its address.
+
+    Attributes:
+        one: whether all processes are in one network namespace.
+        elsewhere: the first routes to the coordinator that are not loopback, of at most two different namespaces.
+    """
+
+    one: bool
+    elsewhere: tuple[tuple[str, str], ...]
+
+
+def networks_of(everyone: Sequence[tuple[str, str | None]]) -> Networks:
+    """On process 0: from the network namespace of each process and its route to the coordinator."""
+    elsewhere: dict[str, str] = {}
+    for network, address in everyone:
+        if len(elsewhere) < 2 and address is not None and not _is_loopback(address):
+            elsewhere.setdefault(network, address)
+    return Networks(len({network for network, _ in everyone}) == 1, tuple(elsewhere.items()))
+
+
+def choose_address(network: str, mine: str | None, networks: Networks) -> str | None:
+    """The address at which a process listens; None if it has none that others could reach.
 
     In one network namespace that is loopback. Otherwise it is the route to the coordinator; where that
     is loopback, as on the coordinator's own host, the route to a process elsewhere.
 
     Args:
-        everyone: for each process its network namespace and its route to the coordinator.
-        index: of this process.
+        network: its network namespace.
+        mine: its route to the coordinator.
+        networks: of all processes.
     """
-    network, mine = everyone[index]
-    if all(other == network for other, _ in everyone):
+    if networks.one:
         return _LOOPBACK
     if mine is not None and not _is_loopback(mine):
         return mine
-    for other, address in everyone:
-        if other != network and address is not None and not _is_loopback(address):
-            return route_to(address)
-    return None
+    there = next((address for other, address in networks.elsewhere if other != network), None)
+    return None if there is None else route_to(there)
 
 
 def _is_loopback(address: str) -> bool:

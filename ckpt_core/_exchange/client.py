@@ -39,6 +39,22 @@ class Peer(NamedTuple):
     port: int
 
 
+BEGUN, EXPECTED = "Is being fetched", "To be fetched"
+"""What a server says of a part that it is to get from another process."""
+
+
+class NotYet(ConnectionError):
+    """The peer does not have the part yet.
+
+    Attributes:
+        begun: whether it is fetching it.
+    """
+
+    def __init__(self, text: str, begun: bool) -> None:
+        super().__init__(text)
+        self.begun = begun
+
+
 def authorization(secret: str) -> str:
     """The header by which a request shows that it comes from this job."""
     return f"Bearer {secret}"
@@ -79,6 +95,7 @@ class Connection:
         """The content of one file, block by block.
 
         Raises:
+            NotYet: the peer is to get the part from another process.
             ConnectionError: the peer does not answer, has no such file, or stopped midway.
         """
         where = f"{self._peer.address}:{self._peer.port}"
@@ -90,10 +107,13 @@ class Connection:
             if answer.status != 200:
                 answer.close()  # whatever else it says
                 self._http.close()
-                raise ConnectionError(
+                text = (
                     f"{where} refused file {position} of the part of process {writer} of step {step}: "
                     f"{answer.status} {ascii(answer.reason[:_MOST_REASON])[1:-1]}"
                 )
+                if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise NotYet(text, answer.reason == BEGUN)
+                raise ConnectionError(text)
             missing = answer.length or 0
             while missing:
                 answer.expect(self._block_bytes)

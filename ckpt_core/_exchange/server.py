@@ -24,7 +24,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, cast
 
-from ckpt_core._exchange.client import IDLE_SECS, authorization
+from ckpt_core._exchange.client import BEGUN, EXPECTED, IDLE_SECS, authorization
 from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
@@ -63,6 +63,17 @@ class Offered:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Coming:
+    """A part that this process is to get from another one, and gives as soon as it has it.
+
+    Attributes:
+        begun: whether it is being fetched.
+    """
+
+    begun: bool
+
+
 def open_plain(path: str) -> io.FileIO:
     """Opens a file for reading; neither follows a link nor waits at a pipe.
 
@@ -76,8 +87,8 @@ def open_plain(path: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "no regular file", path)
 
 
-Shelf = Callable[[Key], "Offered | None"]
-"""Looks a part up; None if this process does not have it. Called from any thread."""
+Shelf = Callable[[Key], "Offered | Coming | None"]
+"""Looks a part up; None if this process neither has nor gets it. Called from any thread."""
 
 
 class Server:
@@ -255,7 +266,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         position = int(asked[4])
         if key != self._key:
-            self._key, self._offered = key, listener.shelf(key)
+            found = listener.shelf(key)
+            if isinstance(found, Coming):
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, BEGUN if found.begun else EXPECTED)
+                return
+            self._key, self._offered = key, found
         if self._offered is None or position >= len(self._offered.names):
             self._refuse(HTTPStatus.NOT_FOUND)
             return
@@ -279,12 +294,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             sent += count
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _refuse(self, status: HTTPStatus, reason: str | None = None) -> None:
         self.close_connection = True
-        self._answer(status, 0)
+        self._answer(status, 0, reason)
 
-    def _answer(self, status: HTTPStatus, size_bytes: int) -> None:
-        self.send_response(status)
+    def _answer(self, status: HTTPStatus, size_bytes: int, reason: str | None = None) -> None:
+        self.send_response(status, reason)
         self.send_header("Content-Length", str(size_bytes))
         if self.close_connection:
             self.send_header("Connection", "close")

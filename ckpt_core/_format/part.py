@@ -5,7 +5,7 @@ Runs of process indices are pairs of the first and the last one: ``[[0, 3], [6, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,3 +77,18 @@ def runs_of(indices: Iterable[int]) -> Runs:
         else:
             runs.append([index, index])
     return tuple((first, last) for first, last in runs)
+
+
+def progressions(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Ascending indices as arguments of ``range``: of a mesh, the processes of a group are at equal distances."""
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(indices):
+        end, step = at + 1, 1
+        if end < len(indices):
+            step = indices[end] - indices[at]
+            while end < len(indices) and indices[end] - indices[end - 1] == step:
+                end += 1
+        found.append((indices[at], indices[end - 1] + 1, step))
+        at = end
+    return found

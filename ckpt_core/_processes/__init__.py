@@ -26,6 +26,8 @@ from ckpt_core._processes.jobs import preemption_sync_point as preemption_sync_p
 from ckpt_core._processes.messages import Failure, Message, answer_to, parse
 from ckpt_core._processes.messages import NotTogether as NotTogether
 from ckpt_core._processes.messages import kind_of as kind_of
+from ckpt_core._processes.tables import Keys as Keys
+from ckpt_core._processes.tables import Table as Table
 
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0
@@ -153,6 +155,26 @@ class Processes:
             key = f"{service.left_folder(rounds.life)}{self.index}"
             client.key_value_set(key, Failure("", text, None, rounds.life).dump())
         rounds.end(rounds.life)
+
+    def put(self, name: str, text: str) -> None:
+        """Sets a key at the coordination service, which any process may get; it stays until it is dropped."""
+        if self.count == 1:
+            return
+        with self._service_errors(name):
+            _client().key_value_set(f"ckpt/{name}", text, allow_overwrite=True)
+
+    def get(self, name: str) -> str | None:
+        """The text of a key that a process has put; None if there is none, or the service has ended."""
+        client = _client()
+        with self._service_errors(name):
+            return None if client is None else service.try_get(client, f"ckpt/{name}")
+
+    def drop(self, name: str) -> None:
+        """Deletes a key and all below it; does nothing where the service has ended."""
+        client = _client()
+        if client is not None:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.key_value_delete(f"ckpt/{name}")
 
     def _left(self, client: Any, tag: str) -> dict[int, str]:
         """The processes that left in the life of a round, and why: they set no key after that."""

@@ -111,14 +111,14 @@ def agree_to_save(
     answer = json.loads(processes.gather_decide(tag, mine.dump(), judge, timeout_secs, call))
     if refusal is not None:
         raise refusal
-    if answer["error"]:
-        raise told_by_another(answer["kind"], f"{target}: {answer['error']}")
-    if answer["differing"]:
+    if "error" in answer:
+        raise told_by_another(answer.get("kind", ""), f"{target}: {answer['error']}")
+    if "differing" in answer:
         text = _how_they_differ(
             processes, tag, items, answer["differing"], answer["size"], timeout_secs
         )
         raise CheckpointError(f"{target}: {text}")
-    return answer["offer"]
+    return answer.get("offer")
 
 
 def judge_start(
@@ -126,17 +126,16 @@ def judge_start(
 ) -> str:
     """Called on process 0: its answer as JSON, from what all processes sent (``Start``).
 
-    The answer holds the offer; an error and the name of its class, if a process refuses or settings differ; or the processes
-    whose layouts differ from that of process 0.
+    The answer goes to all, so it holds one thing alone: the offer; an error, with the name of its class if a process refuses;
+    or the processes whose layouts differ from that of process 0.
     """
     everyone = [Start.parse(text) for text in texts]
     first = everyone[0]
-    answer: dict[str, Any] = {"offer": None, "error": "", "kind": "", "differing": [], "size": 0}
     for index, one in enumerate(everyone):
         if one.refusal:
             kind = one.refusal.partition(": ")[0]
             error = f"process {index} cannot save: {one.refusal}"
-            return json.dumps(answer | {"error": error, "kind": kind})
+            return json.dumps({"error": error, "kind": kind})
     for name in dict.fromkeys(name for one in everyone for name in one.settings):
         values = [one.settings.get(name) for one in everyone]
         other = _differing(values)
@@ -145,14 +144,12 @@ def judge_start(
                 f"{name} on processes {other[:_NAMED]} differs from that on process 0 "
                 f"({values[other[0]]!r}, and {values[0]!r}): all processes must save alike"
             )
-            return json.dumps(answer | {"error": error})
+            return json.dumps({"error": error})
     layouts = [one.layout for one in everyone]
-    answer["differing"] = _differing(layouts)
-    if answer["differing"]:
-        answer["size"] = block_size(first.layout, layouts[answer["differing"][0]])
-    else:
-        answer["offer"] = combine([one.offer for one in everyone])
-    return json.dumps(answer)
+    if differing := _differing(layouts):
+        size = block_size(first.layout, layouts[differing[0]])
+        return json.dumps({"differing": differing[:_NAMED], "size": size})
+    return json.dumps({"offer": combine([one.offer for one in everyone])}, separators=(",", ":"))
 
 
 def _differing(values: Sequence[Any]) -> list[int]:

@@ -9,13 +9,14 @@ them, as in the persistent directory, and they make no difference.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ckpt_core._format.part import Part, runs_of
+from ckpt_core._format.part import Runs, progressions, runs_of
 from ckpt_core._options import KIB
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
@@ -95,7 +96,7 @@ def _digest(array: ArrayToWrite) -> str:
 
 @dataclass(frozen=True)
 class Shares:
-    """What the processes of a save hold, as process 0 tells them.
+    """What the processes of a save hold, as process 0 finds it.
 
     Attributes:
         groups: for each process the number of its group; the processes of a group hold the same.
@@ -108,20 +109,32 @@ class Shares:
     states: States
     differ_in_shards_alone: bool = False
 
-    def part(self, index: int) -> Part:
-        """The part that process ``index`` writes."""
-        mine = self.groups[index]
-        alike = (other for other, group in enumerate(self.groups) if group == mine)
-        return Part(index, len(self.groups), runs_of(alike), self.differ_in_shards_alone)
-
-    def with_states(self, items: Sequence[PreparedItem]) -> list[PreparedItem]:
-        """The items of a save, with the pipeline states of all processes."""
-        return [
-            replace(item, state_files=_encoded(self.states[item.name]) | item.state_files)
-            if item.name in self.states
-            else item
-            for item in items
+    def rows(self) -> list[str]:
+        """For each process the number of a row after these, which has the processes of its group: see ``serves_of``."""
+        members: dict[int, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            members.setdefault(group, []).append(index)
+        count = len(self.groups)
+        return [str(count + group) for group in self.groups] + [
+            json.dumps(progressions(members[group]), separators=(",", ":"))
+            for group in sorted(members)
         ]
+
+
+def serves_of(index: int, row: Callable[[int], str]) -> Runs:
+    """The processes that hold what process ``index`` holds, from ``Shares.rows``."""
+    found = json.loads(row(int(row(index))))
+    return runs_of(sorted(one for steps in found for one in range(*steps)))
+
+
+def with_states(items: Sequence[PreparedItem], states: States) -> list[PreparedItem]:
+    """The items of a save, with the pipeline states of all processes."""
+    return [
+        replace(item, state_files=_encoded(states[item.name]) | item.state_files)
+        if item.name in states
+        else item
+        for item in items
+    ]
 
 
 def _encoded(files: Mapping[str, str]) -> dict[str, bytes]:

@@ -399,7 +399,7 @@ def brought(saved: tuple[Path, Key], target: Path, key: Key | None = None) -> No
     offers = Offers()
     offers.put(own, str(path))
     offered = offers.find(own)
-    assert offered is not None
+    assert isinstance(offered, Offered)
     pieces = pieces_of_directory(offered.path, offered.names)
     bring(key or own, pieces, Target(str(target), PosixBackend(), True, allowed))
 
@@ -444,6 +444,8 @@ def test_a_shelf_forgets_what_was_replaced(saved: tuple[Path, Key]):
     offers.put(saved[1], str(saved[0]))
     offers.put(other := saved[1]._replace(token="0" * 32), str(saved[0]))
     found = offers.find(saved[1])
-    assert found is not None and found.names[0] == RECORD_FILE and offers.find(other) is None
+    assert (
+        isinstance(found, Offered) and found.names[0] == RECORD_FILE and offers.find(other) is None
+    )
     offers.keep(lambda key: key != saved[1])
     assert offers.find(saved[1]) is None and offers.path(other) == str(saved[0])

@@ -40,6 +40,7 @@ class _Meeting:
         self._barrier = threading.Barrier(count)
         self._texts: list[str] = [""] * count
         self._answer = ""
+        self.keys: dict[str, str] = {}
 
     def of(self, index: int) -> Any:
         return _Process(self, index)
@@ -62,6 +63,16 @@ class _Process:
 
     def gather_decide(self, tag: str, mine: str, decide: Any, *_: Any) -> str:
         return self._meeting.gather(self.index, mine, decide)
+
+    def put(self, name: str, text: str) -> None:
+        self._meeting.seen.append(text)
+        self._meeting.keys[name] = text
+
+    def get(self, name: str) -> str | None:
+        return self._meeting.keys.get(name)
+
+    def drop(self, name: str) -> None:
+        self._meeting.keys.pop(name, None)
 
 
 def _met(
@@ -114,7 +125,7 @@ def test_who_reads_the_service_cannot_fetch(tmp_path: Path, how: str) -> None:
             assert private.hex() not in said and peers[0].secret not in said
             if said.isascii() and said.isprintable():
                 with pytest.raises(ConnectionError, match="403 Forbidden"):
-                    _fetch(Connection(peers[0].everyone[1], said))
+                    _fetch(Connection(peers[0].find(1), said))
     finally:
         for one in peers:
             one.close()
@@ -144,7 +155,7 @@ def test_without_a_file_the_log_says_what_is_open(
 
 def _fetch_fails_without(peers: list[Peers]) -> bool:
     with pytest.raises(ConnectionError):
-        _fetch(Connection(peers[0].everyone[1], "nothing"))
+        _fetch(Connection(peers[0].find(1), "nothing"))
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,22 +13,31 @@ from hypothesis import strategies as st
 
 import ckpt_core as ckpt
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from ckpt_core._exchange import Key, choose_address
-from ckpt_core._format.part import Part, contains, runs_of
+from ckpt_core._exchange import Key, choose_address, networks_of
+from ckpt_core._format.part import Part, contains, progressions, runs_of
 from ckpt_core._layout.chunks import chunk_key, chunk_of_key
+from ckpt_core._processes import Table
 from ckpt_core._run.tiers.judge import (
+    ChosenPartner,
     Judgement,
     LocalParts,
     Seen,
     Source,
+    all_partners,
     choose_partner,
+    inverted,
     judge,
     judge_copies,
     judge_failure,
     parse_judgement,
     vote,
 )
-from ckpt_core._save.coverage import MOST_STATE_BYTES, Holding, share
+from ckpt_core._save.coverage import (
+    MOST_STATE_BYTES,
+    Holding,
+    serves_of,
+    share,
+)
 
 INDICES = st.sets(st.integers(0, 40))
 
@@ -75,14 +85,35 @@ def test_a_note_of_a_part_that_cannot_be(value: Any):
 
 
 def judged(
-    everyone: list[list[Seen]],
+    everyone: Sequence[list[Seen]],
     machines: list[str] | None = None,
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    texts = [LocalParts(parts, mends).dump() for parts in everyone]
+    told = [LocalParts.parse(LocalParts(parts, mends).dump()) for parts in everyone]
     names = machines or [str(n) for n in range(len(everyone))]
-    return parse_judgement(judge(texts, names, serving or [True] * len(everyone)))
+    found = judge(told, names, serving or [True] * len(everyone))
+    _every_process_hears(found, len(everyone))
+    return found
+
+
+def _every_process_hears(found: Judgement, count: int) -> None:
+    """What each process reads of the answer is what concerns it."""
+    rows: list[str] = []
+
+    def publish(told: list[str]) -> str:
+        rows[:] = told
+        return "name"
+
+    text = found.dump(count, publish)
+    for index in range(count):
+        here = parse_judgement(text, index, lambda _, number: rows[number])
+        assert here.partial == found.partial and list(here.steps) == list(found.steps)
+        for step, whole in found.steps.items():
+            mine = here.steps[step]
+            assert (mine.token, mine.twice) == (whole.token, whole.twice)
+            assert list(mine.sources) == whole.sources.get(index, [])
+            assert [mine.piece(n) for n in range(mine.pieces)] == whole.pieces
 
 
 TOKENS = st.dictionaries(st.integers(0, 5), st.sampled_from("ab"), max_size=4)
@@ -150,8 +181,11 @@ def test_whole_means_that_everybody_gets_what_serves_him(
             assert process not in step.sources
             continue
         assert step.sources[process]
-        for source in step.sources[process]:
+        for place, source in enumerate(step.sources[process]):
             given = [s for s in everyone[source.process] if s.writer == source.writer]
+            if place == 0 and source.process in step.sources:  # which gets it before
+                assert source.writer == source.process or given
+                continue
             assert any(s.token == step.token and contains(s.serves, process) for s in given)
             assert source.process == process or serving[source.process]
 
@@ -238,7 +272,10 @@ def test_the_newer_save_counts_of_whichever_number_it_is():
 
 def test_who_keeps_copies_of_whose_parts():
     def chosen(machines: str, partners: Any = "host") -> list[int | None]:
-        return [choose_partner(partners, list(machines), n) for n in range(len(machines))]
+        told: list[ChosenPartner] = [
+            choose_partner(partners, n, len(machines)) for n in range(len(machines))
+        ]
+        return all_partners(told, machines)
 
     assert chosen("xxyy") == [2, 3, 0, 1]
     assert chosen("xyxy") == [1, 0, 3, 2]
@@ -252,15 +289,19 @@ def test_who_keeps_copies_of_whose_parts():
 
     for wrong in (3, -1, 0, True, "1", None):
         with pytest.raises(ValueError, match="must give the index of another"):
-            choose_partner(constant(wrong), list("xyz"), 0)
+            choose_partner(constant(wrong), 0, 3)
 
 
 @given(st.lists(st.sampled_from("xyz"), min_size=2, max_size=12))
 def test_partners_are_elsewhere_where_that_is_possible(machines: list[str]):
+    told: list[ChosenPartner] = ["host"] * len(machines)
+    partners = all_partners(told, machines)
+    assert sum(map(len, inverted(partners))) == len(machines)
     for index, machine in enumerate(machines):
-        partner = choose_partner("host", machines, index)
+        partner = partners[index]
         assert partner is not None and partner != index
         assert machines[partner] != machine or len(set(machines)) == 1
+        assert index in inverted(partners)[partner]
 
 
 def test_all_copy_the_same_steps():
@@ -297,19 +338,92 @@ def test_who_differs_in_regions_alone():
     states = [{"data": {f"{n}.json": "x" * n}} for n in range(2)]
     assert alike(*[Holding("a", one, "v") for one in states])
     assert not alike(Holding("a", states[0], "v"), Holding("a", None, "v"))
-    shares = share([Holding(name, {}, "v").dump() for name in "ab"])
-    assert Part.load(json.loads(json.dumps(shares.part(1).dump()))).differ_in_shards_alone
+    part = Part(1, 2, ((1, 1),), differ_in_shards_alone=True)
+    assert Part.load(json.loads(json.dumps(part.dump()))).differ_in_shards_alone
     assert not Part.load({"process": 0, "of": 2, "serves": [[0, 0]]}).differ_in_shards_alone
     assert Part.own(0, 1).differ_in_shards_alone and not Part.own(0, 2).differ_in_shards_alone
 
 
 def test_at_which_address_a_process_serves():
-    far = ("a", "10.0.0.1"), ("b", "10.0.0.2")
-    assert choose_address(far, 0) == "10.0.0.1" and choose_address(far, 1) == "10.0.0.2"
-    assert choose_address([("a", "10.0.0.1"), ("a", "10.0.0.1")], 0) == "127.0.0.1"
-    assert choose_address([("a", "127.0.0.1"), ("b", None)], 0) is None
+    def address(everyone: list[tuple[str, str | None]], index: int) -> str | None:
+        return choose_address(*everyone[index], networks_of(everyone))
+
+    far: list[tuple[str, str | None]] = [("a", "10.0.0.1"), ("b", "10.0.0.2")]
+    assert address(far, 0) == "10.0.0.1" and address(far, 1) == "10.0.0.2"
+    assert address([("a", "10.0.0.1"), ("a", "10.0.0.1")], 0) == "127.0.0.1"
+    assert address([("a", "127.0.0.1"), ("b", None)], 0) is None
     # the coordinator's own host may know itself by loopback only: it takes its way to another one
-    assert choose_address([("a", "127.0.0.1"), ("b", "127.0.0.2")], 0) is None
+    assert address([("a", "127.0.0.1"), ("b", "127.0.0.2")], 0) is None
+    mixed: list[tuple[str, str | None]] = [("a", "127.0.0.1"), ("a", "127.0.0.1"), *far, far[1]]
+    assert networks_of(mixed).elsewhere == (("a", "10.0.0.1"), ("b", "10.0.0.2"))
+
+
+class _Keys:
+    """A coordination service that counts."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.gets = self.sent_bytes = 0
+
+    def put(self, name: str, text: str) -> None:
+        assert name not in self.texts
+        self.texts[name] = text
+
+    def get(self, name: str) -> str | None:
+        self.gets += 1
+        self.sent_bytes += len(self.texts.get(name, ""))
+        return self.texts.get(name)
+
+    def drop(self, name: str) -> None:
+        self.texts = {
+            one: text for one, text in self.texts.items() if not f"{one}/".startswith(f"{name}/")
+        }
+
+
+@given(st.lists(st.text("ab,[", max_size=300), min_size=1, max_size=70))
+def test_each_process_reads_its_row_of_a_table(rows: list[str]):
+    keys = _Keys()
+    first, other = Table(keys, "t"), Table(keys, "t")
+    name = first.publish(rows)
+    assert (name == "") == (not any(rows))
+    for table in (first, other):
+        for number, row in enumerate(rows):
+            assert table.row(name, number) == row
+    blocks = len(keys.texts)
+    assert keys.gets == blocks and first.publish(rows) == name and len(keys.texts) == blocks
+
+
+def test_a_table_takes_the_place_of_the_one_before():
+    keys = _Keys()
+    first, other = Table(keys, "t"), Table(keys, "t")
+    old = first.publish(["a", "b"])
+    new = first.publish(["a", "c"])
+    assert other.row(new, 1) == "c" and other.row("", 1) == ""
+    with pytest.raises(CheckpointError, match="gone from the coordination service"):
+        Table(keys, "t").row(old, 1)
+
+
+@given(INDICES)
+def test_progressions_hold_their_indices_and_no_other(indices: set[int]):
+    found = [one for steps in progressions(sorted(indices)) for one in range(*steps)]
+    assert found == sorted(indices)
+
+
+@pytest.mark.parametrize("groups", [1, 128, 4096])
+def test_what_4096_processes_read_of_who_holds_the_same(groups: int):
+    """A mesh of 4,096 processes: each reads a few hundred bytes once, and nothing at the saves that follow."""
+    told = [Holding(f"{n % groups}", {}, "v").dump() for n in range(4096)]
+    keys = _Keys()
+    first = Table(keys, "t")
+    name = first.publish(share(told).rows())
+    for index in (0, 1, 2047, 4095):
+        table = first if index == 0 else Table(keys, "t")
+        serves = serves_of(index, lambda number, table=table: table.row(name, number))
+        assert serves == runs_of(range(index % groups, 4096, groups))
+    assert keys.sent_bytes <= 3 * 2 * 2048
+    assert sum(map(len, keys.texts.values())) < 200 * 1024
+    before = keys.gets
+    assert first.publish(share(told).rows()) == name and keys.gets == before
 
 
 @pytest.mark.parametrize(

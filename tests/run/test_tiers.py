@@ -496,11 +496,11 @@ def test_what_the_processes_say_before_a_save():
 
     step, tree = {"the step": 1}, Layout("t", 9)
     alike = judged(Start(step, tree, "x"), Start(step, tree, "y"))
-    assert (alike["offer"], alike["error"], alike["differing"]) == ("x", "", [])
+    assert alike == {"offer": "x"}
     other = judged(Start(step, tree, "x"), Start({"the step": 2}, tree, "y"))
     assert "the step on processes [1]" in other["error"]
     unlike = judged(*[Start(step, Layout(name, 9)) for name in "tutu"])
-    assert (unlike["error"], unlike["differing"], unlike["size"]) == ("", [1, 3], 1)
+    assert unlike == {"differing": [1, 3], "size": 1}
     refused = judged(Start(step, tree), Start(step, refusal="OSError: full"))
     assert refused["error"] == "process 1 cannot save: OSError: full"
 

@@ -43,10 +43,8 @@ class Copier:
         target: Callable[[int, int, Callable[[], None]], Target],
         bytes_per_sec: int | None,
     ) -> None:
-        self.sources: Sequence[int] = [
-            source for source, partner in enumerate(peers.partners) if partner == peers.index
-        ]
-        self.active = len(peers.partners) > 1 and None not in peers.partners
+        self.sources: Sequence[int] = peers.sources
+        self.active = peers.copies
         self._peers = peers
         self._target = target
         self._bytes_per_sec = bytes_per_sec
@@ -111,9 +109,6 @@ class Copier:
             if cancelled.is_set():
                 raise _Cancelled(f"the copy of step {key.step} is not wanted any more")
 
-        peer = self._peers.everyone[key.writer]
-        if not peer.port:
-            raise ConnectionError(f"process {key.writer} serves nothing")
         connection = self._peers.connect(key.writer, self._block_bytes)
         began, moved_bytes = time.monotonic(), 0
 

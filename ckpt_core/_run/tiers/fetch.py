@@ -5,24 +5,34 @@ A copy is equal to the original to the byte, ckpt.json included, and appears by 
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
 from ckpt_core._events import logger
-from ckpt_core._exchange import BLOCK_BYTES, Key, open_plain
+from ckpt_core._exchange import BLOCK_BYTES, Key, NotYet, Offered, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._options import MIB
-from ckpt_core._run.tiers.judge import Source, WholeStep
+from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._save.protocol import aborting
 from ckpt_core._verify import verify_part
 
+_LOOK_SECS, _MOST_LOOK_SECS = 0.05, 1.0
+"""Intervals at which a source is asked that has yet to get the part: the first, and the longest."""
+_BEGIN_SECS = 5.0
+"""It may be another call that this process makes alone, in which the source does not fetch anything."""
+_TIMES_IDLE = 10
+"""A source may fetch for so many times as long as a connection may move no byte."""
+_NAMED = 5
+"""Maximum number of sources named in a message."""
 _VERIFY_BYTES = 256 * MIB
 """Maximum host memory in which a part is verified, if no chunk is larger."""
 Pieces = Callable[[int], Iterator[bytes]]
@@ -99,8 +109,11 @@ def fetch_first(
     target: Target,
     what: str,
     may_go_on: Callable[[], None] = lambda: None,
+    rest: Callable[[], Sequence[Source]] = tuple,
 ) -> Fetched:
     """Brings a part from the first of its sources that gives it, another process or another folder of this one.
+
+    A source that is to get the part from another process is waited for; see ``_patiently``.
 
     Args:
         save: step and token.
@@ -109,23 +122,62 @@ def fetch_first(
         target: where to.
         what: is brought, and could not be, for the message.
         may_go_on: called before each source and after each block; raises if it has become too late.
+        rest: further sources, asked for if none of the first gives it. Each process begins elsewhere among them.
 
     Raises:
         CheckpointCorrupt: none gives it; the message says what each answered.
     """
     failures: list[str] = []
-    for source in sources:
+    for source in _each(sources, rest, peers.index):
         key = Key(*save, source.writer)
         try:
             may_go_on()
-            record = _bring_from(source, key, peers, target, may_go_on)
+            record = _patiently(
+                functools.partial(_bring_from, source, key, peers, target, may_go_on),
+                may_go_on,
+                _TIMES_IDLE * peers.idle_secs,
+            )
         except (CheckpointError, OSError) as error:
             if (interrupt := raised_by_a_handler(error)) is not None:
                 raise interrupt from None
             failures.append(f"from process {source.process}: {error}")
         else:
             return Fetched(record, source, failures)
-    raise CheckpointCorrupt(f"{what}: {'; '.join(failures)}")
+    more = f"; and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
+    raise CheckpointCorrupt(f"{what}: {'; '.join(failures[:_NAMED])}{more}")
+
+
+def _each(
+    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int
+) -> Iterator[Source]:
+    """The sources, and then the others, of which each process begins with another one."""
+    yield from sources
+    others = rest()
+    for number in range(len(others)):
+        source = others[(index + number) % len(others)]
+        if source not in sources:
+            yield source
+
+
+def _patiently(
+    bring: Callable[[], Record], may_go_on: Callable[[], None], limit_secs: float
+) -> Record:
+    """What ``bring`` gives, once the source has it: for up to 5 s until it begins to fetch it, and then for ``limit_secs``.
+
+    Raises:
+        NotYet: it took longer.
+    """
+    began, wait_secs = time.monotonic(), _LOOK_SECS
+    while True:
+        try:
+            return bring()
+        except NotYet as error:
+            waited_secs = time.monotonic() - began
+            if waited_secs > (limit_secs if error.begun else min(limit_secs, _BEGIN_SECS)):
+                raise
+        may_go_on()
+        time.sleep(wait_secs)
+        wait_secs = min(2 * wait_secs, _MOST_LOOK_SECS)
 
 
 def _bring_from(
@@ -141,7 +193,7 @@ def _bring_from(
 
     if source.process == peers.index:
         offered = peers.offers.find(key)
-        if offered is None:
+        if not isinstance(offered, Offered):
             raise ConnectionError("it was here and is gone")
         return bring(key, watched(pieces_of_directory(offered.path, offered.names)), target)
     connection = peers.connect(source.process)
@@ -186,18 +238,17 @@ class Mender:
     def __init__(self, peers: Peers, target: Callable[[int], Target]) -> None:
         self._peers = peers
         self._target = target
-        self._missing: dict[int, tuple[str, list[Source]]] = {}
+        self._missing: dict[int, StepHere] = {}
         self._damaged: dict[tuple[int, str], str] = {}
         self._lock = threading.Lock()
 
-    def note(self, steps: Mapping[int, WholeStep]) -> None:
+    def note(self, steps: Mapping[int, StepHere]) -> None:
         """Takes over what all agreed on."""
+        self._missing = {step: whole for step, whole in steps.items() if whole.sources}
         mine = self._peers.index
-        self._missing = {
-            step: (whole.token, whole.sources[mine])
-            for step, whole in steps.items()
-            if mine in whole.sources
-        }
+        self._peers.offers.expect(
+            Key(step, whole.token, mine) for step, whole in self._missing.items()
+        )
 
     def is_whole(self, step: int, token: str | None, path: str, max_host_bytes: int) -> bool:
         """Whether every byte of this process's own part is as it was saved; else it is ignored and replaced."""
@@ -222,15 +273,19 @@ class Mender:
         with self._lock:
             if step not in self._missing:
                 return
-            token, sources = self._missing[step]
+            whole = self._missing[step]
+            token, save = whole.token, (step, whole.token)
             mine, target = self._peers.index, self._target(step)
             lost = f"the part of process {mine} of step {step} is lost or damaged in its local directory, and could not be fetched"
-            fetched = fetch_first((step, token), sources, self._peers, target, lost)
-            for writer in (
-                fetched.source.writer,
-                mine,
-            ):  # its partner asks for the part of this process
-                self._peers.offers.put(Key(step, token, writer), target.path)
+            with self._peers.offers.getting(Key(*save, mine)):
+                fetched = fetch_first(
+                    save, whole.sources, self._peers, target, lost, rest=whole.rest
+                )
+                for writer in (
+                    fetched.source.writer,
+                    mine,
+                ):  # its partner asks for the part of this process, and so do others that lack it
+                    self._peers.offers.put(Key(*save, writer), target.path)
             self._log(step, token, fetched, target.path)
             del self._missing[step]
 

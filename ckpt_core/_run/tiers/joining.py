@@ -18,7 +18,7 @@ from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_chec
 from ckpt_core._format.record import FileRecord, Record
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.fetch import Target, fetch_first
-from ckpt_core._run.tiers.judge import Source, WholeStep
+from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers
 from ckpt_core._saved import NativeCheckpoint, SavedItem, open_checkpoint
 from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_context, read_index
@@ -26,6 +26,8 @@ from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_conte
 _NODE_FILE_BYTES = 64 * MIB
 _TRIES = 3
 """Maximum number of places from which one tries to bring a part."""
+_BESIDE = 8
+"""Of so many processes with the nearest indices it is asked whether they are on this machine."""
 _SHARE_OF_TIME = 0.5
 """Of the time for which the others wait, the share in which all parts must be here."""
 
@@ -50,14 +52,14 @@ class Joining:
         backend: PosixBackend,
         timeout_secs: float,
     ) -> None:
-        self.steps: dict[int, WholeStep] = {}
+        self.steps: dict[int, StepHere] = {}
         self._peers = peers
         self._directory = directory
         self._backend = backend
         self._timeout_secs = timeout_secs
         self._joined: _Joined | None = None
 
-    def note(self, steps: Mapping[int, WholeStep]) -> None:
+    def note(self, steps: Mapping[int, StepHere]) -> None:
         """Takes over what all agreed on; deletes what was put together before."""
         self.steps = {step: whole for step, whole in steps.items() if whole.pieces}
         self.discard()
@@ -70,13 +72,14 @@ class Joining:
             folder = self._backend.begin(
                 f"{self._directory}/joined", overwrite=False, durable=False, token=whole.token
             )
-            ours, all_ = self._peers.index, len(self._peers.everyone)
+            ours, all_ = self._peers.index, self._peers.processes.count
             # the processes share the parts out in the order in which their own parts are
-            middle, count = (ours + 0.5) / all_, len(whole.pieces)
+            middle, count = (ours + 0.5) / all_, whole.pieces
             near = sorted(range(count), key=lambda n: (abs((n + 0.5) / count - middle), n))
             self._joined = _Joined(
                 (step, whole.token),
-                [whole.pieces[n] for n in near],
+                near,
+                whole.piece,
                 folder.path,
                 folder.abort,
                 self._bring,
@@ -110,12 +113,16 @@ class Joining:
                 )
 
         peers = self._peers
-        here, count = peers.machines[peers.index], len(peers.everyone)
+        count = peers.processes.count
 
-        def distance(source: Source) -> tuple[bool, bool, int]:
-            process = source.process
-            elsewhere = peers.machines[process] != here
-            return process != peers.index, elsewhere, (process - peers.index) % count
+        def ahead(source: Source) -> int:
+            return (source.process - peers.index) % count
+
+        beside = sorted(sources, key=lambda one: min(ahead(one), count - ahead(one)))[:_BESIDE]
+        near = {one for one in beside if peers.is_on_this_machine(one.process)}
+
+        def distance(source: Source) -> tuple[bool, int]:
+            return source not in near, ahead(source)
 
         target = Target(path, self._backend, False, may_go_on)
         lacking = f"a part of step {key[0]}, which another number of processes saved, could not be brought here"
@@ -128,7 +135,8 @@ class _Joined:
 
     Args:
         key: step and token; None while it is of no use.
-        pieces: the sources of its parts, the one first that most likely holds what is wanted.
+        near: the numbers of its parts, the one first that most likely holds what is wanted.
+        sources: of a part.
         folder: path of the folder.
         delete: deletes it.
         bring: brings a part from its sources to a path, before a deadline.
@@ -137,7 +145,8 @@ class _Joined:
     def __init__(
         self,
         key: tuple[int, str],
-        pieces: Sequence[Sequence[Source]],
+        near: Sequence[int],
+        sources: Callable[[int], Sequence[Source]],
         folder: str,
         delete: Callable[[], None],
         bring: Callable[[tuple[int, str], Sequence[Source], str, float], Record],
@@ -145,7 +154,8 @@ class _Joined:
         self.key: tuple[int, str] | None = key
         self._save = key
         self._delete = delete
-        self._pieces = pieces
+        self._near = near
+        self._sources = sources
         self._folder = folder
         self._bring = bring
         self._here: list[Record] = []
@@ -174,7 +184,9 @@ class _Joined:
     def _bring_next(self) -> None:
         number = len(self._here)
         self._here.append(
-            self._bring(self._save, self._pieces[number], self._path(number), self._deadline)
+            self._bring(
+                self._save, self._sources(self._near[number]), self._path(number), self._deadline
+            )
         )
 
     def gather(self, needed: Mapping[str, set[str]]) -> None:
@@ -201,7 +213,7 @@ class _Joined:
 
         look(0)
         before = len(self._here)
-        while lacks() and len(self._here) < len(self._pieces):
+        while lacks() and len(self._here) < len(self._near):
             self._bring_next()
             look(len(self._here) - 1)
         added = range(before, len(self._here))
@@ -214,7 +226,7 @@ class _Joined:
             "step %d is put together from %d of the %d different parts that other processes saved",
             self._save[0],
             len(self._here),
-            len(self._pieces),
+            len(self._near),
         )
 
     def _add(

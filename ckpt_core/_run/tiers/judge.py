@@ -11,9 +11,10 @@ is whole if the part of each of them is there, and they differ in regions of arr
 from __future__ import annotations
 
 import errno
+import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from ckpt_core._errors import (
     is_of_target,
     raised_by_a_handler,
 )
-from ckpt_core._format.part import Runs, contains
+from ckpt_core._format.part import Runs, contains, progressions, runs_of
 from ckpt_core._run.lineage import Order
 
 _NAMED = 5
@@ -87,16 +88,19 @@ class WholeStep:
 
     Attributes:
         token: of the save.
-        sources: process that lacks its part -> from where it may get it, the best first.
+        sources: process that lacks its part -> up to 3 places from where it may get it, the best first. The first may be
+            a process that lacks it as well and gets it before.
         twice: whether each part is in two places, so that the step survives the loss of one.
         pieces: of a step of another number of processes, the parts that are not as good as another one:
             from where each may be fetched, in the order of their processes. Empty for all others.
+        rest: process that lacks its part -> all that have it, where they are more than 3.
     """
 
     token: str
     sources: dict[int, list[Source]]
     twice: bool = False
     pieces: list[list[Source]] = field(default_factory=list[list[Source]])
+    rest: dict[int, list[Source]] = field(default_factory=dict[int, list[Source]])
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,101 @@ class Judgement:
 
     steps: dict[int, WholeStep]
     partial: dict[int, list[int]]
+
+    def dump(self, count: int, publish: Callable[[list[str]], str]) -> str:
+        """As text for ``parse_judgement``: the same for all processes, and short.
+
+        Args:
+            count: number of processes.
+            publish: publishes rows of which each process needs few, and gives their name.
+        """
+        sources: list[list[Any]] = [[] for _ in range(count)]
+        steps: list[Any] = []
+        rows: list[str] = []
+        for step, whole in self.steps.items():
+            steps.append([step, whole.token, whole.twice, count + len(rows), len(whole.pieces)])
+            rows += map(_dumps, whole.pieces)
+            at: dict[int, int] = {}  # one row for all processes that have the same others
+            for process, found in whole.sources.items():
+                rest = whole.rest.get(process)
+                if rest is not None and id(rest) not in at:
+                    at[id(rest)] = count + len(rows)
+                    rows.append(_dumps(rest))
+                sources[process].append([step, found, 0 if rest is None else at[id(rest)]])
+        rows = [_dumps(mine) if mine else "" for mine in sources] + rows
+        return _dumps([publish(rows), steps, list(self.partial.items())])
+
+
+@dataclass(frozen=True)
+class StepHere:
+    """A whole step, as one process knows it.
+
+    Attributes:
+        token: of the save.
+        sources: from where this process may get its part, the best first; empty if it has it.
+        twice: see ``WholeStep``.
+        rest: all that have it, should those of ``sources`` not give it.
+        pieces: number of the parts of another number of processes; 0 for all other steps.
+        piece: from where the n-th of them may be fetched.
+    """
+
+    token: str
+    sources: Sequence[Source]
+    twice: bool
+    rest: Callable[[], list[Source]]
+    pieces: int
+    piece: Callable[[int], list[Source]]
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """A judgement, as one process knows it.
+
+    Attributes:
+        steps: the whole ones.
+        partial: see ``Judgement``.
+    """
+
+    steps: dict[int, StepHere]
+    partial: dict[int, list[int]]
+
+
+def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> LocalSteps:
+    """What ``Judgement.dump`` gave, for one process.
+
+    Args:
+        text: the answer.
+        index: of the process.
+        row: reads a row that was published, by the name of all and its number.
+    """
+    table, told, partial = json.loads(text)
+    mine = row(table, index)
+    lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
+
+    def here(step: int, token: str, twice: bool, first: int, pieces: int) -> StepHere:
+        def listed(number: int) -> list[Source]:
+            return _sources(json.loads(row(table, number)))
+
+        sources, rest = lacking.get(step, ([], 0))
+        return StepHere(
+            token,
+            sources,
+            twice,
+            lambda: listed(rest) if rest else [],
+            pieces,
+            lambda number: listed(first + number),
+        )
+
+    steps = {one[0]: here(*one) for one in told}
+    return LocalSteps(steps, {step: processes for step, processes in partial})
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _sources(told: Sequence[Any]) -> list[Source]:
+    return [Source(*one) for one in told]
 
 
 def _order(value: Sequence[Any]) -> Order:
@@ -131,7 +230,8 @@ class LocalParts:
 
     def dump(self) -> str:
         """As text for ``judge``."""
-        return json.dumps([self.parts, self.mends])
+        parts = [part._replace(serves=_packed(part.serves)) for part in self.parts]
+        return _dumps([parts, self.mends])
 
     @staticmethod
     def parse(text: str) -> LocalParts:
@@ -139,56 +239,121 @@ class LocalParts:
         parts, mends = json.loads(text)
         seen = (Seen(*part) for part in parts)
         hashable = (
-            one._replace(serves=tuple((a, b) for a, b in one.serves), order=_order(one.order))
-            for one in seen
+            one._replace(serves=_unpacked(one.serves), order=_order(one.order)) for one in seen
         )
         return LocalParts(list(hashable), mends)
 
 
-def judge(texts: Sequence[str], machines: Sequence[str], serving: Sequence[bool]) -> str:
-    """On process 0: the judgement, as text for ``parse_judgement``.
+def _packed(runs: Runs) -> Any:
+    """Many runs of one process each as arguments of ``range``: of a mesh, 128 runs are one."""
+    if len(runs) < 4 or any(first != last for first, last in runs):
+        return runs
+    return [list(steps) for steps in progressions([first for first, _ in runs])]
+
+
+def _unpacked(packed: Sequence[Sequence[int]]) -> Runs:
+    if len(packed[0]) == 3:
+        return runs_of(sorted(one for steps in packed for one in range(*steps)))
+    return tuple((first, last) for first, last in packed)
+
+
+def judge(
+    everyone: Sequence[LocalParts], machines: Sequence[str], serving: Sequence[bool]
+) -> Judgement:
+    """The steps that are whole, and from where each process gets what it lacks.
 
     Args:
-        texts: for each process, its ``LocalParts``.
+        everyone: what each process tells.
         machines: for each process, its machine.
         serving: for each process, whether the others can fetch from it.
     """
-    everyone = [LocalParts.parse(text) for text in texts]
-    saves: dict[int, dict[tuple[str, int], Order]] = {}
-    for one in everyone:
+    saves: dict[int, dict[tuple[str, int], _Parts]] = {}
+    for process, one in enumerate(everyone):
         for seen in one.parts:
             found, save = saves.setdefault(seen.step, {}), (seen.token, seen.processes)
-            found[save] = max(seen.order, found.get(save, seen.order))
-    steps: dict[int, object] = {}
+            found.setdefault(save, _Parts(seen.order)).add(process, seen)
+    steps: dict[int, WholeStep] = {}
     partial: dict[int, list[int]] = {}
     for step, made in sorted(saves.items()):
-        for token, count in sorted(made, key=lambda save: (made[save], save), reverse=True):
-            search = _Search(everyone, machines, serving, step, token, count)
+        newest = sorted(made, key=lambda save: (made[save].order, save), reverse=True)
+        for token, count in newest:
+            search = _Search(everyone, machines, serving, made[token, count], count)
             sources = {} if count else search.sources()
             pieces, absent = search.pieces() if count else ([], [])
             absent += [process for process, found in sources.items() if not found]
             if not absent:
                 twice = not count and search.twice()
-                steps[step] = [token, list(sources.items()), twice, pieces]
+                steps[step] = WholeStep(token, sources, twice, pieces, search.rest)
                 partial.pop(step, None)
                 break
             partial.setdefault(step, absent[:_NAMED])
-    return json.dumps([list(steps.items()), list(partial.items())])
+    return Judgement(steps, partial)
 
 
-def parse_judgement(text: str) -> Judgement:
-    """The answer of ``judge``."""
-    steps, partial = json.loads(text)
-    whole = {
-        step: WholeStep(
-            token,
-            {process: [Source(*one) for one in found] for process, found in sources},
-            twice,
-            [[Source(*one) for one in found] for found in pieces],
-        )
-        for step, (token, sources, twice, pieces) in steps
-    }
-    return Judgement(whole, {step: processes for step, processes in partial})
+class _Parts:
+    """The parts of one save: process that sees them -> what it sees."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.seen: dict[int, list[Seen]] = {}
+
+    def add(self, process: int, seen: Seen) -> None:
+        self.order = max(self.order, seen.order)
+        self.seen.setdefault(process, []).append(seen)
+
+
+class _Givers:
+    """Sources of one part: the processes that have it, and those that get it before another one needs it.
+
+    ``load`` counts for each process the transfers that it takes part in. One that lacks the part gives it once it is there,
+    so from 64 processes that have it 4,096 get it in six rounds of transfers, instead of 63 from each of the 64.
+    """
+
+    def __init__(self, sources: list[Source], machines: Sequence[str], load: Counter[int]) -> None:
+        self.sources = sources
+        self._turn = 0
+        self._load = load
+        self._heap = [(load[source.process], False, source) for source in sources]
+        heapq.heapify(self._heap)
+        self._near: dict[str, list[Source]] = {}
+        for source in sources:
+            self._near.setdefault(machines[source.process], []).append(source)
+
+    def near(self, machine: str) -> list[Source]:
+        """Those that have it on a machine, the least busy first."""
+        return sorted(self._near.get(machine, ()), key=lambda one: (self._load[one.process], one))
+
+    def join(self, process: int) -> None:
+        """A process gets the part, and gives it from then on."""
+        heapq.heappush(self._heap, (self._load[process], True, Source(process, process)))
+
+    def least_busy(self, without: Collection[Source]) -> list[Source]:
+        """The one that can give it first, which may have yet to get it; empty if there is none."""
+        passed: list[tuple[int, bool, Source]] = []
+        found: list[Source] = []
+        while self._heap and not found:
+            load, late, source = heapq.heappop(self._heap)
+            if load < self._load[source.process]:
+                heapq.heappush(self._heap, (self._load[source.process], late, source))
+                continue
+            passed.append((load, late, source))
+            if source not in without:
+                found = [source]
+        for one in passed:
+            heapq.heappush(self._heap, one)
+        return found
+
+    def in_turn(self, count: int, without: Collection[Source]) -> list[Source]:
+        """Some that have it, without some; others each time."""
+        found: list[Source] = []
+        for _ in range(min(len(self.sources), count + len(without))):
+            source = self.sources[self._turn % len(self.sources)]
+            self._turn += 1
+            if source not in without:
+                found.append(source)
+            if len(found) == count:
+                break
+        return found
 
 
 class _Search:
@@ -199,83 +364,97 @@ class _Search:
         everyone: Sequence[LocalParts],
         machines: Sequence[str],
         serving: Sequence[bool],
-        step: int,
-        token: str,
+        parts: _Parts,
         count: int,
     ) -> None:
         self._everyone = everyone
         self._machines = machines
         self._count = count
         self._load: Counter[int] = Counter()
-        self._parts = [
-            [
-                seen
-                for seen in one.parts
-                if (seen.step, seen.token, seen.processes) == (step, token, count)
-            ]
-            for one in everyone
-        ]
+        self._parts = parts.seen
         self._differ_in_shards_alone = all(
-            seen.differ_in_shards_alone for parts in self._parts for seen in parts
+            seen.differ_in_shards_alone for some in self._parts.values() for seen in some
         )
-        self._offers = [
-            (Source(process, seen.writer), seen.serves)
-            for process, parts in enumerate(self._parts)
-            if serving[process] or len(everyone) == 1
-            for seen in parts
-        ]
+        self.rest: dict[int, list[Source]] = {}
+        self._serving = serving
+        self._offers: dict[Runs, list[Source]] = {}
+        for process, some in self._parts.items():
+            if serving[process] or len(everyone) == 1:
+                for seen in some:
+                    self._offers.setdefault(seen.serves, []).append(Source(process, seen.writer))
 
     def sources(self) -> dict[int, list[Source]]:
         """For each process that lacks its part, its sources; an empty list if there are none."""
-        return {
-            process: self._of(process)
-            for process, parts in enumerate(self._parts)
-            if not any(seen.own and contains(seen.serves, process) for seen in parts)
+        lacking = {
+            process: list[_Givers]()
+            for process in range(len(self._everyone))
+            if not any(
+                seen.own and contains(seen.serves, process) for seen in self._parts.get(process, ())
+            )
         }
+        if not lacking:
+            return {}
+        for serves, sources in self._offers.items():
+            givers = _Givers(sources, self._machines, self._load)
+            for process in _indices(serves):
+                if process in lacking:
+                    lacking[process].append(givers)
+        return {process: self._of(process, givers) for process, givers in lacking.items()}
 
     def twice(self) -> bool:
         """Whether each process's part is on two machines; if there is one, with two processes."""
         places = self._machines if len(set(self._machines)) > 1 else range(len(self._machines))
         found: dict[Runs, set[object]] = {}
-        for place, parts in zip(places, self._parts, strict=True):
-            for seen in parts:
+        for process, some in self._parts.items():
+            for seen in some:
                 if len(of_these := found.setdefault(seen.serves, set())) < 2:
-                    of_these.add(place)
+                    of_these.add(places[process])
         held: list[set[object]] = [set() for _ in places]
         for serves, some in found.items():
-            for process in (n for first, last in serves for n in range(first, last + 1)):
+            for process in _indices(serves):
                 held[process] |= some
         return all(len(some) > 1 for some in held)
 
-    def _of(self, process: int) -> list[Source]:
+    def _of(self, process: int, givers: Sequence[_Givers]) -> list[Source]:
         if not self._everyone[process].mends:
             return []
-        near = [
+        here = [
             Source(process, seen.writer)
-            for seen in self._parts[process]
+            for seen in self._parts.get(process, ())
             if contains(seen.serves, process)
         ]
-        near = near[: _SOURCES - 1]  # one elsewhere, should those be damaged
+        here = here[: _SOURCES - 1]  # one elsewhere, should those be damaged
         machine = self._machines[process]
-        found = sorted(
-            (self._machines[source.process] != machine, self._load[source.process], source)
-            for source, serves in self._offers
-            if source.process != process and contains(serves, process)
-        )
-        chosen = [source for _, _, source in found[: _SOURCES - len(near)]]
-        if not near:
-            self._load.update(source.process for source in chosen[:1])
-        return near + chosen
+        chosen = [one for some in givers for one in some.near(machine) if one.process != process]
+        own = {Source(process, seen.writer) for seen in self._parts.get(process, ())}
+        wanted = _SOURCES - len(here)
+        for some in givers:
+            if not here and not chosen:
+                chosen = some.least_busy(own)
+            if len(chosen) < wanted:
+                chosen += some.in_turn(wanted - len(chosen), {*chosen, *own})
+            if len(some.sources) > _SOURCES:
+                self.rest[process] = some.sources
+        chosen = chosen[:wanted]
+        if not here and chosen:
+            self._load[chosen[0].process] += 1
+            self._load[process] = self._load[chosen[0].process]
+            if self._serving[process] and len(givers) == 1:
+                givers[0].join(process)
+        return here + chosen
 
     def pieces(self) -> tuple[list[list[Source]], list[int]]:
         """Of a save of another number of processes: sources of each part, and whose parts are lacking."""
         found: dict[Runs, list[Source]] = {}
         if all(one.mends for one in self._everyone) and self._differ_in_shards_alone:
-            for source, serves in self._offers:
-                found.setdefault(serves, []).append(source)
-        held = {n for runs in found for first, last in runs for n in range(first, last + 1)}
+            found = self._offers
+        held = {process for runs in found for process in _indices(runs)}
         absent = [process for process in range(self._count) if process not in held]
         return [found[runs] for runs in sorted(found)], absent
+
+
+def _indices(runs: Runs) -> Iterator[int]:
+    return (n for first, last in runs for n in range(first, last + 1))
 
 
 # ---------------------------------------------------------------- after a restore that failed
@@ -316,17 +495,20 @@ def judge_failure(votes: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------ copies
 
 
-def choose_partner(partners: Partners, machines: Sequence[str], index: int) -> int | None:
-    """The process that keeps copies of the parts of process ``index``; None for no copies.
+ChosenPartner = int | Literal["host"] | None
+"""What one process says of its partner: its index, or that it is to be one on the next machine, or none."""
+
+
+def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
+    """What process ``index`` says of the process that keeps copies of its parts.
 
     Raises:
         ValueError: the caller's function gives no other process of the run.
     """
-    count = len(machines)
     if partners is None or count == 1:
         return None
     if partners == "host":
-        return _on_next_machine(machines, index)
+        return "host"
     chosen = partners(index, count)
     if type(chosen) is not int or not 0 <= chosen < count or chosen == index:
         raise ValueError(
@@ -336,16 +518,33 @@ def choose_partner(partners: Partners, machines: Sequence[str], index: int) -> i
     return chosen
 
 
-def _on_next_machine(machines: Sequence[str], index: int) -> int:
-    """A process on the next machine, of the same place in it; with one machine, the next process."""
-    ordered = list(dict.fromkeys(machines))
-    if len(ordered) == 1:
-        return (index + 1) % len(machines)
-    at = ordered.index(machines[index])
-    place = [i for i, machine in enumerate(machines) if machine == machines[index]].index(index)
-    following = ordered[(at + 1) % len(ordered)]
-    theirs = [i for i, machine in enumerate(machines) if machine == following]
-    return theirs[place % len(theirs)]
+def all_partners(told: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
+    """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave.
+
+    On the next machine that is a process of the same place in it; with one machine, the next process.
+    """
+    count, of_machine, places = len(told), dict[str, list[int]](), list[int]()
+    for index, machine in enumerate(machines):
+        theirs = of_machine.setdefault(machine, [])
+        places.append(len(theirs))
+        theirs.append(index)
+    ordered = list(of_machine)
+    following = dict(zip(ordered, ordered[1:] + ordered[:1], strict=True))
+
+    def on_next_machine(index: int) -> int:
+        theirs = of_machine[following[machines[index]]]
+        return (index + 1) % count if len(ordered) == 1 else theirs[places[index] % len(theirs)]
+
+    return [on_next_machine(n) if one == "host" else one for n, one in enumerate(told)]
+
+
+def inverted(partners: Sequence[int | None]) -> list[list[int]]:
+    """For each process, those whose partner it is."""
+    sources: list[list[int]] = [[] for _ in partners]
+    for index, partner in enumerate(partners):
+        if partner is not None:
+            sources[partner].append(index)
+    return sources
 
 
 CopyState = Literal["off", "idle", "busy", "done"]

@@ -18,7 +18,7 @@ from ckpt_core._errors import (
 )
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
-from ckpt_core._processes import next_tag
+from ckpt_core._processes import Table, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight
 from ckpt_core._run.lineage import Lineage
@@ -71,6 +71,8 @@ class LocalTier:
             folders.clean()
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
+        self._judged = Table(processes, f"{peers.folder}/judged")
+        self._groups = Table(processes, f"{peers.folder}/groups")
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
@@ -157,15 +159,14 @@ class LocalTier:
         ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts([place.seen for place in places], mends=not self._read_only)
-        machines, serving = self._peers.machines, self._peers.serving
         answer = self._processes.gather_decide(
             next_tag(),
             seen.dump(),
-            lambda texts: judge(texts, machines, serving),
+            self._judge,
             self._options.timeout_secs,
             "look at the local steps",
         )
-        found = parse_judgement(answer)
+        found = parse_judgement(answer, self._processes.index, self._judged.row)
         partial, self._partial = self._partial, found.partial
         for step, absent in sorted(found.partial.items()):
             if self.reads_alone and partial.get(step) == absent:
@@ -186,6 +187,12 @@ class LocalTier:
         self._mender.note(found.steps)
         self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
+
+    def _judge(self, texts: list[str]) -> str:
+        """On process 0: which steps are whole, from what all see."""
+        everyone = [LocalParts.parse(text) for text in texts]
+        machines, serving = zip(*self._peers.hosts, strict=True)
+        return judge(everyone, machines, serving).dump(len(everyone), self._judged.publish)
 
     def opening(self, step: int) -> _load.Opening:
         """A function that opens this process's part of a step, and gets it before if it is lacking."""
@@ -226,7 +233,7 @@ class LocalTier:
                 self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
             folders.discard_leftovers(of_others=False)
 
-        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told)
+        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told, self._groups)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
@@ -372,5 +379,5 @@ class LocalTier:
             self._copier.close(self._complete, limit_secs if secs_left is None else secs_left)
         finally:
             self._joining.discard()
-            self._peers.close()
+            self._peers.leave()
             self._folders.close()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ckpt_core._directory import (
     SECRET_FILE,
@@ -20,23 +21,26 @@ from ckpt_core._directory import (
     this_machine,
     this_network,
 )
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import BarrierTimeout, CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._exchange import (
     BLOCK_BYTES,
     IDLE_SECS,
+    Coming,
     Connection,
     Key,
+    Networks,
     Offered,
     Peer,
     Server,
     choose_address,
+    networks_of,
     route_to,
 )
 from ckpt_core._format.record import RECORD_FILE, load_record
 from ckpt_core._options import Options
-from ckpt_core._processes import Processes, coordinator_host, next_tag
-from ckpt_core._run.tiers.judge import choose_partner
+from ckpt_core._processes import Processes, Table, coordinator_host, next_tag
+from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
 
 _CALL = "open local directories to each other"
 _SECRET_BYTES = 32
@@ -55,6 +59,7 @@ class Offers:
     def __init__(self) -> None:
         self._read = PosixBackend().read
         self._paths: dict[Key, str] = {}
+        self._coming: dict[Key, Coming] = {}
         self._lock = threading.Lock()
 
     def put(self, key: Key, path: str) -> None:
@@ -67,6 +72,22 @@ class Offers:
         with self._lock:
             self._paths = dict(paths)
 
+    def expect(self, keys: Iterable[Key]) -> None:
+        """This process is to get these parts, and no other."""
+        with self._lock:
+            self._coming = {key: Coming(False) for key in keys}
+
+    @contextlib.contextmanager
+    def getting(self, key: Key) -> Generator[None]:
+        """This process gets a part while the block runs."""
+        with self._lock:
+            self._coming[key] = Coming(True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._coming.pop(key, None)
+
     def keep(self, wanted: Callable[[Key], bool]) -> None:
         """Offers no longer those that are not wanted."""
         with self._lock:
@@ -77,11 +98,12 @@ class Offers:
         with self._lock:
             return self._paths.get(key)
 
-    def find(self, key: Key) -> Offered | None:
+    def find(self, key: Key) -> Offered | Coming | None:
         """The files of a part, from its record; a ``Shelf``."""
         path = self.path(key)
         if path is None:
-            return None
+            with self._lock:
+                return self._coming.get(key)
         try:
             data = self._read(path, RECORD_FILE)
             record = None if data is None else load_record(data)
@@ -97,47 +119,111 @@ class Peers:
     """The processes of a run, and where each serves its local steps.
 
     Attributes:
-        everyone: one per process.
+        processes: of the run.
         offers: the parts that this process gives.
         secret: what every request carries.
-        partners: for each process, the one that keeps copies of its parts, or None.
         server: that of this process; None if it serves nothing.
+        folder: where each process has put its address; see ``Processes.put``.
         idle_secs: maximum time in which a connection moves no byte.
-        index: of this process.
+        hosts: on process 0: for each process its machine, and whether others can fetch from it.
+        copies: whether each process has a partner, which keeps copies of its parts.
+        sources: the processes whose partner this one is.
     """
 
-    everyone: tuple[Peer, ...]
+    processes: Processes
     offers: Offers
     secret: str
-    partners: tuple[int | None, ...]
     server: Server | None
+    folder: str = ""
     idle_secs: float = IDLE_SECS
-    index: int = 0
+    hosts: tuple[tuple[str, bool], ...] = ()
+    copies: bool = False
+    sources: tuple[int, ...] = ()
+    _found: dict[int, Peer] = field(default_factory=dict[int, Peer])
+
+    @property
+    def index(self) -> int:
+        """Of this process."""
+        return self.processes.index
+
+    def find(self, process: int) -> Peer:
+        """Where a process serves; asked of the coordination service once.
+
+        Raises:
+            ConnectionError: it is not known, or serves nothing.
+        """
+        if process not in self._found:
+            try:
+                text = self.processes.get(f"{self.folder}/{process}")
+            except BarrierTimeout as error:
+                raise ConnectionError(str(error)) from error
+            if text is None:
+                raise ConnectionError(f"process {process} has ended")
+            self._found[process] = Peer(*json.loads(text))
+        return self._found[process]
+
+    def is_on_this_machine(self, process: int) -> bool:
+        """Whether a process runs on the machine of this one; False if nobody knows."""
+        if process == self.index:
+            return True
+        try:
+            return self.find(process).machine == this_machine()
+        except ConnectionError:
+            return False
 
     def connect(self, process: int, block_bytes: int = BLOCK_BYTES) -> Connection:
-        """A connection to a process."""
-        return Connection(self.everyone[process], self.secret, block_bytes, self.idle_secs)
+        """A connection to a process.
+
+        Raises:
+            ConnectionError: it serves nothing.
+        """
+        peer = self.find(process)
+        if not peer.port:
+            raise ConnectionError(f"process {process} serves nothing")
+        return Connection(peer, self.secret, block_bytes, self.idle_secs)
 
     def close(self) -> None:
         """Serves no longer; may be called again."""
         if self.server is not None:
             self.server.close()
 
-    @property
-    def machines(self) -> list[str]:
-        """The machine of each process."""
-        return [peer.machine for peer in self.everyone]
+    def leave(self) -> None:
+        """Serves no longer, and takes the address back."""
+        self.close()
+        if self.folder:
+            self.processes.drop(f"{self.folder}/{self.index}")
 
-    @property
-    def serving(self) -> list[bool]:
-        """For each process, whether others can fetch from it."""
-        return [peer.port > 0 for peer in self.everyone]
+
+@dataclass(frozen=True)
+class _Opening:
+    """What process 0 answers to the networks of all, the same to each.
+
+    Attributes:
+        nonce: of this meeting.
+        private: whether process 0 has the secret of a file.
+        networks: of the processes.
+    """
+
+    nonce: str
+    private: bool
+    networks: Networks
+
+    def dump(self) -> str:
+        return json.dumps([self.nonce, self.private, self.networks.one, self.networks.elsewhere])
+
+    @staticmethod
+    def parse(text: str) -> _Opening:
+        nonce, private, one, elsewhere = json.loads(text)
+        return _Opening(nonce, private, Networks(one, tuple((a, b) for a, b in elsewhere)))
 
 
 def exchange_addresses(
     processes: Processes, options: Options, offers: Offers, directory: str | None = None
 ) -> Peers:
-    """Starts this process's server and learns where the others are; all processes must call it.
+    """Starts this process's server and tells where it is; all processes must call it.
+
+    What process 0 answers has a few hundred bytes, whatever the number of processes: where another one
+    serves is asked when something is fetched from it.
 
     Args:
         processes, options: of the run.
@@ -150,43 +236,39 @@ def exchange_addresses(
     """
     machine = this_machine()
     if processes.count == 1:
-        return Peers((Peer(machine, "", 0),), offers, "", (None,), None)
-    tag = next_tag()
+        return Peers(processes, offers, "", None, hosts=((machine, False),))
+    tag, machines = next_tag(), list[str]()
     private, why, refused = _private(options, directory if processes.index == 0 else None)
-    mine = json.dumps([machine, this_network(), route_to(coordinator_host()), private is not None])
+    network, route = this_network(), route_to(coordinator_host())
 
-    def tell_all(texts: list[str]) -> str:
-        found = [json.loads(text) for text in texts]
-        return json.dumps([found, secrets.token_hex(_SECRET_BYTES)])
+    def answer_all(texts: list[str]) -> str:
+        told = [json.loads(text) for text in texts]
+        machines.extend(machine for machine, _, _ in told)
+        networks = networks_of([(network, route) for _, network, route in told])
+        return _Opening(secrets.token_hex(_SECRET_BYTES), private is not None, networks).dump()
 
-    answer = processes.gather_decide(tag, mine, tell_all, options.timeout_secs, _CALL)
-    found, nonce = json.loads(answer)
-    if private is None and found[0][3]:  # process 0 has made one meanwhile
+    mine = json.dumps([machine, network, route])
+    opening = _Opening.parse(
+        processes.gather_decide(tag, mine, answer_all, options.timeout_secs, _CALL)
+    )
+    if private is None and opening.private:  # process 0 has made one meanwhile
         private, why, refused = _private(options, directory)
+    nonce = opening.nonce
     secret = nonce if private is None else _derived(private, "fetch", nonce)
     if private is None and processes.index == 0 and not refused:
         logger.warning("local directories: %s. %s", why, _OPEN)
-    found = [told[:3] for told in found]
     proof = "" if private is None else _derived(private, "proof", nonce)
-    server, address = _serve(
-        choose_address([told[1:] for told in found], processes.index), secret, offers
-    )
-    try:
-        everyone, partners = _introduce(
-            processes,
-            options,
-            tag,
-            [told[0] for told in found],
-            server,
-            (address, proof, why),
-            refused,
-        )
-    except BaseException:
-        if server is not None:
-            server.close()
-        raise
+    server, address = _serve(choose_address(network, route, opening.networks), secret, offers)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    return Peers(everyone, offers, secret, partners, server, idle_secs, processes.index)
+    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs)
+    try:
+        port = 0 if server is None else server.port
+        processes.put(f"{peers.folder}/{processes.index}", json.dumps([machine, address, port]))
+        introduced = _Introduced(port > 0, None, refused, proof, why)
+        return _introduce(peers, tag, introduced, options, machines)
+    except BaseException:
+        peers.leave()
+        raise
 
 
 def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
@@ -219,62 +301,73 @@ def _serve(address: str | None, secret: str, offers: Offers) -> tuple[Server | N
     return None, ""
 
 
-def _introduce(
-    processes: Processes,
-    options: Options,
-    tag: str,
-    machines: Sequence[str],
-    server: Server | None,
-    said: tuple[str, str, str],
-    refused: str,
-) -> tuple[tuple[Peer, ...], tuple[int | None, ...]]:
-    """Tells all at which port this process serves, and who its partner is.
+class _Introduced(NamedTuple):
+    """What one process says of itself once it serves.
 
-    ``said``: at which address; the proof that it knows the secret, or nothing; and why it has none. ``refused``: why
-    this process cannot take part.
+    Attributes:
+        serves: whether others can fetch from it.
+        partner: see ``judge.choose_partner``.
+        error: why it cannot take part.
+        proof: that it knows the secret, or nothing.
+        why: it has no secret.
     """
-    address, proof, why = said
-    port = 0 if server is None else server.port
-    partner, error = None, refused
+
+    serves: bool
+    partner: ChosenPartner
+    error: str
+    proof: str
+    why: str
+
+
+def _introduce(
+    peers: Peers, tag: str, mine: _Introduced, options: Options, machines: Sequence[str]
+) -> Peers:
+    """Agrees that all processes can take part, and who keeps copies of whose parts."""
+    processes, hosts = peers.processes, list[tuple[str, bool]]()
     try:
-        partner = choose_partner(options.partners, machines, processes.index)
+        partner = choose_partner(options.partners, processes.index, processes.count)
+        mine = mine._replace(partner=partner)
     except Exception as raised:
-        error = error or f"has no partner: {type(raised).__name__}: {raised}"
-    mine = json.dumps([address, port, partner, error, proof, why])
+        error = mine.error or f"has no partner: {type(raised).__name__}: {raised}"
+        mine = mine._replace(error=error)
+    table = Table(processes, f"{peers.folder}/partners")
+
+    def answer_all(texts: list[str]) -> str:
+        told = [_Introduced(*json.loads(text)) for text in texts]
+        hosts.extend((machine, one.serves) for machine, one in zip(machines, told, strict=True))
+        failed = [f"process {index} {one.error}" for index, one in enumerate(told) if one.error]
+        problem = failed[0] if failed else _strangers(told)
+        partners = all_partners([one.partner for one in told], machines)
+        without = [index for index, partner in enumerate(partners) if partner is None]
+        rows = [json.dumps(sources) for sources in inverted(partners)]
+        copies = not problem and not without
+        return json.dumps([problem, without[:5], table.publish(rows) if copies else ""])
+
     answer = processes.gather_decide(
-        f"{tag}/ports",
-        mine,
-        lambda texts: json.dumps([json.loads(text) for text in texts]),
-        options.timeout_secs,
+        f"{tag}/ports", json.dumps(mine), answer_all, options.timeout_secs
     )
-    told: list[Any] = json.loads(answer)
-    proofs, reasons = [entry[4] for entry in told], [entry[5] for entry in told]
-    told = [entry[:4] for entry in told]
-    failed = [(index, error) for index, (_, _, _, error) in enumerate(told) if error]
-    if failed:
-        raise CheckpointError(f"process {failed[0][0]} {failed[0][1]}")
-    _refuse_strangers(proofs, reasons)
-    without = [index for index, (_, _, partner, _) in enumerate(told) if partner is None]
-    if partner is not None and without:
+    problem, without, rows = json.loads(answer)
+    if problem:
+        raise CheckpointError(problem)
+    if mine.partner is not None and without:
         logger.warning(
-            "Options.partners is set here, but not on processes %s: no copies are made", without[:5]
+            "Options.partners is set here, but not on processes %s: no copies are made", without
         )
-    peers = (
-        Peer(machine, where, port)
-        for machine, (where, port, _, _) in zip(machines, told, strict=True)
-    )
-    return tuple(peers), tuple(partner for _, _, partner, _ in told)
+    sources = tuple(json.loads(table.row(rows, processes.index))) if rows else ()
+    return replace(peers, hosts=tuple(hosts), copies=bool(rows), sources=sources)
 
 
-def _refuse_strangers(proofs: list[str], reasons: list[str]) -> None:
-    """Raises CheckpointError if the processes do not all know one secret, or all none."""
-    for index, proof in enumerate(proofs):
-        if proof != proofs[0]:
-            first, other = (
-                f"has {'a' if said else 'no'} secret{f' ({why})' if why else ''}"
-                for said, why in ((proofs[0], reasons[0]), (proof, reasons[index]))
+def _strangers(told: Sequence[_Introduced]) -> str:
+    """What is wrong if the processes do not all know one secret, or all none; empty if nothing is."""
+    first = told[0]
+    for index, one in enumerate(told):
+        if one.proof != first.proof:
+            theirs, ours = (
+                f"has {'a' if said.proof else 'no'} secret{f' ({said.why})' if said.why else ''}"
+                for said in (one, first)
             )
-            raise CheckpointError(
-                f"process {index} {other} and process 0 {first}, not the same one: Options(peer_secret_file=) must "
+            return (
+                f"process {index} {theirs} and process 0 {ours}, not the same one: Options(peer_secret_file=) must "
                 "name a file with the same bytes on each host"
             )
+    return ""

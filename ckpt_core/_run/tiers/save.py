@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._format.part import Part
+from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
-from ckpt_core._save.coverage import Shares, holding_of, share
+from ckpt_core._save.coverage import holding_of, serves_of, share, with_states
 from ckpt_core._save.protocol import Snapshot, aborting
 from ckpt_core._save.write import Write
 
@@ -49,16 +50,18 @@ class Saved:
     protected: tuple[int, str] | None = None
 
 
-def combine_offers(offers: Sequence[Any]) -> dict[str, Any]:
-    """On process 0: the answer to what each of several processes offered in agreement 1."""
+def combine_offers(offers: Sequence[Any], publish: Callable[[list[str]], str]) -> dict[str, Any]:
+    """On process 0: the answer to what each of several processes offered in agreement 1; the same to all, and short."""
     shares = share([offer["holding"] for offer in offers])
+    tokens = [offer["token"] for offer in offers]
     answer = {
-        "groups": shares.groups,
+        "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
+        "groups": publish(shares.rows()),
         "states": shares.states,
         "alike": shares.differ_in_shards_alone,
     }
-    copies = judge_copies([offer["copied"] for offer in offers])
-    return {"token": offers[0]["token"], **answer, **copies}
+    answer |= judge_copies([offer["copied"] for offer in offers])
+    return {name: value for name, value in answer.items() if value}
 
 
 class LocalSave:
@@ -74,6 +77,7 @@ class LocalSave:
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
+        groups: the table of which processes hold the same; most saves have that of the save before.
 
     Attributes:
         may_have_replaced: a process may have put the step in the place of an earlier save of its number.
@@ -85,11 +89,13 @@ class LocalSave:
         lease: Lease,
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],
+        groups: Table,
     ) -> None:
         self._job = job
         self._lease = lease
         self._committed = committed
         self._copied = copied
+        self._groups = groups
         self._snapshot = Snapshot(
             job, "save into local directories", "save into its local directory"
         )
@@ -129,11 +135,15 @@ class LocalSave:
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        answer = snapshot.agree(settings, offer, combine_offers)
-        shares = Shares(answer["groups"], answer["states"], answer["alike"])
-        snapshot.items = shares.with_states(snapshot.items)
-        protected = answer["protected"] and (answer["protected"][0], answer["protected"][1])
-        return Saved(answer["token"], shares.part(job.processes.index), answer["copies"], protected)
+        groups = self._groups
+        answer = snapshot.agree(settings, offer, lambda told: combine_offers(told, groups.publish))
+        snapshot.items = with_states(snapshot.items, answer.get("states", {}))
+        protected = answer.get("protected")
+        index, count = job.processes.index, job.processes.count
+        serves = serves_of(index, lambda number: groups.row(answer["groups"], number))
+        part = Part(index, count, serves, "alike" in answer)
+        token = answer.get("token", job.token)
+        return Saved(token, part, "copies" in answer, protected and (protected[0], protected[1]))
 
     def _write(self, write: Write, saved: Saved) -> None:
         """Writes and commits this process's part; agreement 2 is right before the commit."""

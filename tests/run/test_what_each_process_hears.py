@@ -1,0 +1,92 @@
+"""What the coordination service sends for local directories: to each process the same, however many there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import StepNames
+from ckpt_core._processes import Processes
+from ckpt_core._run.lineage import Lineage
+from ckpt_core._run.steps import open_run_directory
+from ckpt_core._run.tiers.local import LocalTier
+from ckpt_core._run.tiers.save import StepToSave
+from ckpt_core._save import RecordFields
+from tests.support.counted_service import Service, run_all
+
+LINEAGE = "a" * 16
+RUN = Lineage("run", LINEAGE)
+OPENING_BYTES = 1024
+SAVE_BYTES = 128
+
+
+class Counted:
+    """The bytes that the service sent, by what the processes did."""
+
+    def __init__(self, count: int) -> None:
+        self.service = Service()
+        self.sent: dict[str, list[int]] = {}
+        self._count = count
+        self._barrier = threading.Barrier(count, action=self._note)
+        self._what = ""
+
+    def end(self, what: str) -> None:
+        self._what = what
+        self._barrier.wait(120)
+
+    def _note(self) -> None:
+        self.sent[self._what] = [self.service.sent_bytes[n] for n in range(self._count)]
+        self.service.forget()
+
+
+def counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partners: Any, sharded: bool
+) -> dict[str, list[int]]:
+    """Opens local directories, saves three times, and opens them again."""
+    found = Counted(count)
+    options = ckpt.Options(partners=partners, timeout_secs=100, durable=False)
+    directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)
+    (tmp_path / "persistent").mkdir()
+
+    def tier_of(processes: Processes) -> LocalTier:
+        run = dataclasses.replace(directory, processes=processes)
+        return LocalTier(str(tmp_path / "local" / str(processes.index)), RUN, run)
+
+    def work(processes: Processes) -> None:
+        tier = tier_of(processes)
+        found.end("opening")
+        for step in range(3):
+            value = processes.index if sharded else 7
+            items = {"state": {"w": np.full(16, value)}}
+            what = StepToSave(step, items, RecordFields(True), f"{LINEAGE}{step:016x}")
+            tier.prepare(what, None)()
+            found.end(f"save {step}")
+        tier.close(0)
+        found.end("close")
+        again = tier_of(processes)
+        assert 2 in again.complete
+        found.end("opening again")
+        again.close(0)
+
+    run_all(monkeypatch, found.service, count, work)
+    return found.sent
+
+
+@pytest.mark.parametrize("count", [8, 48, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("partners", [None, "host"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+def test_a_few_hundred_bytes_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partners: Any, sharded: bool
+) -> None:
+    sent = counted(tmp_path, monkeypatch, count, partners, sharded)
+    for what in ("opening", "opening again"):
+        # a block of the table of partners is 1 KiB; one may have to be asked for more than once
+        assert max(sent[what][1:]) <= OPENING_BYTES + 2 * 1024 * (partners is not None), what
+    for step in (1, 2):
+        assert max(sent[f"save {step}"][1:]) <= SAVE_BYTES
