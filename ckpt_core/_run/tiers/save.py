@@ -61,6 +61,7 @@ def combine_offers(offers: Sequence[Any], publish: Callable[[list[str]], str]) -
         "alike": shares.differ_in_shards_alone,
     }
     answer |= judge_copies([offer["copied"] for offer in offers])
+    answer["protected"] = answer["protected"] is not None  # then it is what each has told
     return {name: value for name, value in answer.items() if value}
 
 
@@ -127,9 +128,12 @@ class LocalSave:
         if job.processes.count == 1:
             return Saved(job.token)
 
+        copied: list[Any] = []
+
         def offer() -> dict[str, Any]:
+            copied[:] = self._copied()  # once the arrays are on the host
             held = holding_of(snapshot.items).dump()
-            return {"token": job.token, "holding": held, "copied": self._copied()}
+            return {"token": job.token, "holding": held, "copied": copied}
 
         settings = {
             "the step": job.step,
@@ -138,12 +142,12 @@ class LocalSave:
         groups = self._groups
         answer = snapshot.agree(settings, offer, lambda told: combine_offers(told, groups.publish))
         snapshot.items = with_states(snapshot.items, answer.get("states", {}))
-        protected = answer.get("protected")
         index, count = job.processes.index, job.processes.count
         serves = serves_of(index, lambda number: groups.row(answer["groups"], number))
         part = Part(index, count, serves, "alike" in answer)
         token = answer.get("token", job.token)
-        return Saved(token, part, "copies" in answer, protected and (protected[0], protected[1]))
+        protected = (copied[1], copied[2]) if "protected" in answer else None
+        return Saved(token, part, "copies" in answer, protected)
 
     def _write(self, write: Write, saved: Saved) -> None:
         """Writes and commits this process's part; agreement 2 is right before the commit."""

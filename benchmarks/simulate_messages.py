@@ -1,0 +1,162 @@
+"""Counts what the coordination service carries for local directories, with 64 to 16,384 processes.
+
+    python benchmarks/simulate_messages.py
+
+Runs the code that process 0 decides with, on what each of so many processes would send it, and counts the bytes of values,
+answers and tables. Nothing is sent; docs/scaling.md shows the table. Sizes without those of keys and of the transport.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+
+from ckpt_core._processes import Table
+from ckpt_core._run.tiers.judge import (
+    ChosenPartner,
+    LocalParts,
+    Seen,
+    all_partners,
+    inverted,
+    judge,
+)
+from ckpt_core._run.tiers.save import combine_offers
+from ckpt_core._save.agreement import Start, judge_start
+from ckpt_core._save.coverage import Holding
+from ckpt_core._save.plan_digest import Layout
+
+HOST_PROCESSES = 4
+TOKEN = "0123456789abcdef" * 2
+DIGEST = TOKEN * 2
+HEAD_BYTES = 30  # the call, which the values and the answer of the first agreement of a call repeat
+
+Publish = Callable[[list[str]], str]
+
+
+class Keys:
+    """What is put, and what all processes together read of it."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def put(self, name: str, text: str) -> None:
+        self.texts[name] = text
+
+    def get(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def drop(self, name: str) -> None:
+        pass
+
+
+class Told:
+    """Bytes of one call of all processes."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self.to_zero = self.from_zero = self.of_one = 0
+        self.secs = 0.0
+        self._keys = Keys()
+        self._table = Table(self._keys, "t")
+
+    def agree(
+        self, values: Sequence[str], decide: Callable[[Publish], str], head_bytes: int = HEAD_BYTES
+    ) -> None:
+        """One agreement; each process reads one block of the rows that are published."""
+        began = time.process_time()
+        before = len(self._keys.texts)
+        answer = decide(self._table.publish)
+        self.secs += time.process_time() - began
+        self.to_zero += sum(map(len, values)) + head_bytes * len(values)
+        blocks = list(self._keys.texts.values())[before:]
+        block = sum(map(len, blocks)) // len(blocks) if blocks else 0
+        each = len(answer) + head_bytes + block
+        self.of_one = max(self.of_one, each)
+        self.from_zero += self._processes * each
+
+    def row(self, what: str) -> str:
+        """As a line of the table."""
+        mib = 1 / 1024**2
+        return (
+            f"{self._processes:9} {what:26} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
+            f" {self.of_one:13} {self.secs:9.2f}"
+        )
+
+
+def opening(processes: int, moved: bool) -> Told:
+    """Addresses, partners and a first look at two steps; with ``moved``, each process is on another host than before."""
+    told = Told(processes)
+    machines = [f"{n // HOST_PROCESSES:036x}" for n in range(processes)]
+    network = [json.dumps([machine, "4026531840", "10.128.200.1"]) for machine in machines]
+    told.agree(
+        network, lambda _: json.dumps([DIGEST, True, False, [["4026531840", "10.128.0.1"]] * 2])
+    )
+    serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
+
+    partners: list[ChosenPartner] = ["host"] * processes
+
+    def introduce(publish: Publish) -> str:
+        rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
+        return json.dumps(["", [], publish(rows)])
+
+    told.agree(serving, introduce, 2)
+
+    def part(step: int, index: int) -> Seen:
+        at = (index + HOST_PROCESSES) % processes if moved else index
+        return Seen(step, TOKEN, (0, step, 0.0), at, ((at, at),), not moved)
+
+    seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
+    texts = [one.dump() for one in seen]
+
+    def look(publish: Publish) -> str:
+        everyone = [LocalParts.parse(text) for text in texts]
+        return judge(everyone, machines, [True] * processes).dump(processes, publish)
+
+    told.agree(texts, look)
+    return told
+
+
+def saving(processes: int) -> tuple[Told, Told]:
+    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows."""
+    columns = min(64, processes)
+    texts: list[str] = []
+    for n in range(processes):
+        held = Holding(DIGEST[:-4] + f"{n % columns:04x}", {}, DIGEST).dump()
+        offer: Any = {"token": TOKEN, "holding": held, "copied": ["done", 7, TOKEN]}
+        texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
+    first, later = Told(processes), Told(processes)
+
+    def start(publish: Publish) -> str:
+        return judge_start(texts, lambda offers: combine_offers(offers, publish))
+
+    for told in (first, later):
+        told.agree(texts, start)
+        for _ in ("written", "committed"):
+            told.agree(["="] * processes, lambda _: "=", 2)
+        later._table = first._table  # pyright: ignore[reportPrivateUsage] # the table of the save before
+        later._keys = first._keys  # pyright: ignore[reportPrivateUsage]
+    return first, later
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
+    print("processes call                       to 0, MiB    sent, MiB  bytes to one  s at 0")
+    for processes in parser.parse_args().processes:
+        print(opening(processes, moved=False).row("opening"), flush=True)
+        print(opening(processes, moved=True).row("opening, all hosts moved"), flush=True)
+        first, later = saving(processes)
+        print(first.row("first local save"), flush=True)
+        print(later.row("later local save"), flush=True)
+
+
+if __name__ == "__main__":
+    main()
