@@ -76,6 +76,11 @@ class Options:
             directory: a policy of ``ckpt.when``; None for all.
         local_max_to_keep: with ``local_directory=``, how many of the newest complete steps stay
             there.
+        local_max_bytes: with ``local_directory=``, how much all runs together may have there. Before a save that needs more,
+            its writer removes what ended runs of the same user left, that of the longest unused run first. What a live
+            run has, and this one, is never removed: if that alone is more, the log says so once. A run that waits for its
+            next start has ended: it resumes from the persistent directory. None: no limit, and nothing of other runs
+            is removed.
         partners: with ``local_directory=`` and several processes, where a copy of each process's part of a
             local step is kept. None: nowhere. What every process holds (replicated arrays) is not lost
             with a host, since the parts of other processes serve as well; what one alone holds (its
@@ -122,6 +127,7 @@ class Options:
     atomic_restore: bool = False
     persist_policy: Callable[[int, Any], bool] | None = None
     local_max_to_keep: int = 1
+    local_max_bytes: int | None = None
     partners: Literal["host"] | Callable[[int, int], int] | None = None
     partner_bytes_per_sec: int | None = None
     peer_secret_file: str | None = None
@@ -143,6 +149,10 @@ class Options:
         if self.local_max_to_keep < 1:
             raise ValueError(
                 f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
+            )
+        if self.local_max_bytes is not None and self.local_max_bytes < 1:
+            raise ValueError(
+                f"Options.local_max_bytes must be positive or None, got {self.local_max_bytes}"
             )
         if self.partners not in (None, "host") and not callable(self.partners):
             raise ValueError(
@@ -295,6 +305,7 @@ def checked_options(options: Options | None) -> Options:
 _OF_LOCAL_STEPS = (
     "persist_policy",
     "local_max_to_keep",
+    "local_max_bytes",
     "partners",
     "partner_bytes_per_sec",
     "peer_secret_file",

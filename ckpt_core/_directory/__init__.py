@@ -22,6 +22,7 @@ from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import deleting as deleting
 from ckpt_core._directory.locks import is_locked as is_locked
+from ckpt_core._directory.locks import locks_work_in as locks_work_in
 from ckpt_core._directory.locks import reading as reading
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
 from ckpt_core._directory.owner import introduction as introduction
@@ -45,3 +46,5 @@ from ckpt_core._directory.step_names import is_file_name as is_file_name
 from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace
 from ckpt_core._directory.traces import traces as traces
+from ckpt_core._directory.writing import remove_empty as remove_empty
+from ckpt_core._directory.writing import walk_files as walk_files

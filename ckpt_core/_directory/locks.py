@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 import threading
 import time
 import weakref
@@ -123,6 +124,18 @@ def is_locked(path: str) -> bool:
         return False
     with file:
         return not file.lock(EXCLUSIVE)
+
+
+def locks_work_in(directory: str) -> bool:
+    """Whether a lock on a file in a directory can be seen; False if no file can be written there. Leaves nothing."""
+    try:
+        with (
+            tempfile.NamedTemporaryFile(dir=directory, prefix=".ckpt-lock-") as file,
+            LockFile(file.name, os.O_RDWR) as held,
+        ):
+            return held.lock(EXCLUSIVE) and is_locked(file.name)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

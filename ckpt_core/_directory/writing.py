@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import read_beginning
@@ -42,7 +42,7 @@ class Writing:
                 attempt.superseded = _clean_named(parent, beside)
             os.mkdir(temporary)
         except BaseException:
-            _remove_empty([temporary, *created])
+            remove_empty([temporary, *created])
             raise
         return attempt
 
@@ -203,7 +203,7 @@ class LocalAttempt:
             time.sleep(_ABORT_PAUSE_SECS)
             if not os.path.lexists(self.path):
                 break
-        _remove_empty(self._created)
+        remove_empty(self._created)
 
 
 def _visible(error: BaseException, path: str) -> BaseException:
@@ -278,12 +278,13 @@ def make_directories(path: str, durable: bool) -> list[str]:
             if durable:
                 sync_directory(os.path.dirname(directory))
     except OSError:
-        _remove_empty(missing)
+        remove_empty(missing)
         raise
     return missing
 
 
-def _remove_empty(directories: list[str]) -> None:
+def remove_empty(directories: Iterable[str]) -> None:
+    """Removes those directories that are there and empty."""
     for directory in directories:
         with contextlib.suppress(OSError):
             os.rmdir(directory)

@@ -34,15 +34,26 @@ def _root(
         raise typer.Exit
 
 
+Local = Annotated[
+    bool,
+    typer.Option("--local", help="It is a local_directory of this host: what runs have in it."),
+]
+
+
 @app.command("ls")
 def list_steps(
     directory: Annotated[str, typer.Argument(help="A directory of steps.")],
     as_json: Json = False,
+    local: Local = False,
     prefix: Annotated[
         str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
     ] = None,
 ) -> None:
     """List the steps in a directory: time, sizes, items, metrics; unfinished saves and the writer."""
+    if local:
+        from ckpt_core.cli import _local
+
+        raise typer.Exit(_local.list_runs(directory, as_json=as_json))
     from ckpt_core.cli import _steps
 
     raise typer.Exit(_steps.list_steps(directory, as_json=as_json, step_prefix=prefix))
@@ -247,8 +258,20 @@ def remove(
     prefix: Annotated[
         str | None, typer.Option("--step-prefix", help="As given to the Checkpointer.")
     ] = None,
+    local: Local = False,
+    run: Annotated[
+        list[str] | None,
+        typer.Option("--run", help="With --local: only this run's folder; may be repeated."),
+    ] = None,
 ) -> None:
-    """Delete checkpoints: hidden first, so that no reader meets half of one. A step that is being read stays."""
+    """Delete checkpoints: hidden first, so that no reader meets half of one. A step that is being read stays.
+
+    With --local: what runs that have ended left in a local_directory of this host; never what a live one has.
+    """
+    if local:
+        from ckpt_core.cli import _local
+
+        raise typer.Exit(_local.remove_runs(paths, names=run or [], steps=steps or [], yes=yes))
     from ckpt_core.cli import _change
 
     raise typer.Exit(_change.remove(paths, steps=steps or [], prefix=prefix, yes=yes))

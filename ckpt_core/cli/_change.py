@@ -106,7 +106,7 @@ def remove(paths: Sequence[str], *, steps: list[int], prefix: str | None, yes: b
     out = console()
     for path in found:
         out.print(one_line(_told(path)), markup=False, soft_wrap=True)
-    if not yes and not _agreed(len(found)):
+    if not yes and not agreed(counted(len(found), "checkpoint", "checkpoints")):
         out.print("nothing was deleted", markup=False)
         return 1
     for path in found:
@@ -181,10 +181,15 @@ def _told(path: str) -> str:
     return f"{path}: {size(total)} in {', '.join(info.items) or 'no items'}, {when(info.created_unix_secs)}"
 
 
-def _agreed(count: int) -> bool:
+def agreed(what: str) -> bool:
+    """Whether whoever sits at the terminal agrees to the deletion.
+
+    Raises:
+        CheckpointError: nobody does.
+    """
     if not sys.stdin.isatty():
         raise CheckpointError("nobody is there to be asked whether to delete: say --yes")
-    return typer.confirm(f"Delete {counted(count, 'checkpoint', 'checkpoints')}?")
+    return typer.confirm(f"Delete {what}?")
 
 
 def collect_garbage(directory: str, *, dry_run: bool, as_json: bool) -> int:

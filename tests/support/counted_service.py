@@ -105,7 +105,7 @@ def run_all(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
     if errors:
         raise errors[0]

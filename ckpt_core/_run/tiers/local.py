@@ -24,6 +24,7 @@ from ckpt_core._run.in_flight import InFlight
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import RunDirectory
 from ckpt_core._run.tiers.copying import Copier
+from ckpt_core._run.tiers.ended import make_room
 from ckpt_core._run.tiers.fetch import Mender
 from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
@@ -32,6 +33,7 @@ from ckpt_core._run.tiers.peers import Offers, exchange_addresses
 from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
+from ckpt_core._words import size
 
 
 class LocalTier:
@@ -48,8 +50,10 @@ class LocalTier:
 
     def __init__(self, root: str, run: Lineage, directory: RunDirectory) -> None:
         processes, options = directory.processes, directory.options
+        self._root, self._run_folder = root, f"{root}/{folder_of(run, directory.path)}"
+        self._told_no_room = False
         self._folders = folders = Folders(
-            f"{root}/{folder_of(run, directory.path)}",
+            self._run_folder,
             processes.index,
             processes.count,
             directory.steps.names,
@@ -237,6 +241,8 @@ class LocalTier:
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
+            if self._options.local_max_bytes is not None:
+                self._make_room(self._options.local_max_bytes, save.size_bytes)
             if what.step not in self._complete and folders.is_mine():
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
@@ -256,6 +262,32 @@ class LocalTier:
                 self._retain(what.step, saved, path)
 
         return save_and_retain
+
+    def _make_room(self, limit_bytes: int, needed_bytes: int) -> None:
+        """Before a save: removes what ended runs left, if ``Options.local_max_bytes`` leaves no room beside it."""
+        try:
+            room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes)
+        except OSError as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            logger.warning("%s: no room could be made: %s", self._root, error)
+            return
+        for run in room.removed:
+            logger.warning(
+                "%s: removed what an ended run left there, %s in steps %s, as Options.local_max_bytes is %s",
+                run.path,
+                size(run.size_bytes),
+                str(list(run.steps))[1:-1],
+                size(limit_bytes),
+            )
+        if room.over_bytes > 0 and not self._told_no_room:
+            self._told_no_room = True
+            logger.warning(
+                "%s: this run and others that live need %s more than Options.local_max_bytes (%s): nothing of them is removed",
+                self._root,
+                size(room.over_bytes),
+                size(limit_bytes),
+            )
 
     def _leave_others(self) -> None:
         """After the first save: steps of another number of processes are not needed any more."""

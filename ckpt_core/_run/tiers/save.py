@@ -107,6 +107,12 @@ class LocalSave:
         """Copies all that the caller may change later; an error is sent to the other processes."""
         self._snapshot.take(items)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the arrays that this process writes."""
+        plans = [item.plan for item in self._snapshot.items if item.plan is not None]
+        return sum(leaf.size_bytes for plan in plans for leaf in plan.leaves)
+
     def write_and_commit(self) -> Saved:
         """Blocks until all processes have committed; returns what they agreed on.
 

@@ -1,0 +1,99 @@
+"""``ckpt ls --local`` and ``ckpt rm --local``: what runs have in a fast directory of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
+from ckpt_core._run.tiers.folders import local_root
+from ckpt_core.cli._change import agreed
+from ckpt_core.cli._text import console, counted, escape, one_line, print_json, size, when
+
+_STEPS = 5
+"""Maximum number of steps named of a run."""
+
+
+def _runs(directory: str) -> tuple[str, list[LocalRun]]:
+    root = local_root(directory)
+    if not os.path.isdir(root):
+        raise CheckpointNotFound(f"{root}: no such directory on this host")
+    return root, runs_in(root)
+
+
+def list_runs(directory: str, *, as_json: bool) -> int:
+    """Prints the runs, the longest unused first; returns 0."""
+    root, runs = _runs(directory)
+    if as_json:
+        print_json({"directory": root, "runs": [asdict(run) for run in runs]})
+        return 0
+    out = console()
+    if not runs:
+        out.print(one_line(f"{root}: no runs of ckpt"), markup=False, soft_wrap=True)
+        return 0
+    table = Table("run", "last used", "size", "processes", "steps", "state", title=escape(root))
+    for run in runs:
+        state = "in use" if run.in_use else "ended"
+        name = escape(os.path.basename(run.path))
+        cells = (
+            name,
+            when(run.used_unix_secs),
+            size(run.size_bytes),
+            str(run.processes),
+            _steps(run),
+        )
+        table.add_row(*cells, state if run.mine else f"{state}, of another user")
+    out.print(table)
+    return 0
+
+
+def _steps(run: LocalRun) -> str:
+    more = f" and {len(run.steps) - _STEPS} more" if len(run.steps) > _STEPS else ""
+    return ", ".join(map(str, run.steps[-_STEPS:])) + more
+
+
+def remove_runs(
+    directories: Sequence[str], *, names: Sequence[str], steps: Sequence[int], yes: bool
+) -> int:
+    """Removes what ended runs left; returns 1 if something stays that was to go.
+
+    Args:
+        directories: one local directory.
+        names: folders of the runs to remove; empty for all that have ended.
+        steps: must be empty: a step of a live run is deleted with ``ckpt rm RUN --step``.
+        yes: do not ask.
+    """
+    if len(directories) != 1 or steps:
+        raise CheckpointError(
+            "ckpt rm --local takes one local directory, and no --step: to delete a step of a run in all of its "
+            "directories, name the persistent one, ckpt rm RUN --step N"
+        )
+    root, runs = _runs(directories[0])
+    known = {os.path.basename(run.path): run for run in runs}
+    for name in names:
+        if name not in known:
+            raise CheckpointNotFound(
+                f"{root} has no run {name!r}; it has {', '.join(known) or 'none'}"
+            )
+        if known[name].in_use:
+            raise CheckpointError(
+                f"{known[name].path} is in use by a run that lives: nothing was removed"
+            )
+    chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
+    out = console()
+    for run in chosen:
+        told = f"{run.path}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        out.print(one_line(told), markup=False, soft_wrap=True)
+    what = counted(len(chosen), "run", "runs")
+    if not chosen or (not yes and not agreed(f"what {what} left here")):
+        out.print("nothing was removed", markup=False)
+        return 0 if not chosen else 1
+    stays = [run.path for run in chosen if not remove_run(run)]
+    out.print(f"{len(chosen) - len(stays)} of {what} removed", markup=False)
+    for path in stays:
+        out.print(one_line(f"{path} stays: somebody uses it now"), markup=False, soft_wrap=True)
+    return 1 if stays else 0

@@ -1,0 +1,180 @@
+"""Fast directories of a host: what ended runs left there is found, and removed when it is asked for or the room is needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._run.tiers import ended
+from ckpt_core._run.tiers.ended import runs_in
+from tests.support.command_line import make_call  # noqa: F401 (fixture)
+
+MIB = 2**20
+NEVER = ckpt.when.at_steps([0])
+
+
+def state(value: float, mib: int = 1) -> dict[str, Any]:
+    return {"w": np.full(mib * MIB // 4, value, np.float32)}
+
+
+def open_run(tmp_path: Path, name: str, **more: Any) -> ckpt.Checkpointer:
+    options = ckpt.Options(persist_policy=NEVER, **more)
+    return ckpt.Checkpointer(
+        tmp_path / name, local_directory=tmp_path / "local", asynchronous=False, options=options
+    )
+
+
+def train(tmp_path: Path, name: str, *, mib: int = 1, **more: Any) -> Path:
+    """A run that has ended; its folder."""
+    before = folders(tmp_path)
+    with open_run(tmp_path, name, **more) as checkpointer:
+        for step in (0, 1):
+            checkpointer.save(step, state(step, mib))
+    (made,) = folders(tmp_path) - before
+    os.utime(made)
+    return made
+
+
+def folders(tmp_path: Path) -> set[Path]:
+    return set((tmp_path / "local").glob("run-*"))
+
+
+def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
+    first = train(tmp_path, "a")
+    (tmp_path / "local" / "notes").mkdir()
+    with open_run(tmp_path, "b") as live:
+        live.save(7, state(7))
+        code, out, _ = call("ls", "--local", tmp_path / "local", "--json")
+        told = {run["path"]: run for run in json.loads(out)["runs"]}
+        assert code == 0 and len(told) == 2
+        ended_run = told.pop(str(first))
+        (living,) = told.values()
+        assert (ended_run["steps"], ended_run["in_use"], ended_run["mine"]) == ([1], False, True)
+        assert (living["steps"], living["in_use"]) == ([7], True)
+        assert MIB < ended_run["size_bytes"] < 2 * MIB
+        text = call("ls", "--local", tmp_path / "local")[1]
+        assert "in use" in text and "ended" in text
+    assert sorted(path.name for path in (tmp_path / "local").iterdir()) == sorted(
+        ["notes", *(path.name for path in folders(tmp_path))]
+    )
+
+
+def test_what_ended_runs_left_is_removed_and_no_more(call: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        train(tmp_path, name)
+    keep = tmp_path / "local" / "notes"
+    keep.mkdir()
+    with open_run(tmp_path, "c") as live:
+        live.save(7, state(7))
+        code, out, _ = call("rm", "--local", tmp_path / "local", "--yes")
+        assert code == 0 and "2 of 2 runs removed" in out
+        assert [run.in_use for run in runs_in(str(tmp_path / "local"))] == [True]
+        assert keep.is_dir()
+        assert live.load(7)["w"][0] == 7
+        assert live.save(8, state(8))
+        (name,) = (path.name for path in folders(tmp_path))
+        code, _, err = call("rm", "--local", tmp_path / "local", "--run", name, "--yes")
+        assert code == 2 and "in use by a run that lives" in err
+    # the run that was removed goes on from its persistent directory
+    with open_run(tmp_path, "a") as again:
+        found = again.restore_latest(state(9))
+        assert found is not None and found.step == 0
+
+
+def test_one_of_several(call: Any, tmp_path: Path) -> None:
+    first, second = train(tmp_path, "a"), train(tmp_path, "b")
+    local = tmp_path / "local"
+    code, _, err = call("rm", "--local", local, "--run", "run-x", "--yes")
+    assert code == 2 and first.name in err
+    assert call("rm", "--local", local, "--run", first.name, "--yes")[0] == 0
+    assert folders(tmp_path) == {second}
+    for wrong in (("--step", 1), (local,)):
+        assert call("rm", "--local", local, *wrong, "--yes")[0] == 2
+    assert call("rm", "--local", tmp_path / "nothing", "--yes")[0] == 2
+    assert folders(tmp_path) == {second}
+
+
+def test_a_writer_makes_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The longest unused run goes first, and no more than is needed."""
+    old, new = train(tmp_path, "a", mib=2), train(tmp_path, "b", mib=2)
+    long_ago = time.time() - 1000
+    for path in (old, *old.rglob("*")):
+        os.utime(path, (long_ago, long_ago))
+    with caplog.at_level(logging.WARNING, "ckpt_core"):
+        third = train(tmp_path, "c", mib=2, local_max_bytes=7 * MIB)
+    assert folders(tmp_path) == {new, third}
+    (text,) = [one.getMessage() for one in caplog.records]
+    assert str(old) in text and "ended run" in text
+
+
+def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
+    made = {train(tmp_path, name) for name in "abc"}
+    assert folders(tmp_path) == made
+
+
+def test_what_lives_stays_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_run(tmp_path, "a") as live:
+        live.save(3, state(3))
+        with (
+            caplog.at_level(logging.WARNING, "ckpt_core"),
+            open_run(tmp_path, "b", local_max_bytes=MIB) as other,
+        ):
+            for step in range(3):
+                assert other.save(step, state(step))
+        assert live.load(3)["w"][0] == 3
+    (text,) = [one.getMessage() for one in caplog.records]
+    assert "nothing of them is removed" in text and "local_max_bytes" in text
+
+
+def test_a_run_of_another_process_lives(tmp_path: Path) -> None:
+    """Its lock says so; when it is killed, it has ended."""
+    code = (
+        "import sys, numpy as np, ckpt_core as ckpt\n"
+        "options = ckpt.Options(persist_policy=ckpt.when.at_steps([0]))\n"
+        f"c = ckpt.Checkpointer({str(tmp_path / 'a')!r}, local_directory={str(tmp_path / 'local')!r}, options=options)\n"
+        "c.save(3, {'w': np.ones(4)}); c.wait_until_finished()\n"
+        "print('saved', flush=True); sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"saved\n"
+        (run,) = runs_in(str(tmp_path / "local"))
+        assert run.in_use and not ended.remove_run(run)
+        assert runs_in(str(tmp_path / "local")) == [run]
+    finally:
+        child.kill()
+        child.communicate(timeout=60)
+    (run,) = runs_in(str(tmp_path / "local"))
+    assert not run.in_use and ended.remove_run(run)
+    assert not os.path.lexists(run.path)
+
+
+def test_where_locks_do_not_work_nothing_is_taken_for_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = train(tmp_path, "a")
+    (owner,) = made.glob("process_*/.ckpt-owner")
+    owner.write_text(f"{'0' * 32} somebody\nanother-host-1-2\n")
+    monkeypatch.setattr(ended, "locks_work_in", lambda _: False)
+    (run,) = runs_in(str(tmp_path / "local"))
+    assert run.in_use and not ended.remove_run(run) and made.is_dir()
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_limit_is_positive(wrong: int) -> None:
+    with pytest.raises(ValueError, match="local_max_bytes"):
+        ckpt.Options(local_max_bytes=wrong)
