@@ -27,7 +27,7 @@ from ckpt_core._run.tiers.judge import (
     inverted,
     judge,
 )
-from ckpt_core._run.tiers.save import combine_offers
+from ckpt_core._run.tiers.save import Tables, combine_offers
 from ckpt_core._save.agreement import Start, judge_start
 from ckpt_core._save.coverage import Holding
 from ckpt_core._save.plan_digest import Layout
@@ -36,8 +36,6 @@ HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
 DIGEST = TOKEN * 2
 HEAD_BYTES = 30  # the call, which the values and the answer of the first agreement of a call repeat
-
-Publish = Callable[[list[str]], str]
 
 
 class Keys:
@@ -63,19 +61,19 @@ class Told:
         self._processes = processes
         self.to_zero = self.from_zero = self.of_one = 0
         self.secs = 0.0
-        self._keys = Keys()
-        self._table = Table(self._keys, "t")
+        self.keys = Keys()
+        self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
 
     def agree(
-        self, values: Sequence[str], decide: Callable[[Publish], str], head_bytes: int = HEAD_BYTES
+        self, values: Sequence[str], decide: Callable[[Tables], str], head_bytes: int = HEAD_BYTES
     ) -> None:
         """One agreement; each process reads one block of the rows that are published."""
         began = time.process_time()
-        before = len(self._keys.texts)
-        answer = decide(self._table.publish)
+        before = len(self.keys.texts)
+        answer = decide(self.tables)
         self.secs += time.process_time() - began
         self.to_zero += sum(map(len, values)) + head_bytes * len(values)
-        blocks = list(self._keys.texts.values())[before:]
+        blocks = list(self.keys.texts.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
         each = len(answer) + head_bytes + block
         self.of_one = max(self.of_one, each)
@@ -85,7 +83,7 @@ class Told:
         """As a line of the table."""
         mib = 1 / 1024**2
         return (
-            f"{self._processes:9} {what:26} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
+            f"{self._processes:9} {what:30} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
             f" {self.of_one:13} {self.secs:9.2f}"
         )
 
@@ -102,9 +100,9 @@ def opening(processes: int, moved: bool) -> Told:
 
     partners: list[ChosenPartner] = ["host"] * processes
 
-    def introduce(publish: Publish) -> str:
+    def introduce(tables: Tables) -> str:
         rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
-        return json.dumps(["", [], publish(rows)])
+        return json.dumps(["", [], tables.groups.publish(rows)])
 
     told.agree(serving, introduce, 2)
 
@@ -115,47 +113,58 @@ def opening(processes: int, moved: bool) -> Told:
     seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
     texts = [one.dump() for one in seen]
 
-    def look(publish: Publish) -> str:
+    def look(tables: Tables) -> str:
         everyone = [LocalParts.parse(text) for text in texts]
-        return judge(everyone, machines, [True] * processes).dump(processes, publish)
+        return judge(everyone, machines, [True] * processes).dump(processes, tables.groups.publish)
 
     told.agree(texts, look)
     return told
 
 
-def saving(processes: int) -> tuple[Told, Told]:
-    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows."""
+def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
+    """The first local save of a mesh (data, fsdp) of 64 columns, and one that follows.
+
+    Args:
+        processes: their number.
+        state_bytes: of each process's data pipeline.
+    """
     columns = min(64, processes)
-    texts: list[str] = []
-    for n in range(processes):
-        held = Holding(DIGEST[:-4] + f"{n % columns:04x}", {}, DIGEST).dump()
-        offer: Any = {"token": TOKEN, "holding": held, "copied": ["done", 7, TOKEN]}
-        texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
+
+    def texts_of(step: int) -> list[str]:
+        texts: list[str] = []
+        for n in range(processes):
+            state = {"data": {f"{n}.json": f"{step:0{state_bytes}d}"}} if state_bytes else {}
+            held = Holding(DIGEST[:-4] + f"{n % columns:04x}", state, DIGEST).dump()
+            offer: Any = {"token": TOKEN, "holding": held, "copied": ["done", 7, TOKEN]}
+            texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
+        return texts
+
     first, later = Told(processes), Told(processes)
-
-    def start(publish: Publish) -> str:
-        return judge_start(texts, lambda offers: combine_offers(offers, publish))
-
-    for told in (first, later):
-        told.agree(texts, start)
+    later.keys, later.tables = first.keys, first.tables  # of the save before
+    for step, told in enumerate((first, later)):
+        texts = texts_of(step)
+        told.agree(texts, lambda tables, texts=texts: _started(texts, tables))
         for _ in ("written", "committed"):
             told.agree(["="] * processes, lambda _: "=", 2)
-        later._table = first._table  # pyright: ignore[reportPrivateUsage] # the table of the save before
-        later._keys = first._keys  # pyright: ignore[reportPrivateUsage]
     return first, later
+
+
+def _started(texts: list[str], tables: Tables) -> str:
+    return judge_start(texts, lambda offers: combine_offers(offers, tables))
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
-    print("processes call                       to 0, MiB    sent, MiB  bytes to one  s at 0")
+    print("processes call                           to 0, MiB    sent, MiB  bytes to one  s at 0")
     for processes in parser.parse_args().processes:
         print(opening(processes, moved=False).row("opening"), flush=True)
         print(opening(processes, moved=True).row("opening, all hosts moved"), flush=True)
-        first, later = saving(processes)
-        print(first.row("first local save"), flush=True)
-        print(later.row("later local save"), flush=True)
+        for state_bytes, what in ((0, "local save"), (250, "local save, 250 B state")):
+            first, later = saving(processes, state_bytes)
+            print(first.row(f"first {what}"), flush=True)
+            print(later.row(f"later {what}"), flush=True)
 
 
 if __name__ == "__main__":

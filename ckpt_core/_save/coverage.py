@@ -3,7 +3,9 @@
 Two processes hold the same if they hold the same regions of all distributed arrays, and equal values
 of all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
 belongs to one process, but it is small: if all states together are, every process writes all of
-them, as in the persistent directory, and they make no difference.
+them, as in the persistent directory, and they make no difference. Of many processes each writes those
+of a block of 32, so that what is sent does not grow with the square of their number; its part is
+of use within the block.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ckpt_core._format.part import Runs, progressions, runs_of
-from ckpt_core._options import KIB
+from ckpt_core._options import KIB, MIB
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._storage import ArrayToWrite
 
 MOST_STATE_BYTES = 64 * KIB
 """Maximum size of a process's pipeline states that are sent to the other processes."""
 MOST_STATE_BYTES_IN_ALL = 256 * KIB
-"""Maximum size of the states of all processes together, since every process gets them."""
+"""Maximum size of the states of all processes together, or of a block, since every process there gets them."""
+_MOST_SENT_BYTES = 16 * MIB
+"""Maximum number of bytes in which all processes get all states."""
+BLOCK = 32
+"""Number of processes that get each other's states where all would be too much."""
 
 States = dict[str, dict[str, str]]
 """Item -> file name -> content."""
@@ -101,13 +107,15 @@ class Shares:
     Attributes:
         groups: for each process the number of its group; the processes of a group hold the same.
         states: the pipeline states of all processes, to be written by each; empty if each process
-            writes its own.
+            writes its own, or those of its block.
         differ_in_shards_alone: whether they differ in regions of distributed arrays alone.
+        blocks: for each block of processes, their states, to be written by each of them; empty if there are no blocks.
     """
 
     groups: list[int]
     states: States
     differ_in_shards_alone: bool = False
+    blocks: list[States] = field(default_factory=list[States])
 
     def rows(self) -> list[str]:
         """For each process the number of a row after these, which has the processes of its group: see ``serves_of``."""
@@ -145,19 +153,32 @@ def share(told: Sequence[Any]) -> Shares:
     """On process 0: the shares, from what ``Holding.dump`` gave on each process."""
     everyone = [Holding(*one) for one in told]
     known = [one.states for one in everyone if one.states is not None]
-    sizes = (len(text) for one in known for files in one.values() for text in files.values())
-    together = len(known) == len(everyone) and sum(sizes) <= MOST_STATE_BYTES_IN_ALL
-    stateless = together and not any(known)
-    numbers: dict[Any, int] = {}
-    groups = [
-        numbers.setdefault(one.digest if together else (one.digest, index), len(numbers))
-        for index, one in enumerate(everyone)
+    if len(known) < len(everyone):
+        return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
+    same = len({one.values for one in everyone}) == 1
+    if not any(known):
+        return Shares(_numbered([one.digest for one in everyone]), {}, same)
+    sizes = [
+        sum(map(len, (text for files in one.values() for text in files.values()))) for one in known
     ]
-    same = together and len({one.values for one in everyone}) == 1
-    if stateless or not together:
-        return Shares(groups, {}, same)
+    if sum(sizes) <= min(MOST_STATE_BYTES_IN_ALL, _MOST_SENT_BYTES // len(sizes)):
+        return Shares(_numbered([one.digest for one in everyone]), _merged(known), same)
+    starts = range(0, len(sizes), BLOCK)
+    if max(sum(sizes[at : at + BLOCK]) for at in starts) > MOST_STATE_BYTES_IN_ALL:
+        return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
+    groups = _numbered([(one.digest, n // BLOCK) for n, one in enumerate(everyone)])
+    return Shares(groups, {}, False, [_merged(known[at : at + BLOCK]) for at in starts])
+
+
+def _numbered(keys: Sequence[Any]) -> list[int]:
+    """For each key the number of those before it that differ: equal keys have the same."""
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _merged(known: Sequence[States]) -> States:
     states: States = {}
     for one in known:
         for name, files in one.items():
             states.setdefault(name, {}).update(files)
-    return Shares(groups, states, same)
+    return states

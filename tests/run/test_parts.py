@@ -328,6 +328,23 @@ def test_who_holds_the_same():
     assert groups(*[Holding("a", one) for one in large]) == (list(range(9)), {})
 
 
+def test_many_processes_get_the_states_of_their_block():
+    """With 256 all get all; with more each gets those of 32, and its part is of use for those."""
+
+    def told(count: int, size: int = 250) -> Any:
+        return share(
+            [Holding("a", {"data": {f"{n}.json": "x" * size}}, "v").dump() for n in range(count)]
+        )
+
+    few = told(256)
+    assert few.groups == [0] * 256 and len(few.states["data"]) == 256 and not few.blocks
+    many = told(1000)
+    assert many.groups == [n // 32 for n in range(1000)] and not many.states
+    assert [len(block["data"]) for block in many.blocks] == [32] * 31 + [8]
+    assert next(iter(many.blocks[1]["data"])) == "32.json" and not many.differ_in_shards_alone
+    assert told(300, 60_000).groups == list(range(300))  # a block of them is too much
+
+
 def test_who_differs_in_regions_alone():
     def alike(*told: Holding) -> bool:
         return share([one.dump() for one in told]).differ_in_shards_alone

@@ -30,7 +30,7 @@ from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, judge, judge_failure, parse_judgement, vote
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
-from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave
+from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave, Tables
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
@@ -76,7 +76,9 @@ class LocalTier:
         shared = directory.path if directory.local and not directory.read_only else None
         self._peers = peers = exchange_addresses(processes, options, Offers(), shared)
         self._judged = Table(processes, f"{peers.folder}/judged")
-        self._groups = Table(processes, f"{peers.folder}/groups")
+        self._tables = Tables(
+            Table(processes, f"{peers.folder}/groups"), Table(processes, f"{peers.folder}/states")
+        )
         self._close_peers = weakref.finalize(self, peers.close)
         self._close_peers.atexit = False  # the server's threads are daemons
         self._mender = Mender(peers, folders.own_target)
@@ -237,7 +239,7 @@ class LocalTier:
                 self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
             folders.discard_leftovers(of_others=False)
 
-        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told, self._groups)
+        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told, self._tables)
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import judge_copies
 from ckpt_core._save import RecordFields, SaveJob
-from ckpt_core._save.coverage import holding_of, serves_of, share, with_states
+from ckpt_core._save.coverage import BLOCK, holding_of, serves_of, share, with_states
 from ckpt_core._save.protocol import Snapshot, aborting
 from ckpt_core._save.write import Write
 
@@ -50,14 +51,27 @@ class Saved:
     protected: tuple[int, str] | None = None
 
 
-def combine_offers(offers: Sequence[Any], publish: Callable[[list[str]], str]) -> dict[str, Any]:
+class Tables(NamedTuple):
+    """What process 0 publishes at a local save, for those that it concerns.
+
+    Attributes:
+        groups: of which processes hold the same; most saves have that of the save before.
+        states: of the pipeline states of each block of processes.
+    """
+
+    groups: Table
+    states: Table
+
+
+def combine_offers(offers: Sequence[Any], tables: Tables) -> dict[str, Any]:
     """On process 0: the answer to what each of several processes offered in agreement 1; the same to all, and short."""
     shares = share([offer["holding"] for offer in offers])
     tokens = [offer["token"] for offer in offers]
     answer = {
         "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
-        "groups": publish(shares.rows()),
+        "groups": tables.groups.publish(shares.rows()),
         "states": shares.states,
+        "blocks": tables.states.publish([json.dumps(block) for block in shares.blocks]),
         "alike": shares.differ_in_shards_alone,
     }
     answer |= judge_copies([offer["copied"] for offer in offers])
@@ -78,7 +92,7 @@ class LocalSave:
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
-        groups: the table of which processes hold the same; most saves have that of the save before.
+        tables: what process 0 publishes.
 
     Attributes:
         may_have_replaced: a process may have put the step in the place of an earlier save of its number.
@@ -90,13 +104,13 @@ class LocalSave:
         lease: Lease,
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],
-        groups: Table,
+        tables: Tables,
     ) -> None:
         self._job = job
         self._lease = lease
         self._committed = committed
         self._copied = copied
-        self._groups = groups
+        self._tables = tables
         self._snapshot = Snapshot(
             job, "save into local directories", "save into its local directory"
         )
@@ -145,11 +159,13 @@ class LocalSave:
             "the step": job.step,
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
-        groups = self._groups
-        answer = snapshot.agree(settings, offer, lambda told: combine_offers(told, groups.publish))
-        snapshot.items = with_states(snapshot.items, answer.get("states", {}))
-        index, count = job.processes.index, job.processes.count
-        serves = serves_of(index, lambda number: groups.row(answer["groups"], number))
+        tables, index, count = self._tables, job.processes.index, job.processes.count
+        answer = snapshot.agree(settings, offer, lambda told: combine_offers(told, tables))
+        states = answer.get("states", {})
+        if blocks := answer.get("blocks"):
+            states = json.loads(tables.states.row(blocks, index // BLOCK))
+        snapshot.items = with_states(snapshot.items, states)
+        serves = serves_of(index, lambda number: tables.groups.row(answer["groups"], number))
         part = Part(index, count, serves, "alike" in answer)
         token = answer.get("token", job.token)
         protected = (copied[1], copied[2]) if "protected" in answer else None
