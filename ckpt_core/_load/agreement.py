@@ -16,7 +16,7 @@ from ckpt_core._errors import (
     told_by_another,
 )
 from ckpt_core._format.part import runs_of
-from ckpt_core._load.outcomes import ItemPlan
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import Options
 from ckpt_core._read import Broadcast, Lockstep, Reading, read_leaves
 from ckpt_core._saved import MOST_TRIES, Replaced, replaced

@@ -23,7 +23,7 @@ from ckpt_core._load.agreement import LoadAgreement, identity_of
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
 from ckpt_core._load.matching import WITHOUT_VALUE, plan_item
-from ckpt_core._load.outcomes import ItemPlan, live_of
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
 from ckpt_core._load.request import Request
 from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
@@ -163,7 +163,7 @@ def _load_once(
     def identity() -> str:
         assert found is not None
         opened, plans = found.checkpoint, found.plans.values()
-        sets = restores and any(live_of(one.outcome) for one in plans)
+        sets = restores and any(one.live_objects for one in plans)
         return identity_of(opened.path, opened.attempt, plans, step is not None, sets)
 
     try:
@@ -173,7 +173,7 @@ def _load_once(
         assert found is not None
         plans = [*found.plans.values()]
         if (setting := in_place) is None:
-            values = [one.outcome.make(made) for one, made in zip(plans, leaves, strict=True)]
+            values = [one.make(made) for one, made in zip(plans, leaves, strict=True)]
         elif agreement.sets:
             values = agreement.set(lambda: setting.finish(plans, leaves))
         else:
@@ -200,7 +200,7 @@ def _match(
     plans = list(named.values())
     if restores:
         targets = {name: target for name, (_, target) in chosen.items()}
-        refuse_twice(targets, [live_of(plan.outcome) for plan in plans])
+        refuse_twice(targets, [plan.live_objects for plan in plans])
     if request.rules.rename is not None or any(
         plan.match is not None and plan.match.mismatches for plan in plans
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +18,16 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.live_objects import Copies
+from ckpt_core._load.live_objects import Copies, live_object, live_tree
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
-from ckpt_core._load.outcomes import (
-    Containers,
-    Converted,
+from ckpt_core._load.plans import (
     ItemPlan,
-    LiveObject,
-    LiveTree,
-    Outcome,
-    RenamedDicts,
-    Value,
+    Make,
     as_json,
     as_numpy_state,
+    constant,
+    renamed_dicts,
+    then,
 )
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
@@ -121,11 +119,11 @@ def plan_item(
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
             plan = _plan_as_saved(saved, replace(request, only=None))
-            plan.outcome = Converted(plan.outcome, as_json)
+            plan.make = then(plan.make, as_json)
             return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
-        return ItemPlan(saved, Value(...))
+        return ItemPlan(saved, constant(...))
     copies = None
     if request.copying and like is not NOT_SAVED:
         copies = Copies(like, saved.name)
@@ -135,7 +133,7 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
-        plan.outcome = Converted(plan.outcome, as_numpy_state)
+        plan.make = then(plan.make, as_numpy_state)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
@@ -196,18 +194,12 @@ def _plan_strict(
     # an object that is set in parts frees each old array when the new one is set
     placed = request.sharding is not None or set_parts is not None
     targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
-    outcome: Outcome = Containers(flat.root)
+    target = None
     if live:
-        outcome = LiveTree(
-            like,
-            flat.root,
-            given,
-            live,
-            request.options.max_host_bytes,
-            flat.paths,
-            set_parts,
-        )
-    return ItemPlan(item, outcome, found.source, given, targets, found, flat.paths)
+        as_given = replace(flat, leaves=given)
+        target = live_tree(like, as_given, live, request.options.max_host_bytes, set_parts)
+    make = functools.partial(unflatten, flat.root)
+    return ItemPlan(item, make, target, found.source, given, targets, found, flat.paths)
 
 
 def _matched(
@@ -326,12 +318,12 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
         for result, position in enumerate(positions)
         if position in targets
     }
-    outcome: Outcome = Containers(root, importable_type)
+    make: Make = functools.partial(unflatten, root, resolve=importable_type)
     renamed = request.rules.rename
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
-        outcome = RenamedDicts([names[at] for at in positions])
-    return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
+        make = functools.partial(renamed_dicts, [names[at] for at in positions])
+    return ItemPlan(item, make, None, positions, [None] * len(positions), by_result)
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
@@ -355,7 +347,8 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             and tuple(leaf.shape) == spec.shape
         ):
             (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-    plan.outcome = LiveObject(adapter, like, flat, item.root, request.options.max_host_bytes)
+    limit_bytes = request.options.max_host_bytes
+    plan.make, plan.live = live_object(adapter, like, flat, item.root, limit_bytes)
     return plan
 
 
