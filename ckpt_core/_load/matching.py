@@ -125,7 +125,7 @@ def plan_item(
     if like is ...:
         return ItemPlan(saved, constant(...))
     copies = None
-    if request.copying and like is not NOT_SAVED:
+    if not request.restores and like is not NOT_SAVED:
         copies = Copies(like, saved.name)
         if _adapters.adapter_for(like) is not None:
             like, copies = copies(like), None
@@ -189,7 +189,7 @@ def _plan_strict(
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
     found = _matched(item, flat, wanted, like, request, live, places)
-    at_once = request.copying or request.options.atomic_restore
+    at_once = not request.restores or request.options.atomic_restore
     set_parts = None if at_once else _adapters.setter_of_parts(like)
     # an object that is set in parts frees each old array when the new one is set
     placed = request.sharding is not None or set_parts is not None
