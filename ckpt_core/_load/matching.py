@@ -42,13 +42,14 @@ from ckpt_core._load.targets import (
 )
 from ckpt_core._read import with_specs
 from ckpt_core._results import LeafInfo
-from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
+from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._tree import (
     LEAF,
     FlatTree,
     Key,
     Node,
     Path,
+    any_node,
     flatten,
     format_path,
     importable_type,
@@ -212,7 +213,9 @@ def _matched(
     places: Placeholders | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
+    rules, left_alone = request.rules, frozenset[str]()
+    if live or not isinstance(item, NativeItem):  # else the paths are those of the target
+        item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
     selected = None if request.only is None else _selection(request.only, item.name, like)
     everything = selected is None
     if left_alone:
@@ -230,13 +233,18 @@ def _matched(
     )
     if places is not None:
         found.mismatches += _placeholders_for_nothing(places, item, rules)
-    if everything and rules.unexpected == "error":
+    holds = _may_hold_functions(item.root) or _may_hold_functions(flat.root)
+    if everything and rules.unexpected == "error" and holds:
         told = {entry.path for entry in found.mismatches}
         found.mismatches += functions.differing(item, flat.root, rules, told)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
     return found
+
+
+def _may_hold_functions(root: Node) -> bool:
+    return any_node(root, lambda node: node.kind == "code" or node.static != "")
 
 
 def _targets(
@@ -303,7 +311,9 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
     selected = None if request.only is None else _selection(request.only, item.name, None)
-    positions = positions_of(item.paths, item.specs, selected)
+    positions: Sequence[int] = range(len(item.paths))
+    if selected is not None:
+        positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
     placed = request.sharding is not None or request.as_numpy
@@ -311,7 +321,7 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = _pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None:
+    elif request.rules.rename is None and _may_hold_functions(root):
         functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]
