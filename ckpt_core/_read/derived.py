@@ -45,11 +45,8 @@ class DerivedReader:
         self._reader = reader
         self._item = item
 
-    def __enter__(self) -> DerivedReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.__exit__(*_)
+    def close(self) -> None:
+        self._reader.close()
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,7 +58,13 @@ class SavedItem:
 
     def name_of(self, leaf: int) -> str:
         """Name of a leaf's array."""
-        return self.names[leaf] if self.names else array_name(self.paths[leaf])
+        return self.names_of((leaf,))[0]
+
+    def names_of(self, leaves: Iterable[int]) -> list[str]:
+        """Names of the arrays of some leaves."""
+        if self.names:
+            return [self.names[leaf] for leaf in leaves]
+        return [array_name(self.paths[leaf]) for leaf in leaves]
 
     @property
     def leaves(self) -> list[tuple[Path, LeafSpec]]:
