@@ -149,7 +149,8 @@ def any_node(root: Node, holds: Callable[[Node], bool]) -> bool:
     """Whether any node of a structure is such; plain leaves below the root are not asked."""
     # equal layers may be one node
     below = {id(child): child for child in root.children if child is not LEAF}
-    return holds(root) or any(any_node(child, holds) for child in below.values())
+    inside = functools.partial(any_node, holds=holds)  # one frame for each level
+    return holds(root) or any(map(inside, below.values()))
 
 
 def flatten(
