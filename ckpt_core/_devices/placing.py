@@ -187,3 +187,11 @@ def place_weak(part: np.ndarray[Any, Any], sharding: Any) -> Any:
         return None
     made = jax.device_put(part.item(), sharding)
     return made if made.dtype == part.dtype else None
+
+
+def free_bytes() -> int | None:
+    """Free memory of the first local device in bytes; None if the platform does not report it."""
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

@@ -84,11 +84,3 @@ def held_data(array: Any, held: LocalShards) -> list[Any]:
         return [array if len(array.sharding.device_set) == 1 else array.addressable_data(0)]
     by_device = {shard.device: shard for shard in array.addressable_shards}
     return [by_device[device].data for _, _, device in held.mine]
-
-
-def free_bytes() -> int | None:
-    """Free memory of the first local device in bytes; None if the platform does not report it."""
-    stats = jax.local_devices()[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))

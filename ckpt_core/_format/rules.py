@@ -16,6 +16,7 @@ from typing import Any
 PLACE = re.compile(r"\{(\w+)\}")
 """A place in a name, that stands for any text without the separator."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+_Region = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,80 @@ def _rule_from(entry: Any) -> Rule:
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class View:
+    """A leaf, without its stacked dimensions, as the view of a tensor that it is by a rule; taken both ways.
+
+    Attributes:
+        groups: for each dimension of the tensor, the dimensions that it is cut into.
+        reshaped: the shape after that.
+        transpose: for each dimension of the leaf, that of the reshaped tensor.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    reshaped: tuple[int, ...]
+    transpose: tuple[int, ...]
+
+    @property
+    def tensor(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return tuple(stop for _, stop in self.merged([(0, size) for size in self.reshaped]))
+
+    @property
+    def leaf(self) -> tuple[int, ...]:
+        """Shape of the leaf."""
+        return tuple(self.reshaped[axis] for axis in self.transpose)
+
+    @property
+    def back(self) -> list[int]:
+        """For each dimension of the reshaped tensor, that of the leaf."""
+        return sorted(range(len(self.transpose)), key=self.transpose.__getitem__)
+
+    def hull(self, region: _Region) -> tuple[tuple[int, int], ...]:
+        """A region of the reshaped tensor, with all of the inner dimensions that a dimension was cut into."""
+        found: list[tuple[int, int]] = []
+        for first, *inner in self.groups:
+            found += [region[first], *((0, self.reshaped[axis]) for axis in inner)]
+        return tuple(found)
+
+    def merged(self, hull: _Region) -> tuple[tuple[int, int], ...]:
+        """A region of the reshaped tensor with all inner dimensions, as a region of the tensor."""
+        found: list[tuple[int, int]] = []
+        for first, *inner in self.groups:
+            size = math.prod(self.reshaped[axis] for axis in inner)
+            start, stop = hull[first]
+            found.append((start * size, stop * size))
+        return tuple(found)
+
+
+def unchanged(shape: tuple[int, ...]) -> View:
+    """A leaf that is a tensor as it is."""
+    axes = tuple(range(len(shape)))
+    return View(tuple((axis,) for axis in axes), shape, axes)
+
+
+def dimensions(rule: Rule, count: int) -> int:
+    """How many dimensions a leaf has by a rule, without the stacked ones; ``count`` if it says nothing of that."""
+    if rule.groups is not None:
+        return sum(map(len, rule.groups))
+    return count if rule.transpose is None else len(rule.transpose)
+
+
+def view_of(rule: Rule, leaf: tuple[int, ...]) -> View | None:
+    """The view that a leaf of this shape is by a rule; None if it has another number of dimensions."""
+    axes = tuple(range(len(leaf)))
+    if dimensions(rule, len(leaf)) != len(leaf):
+        return None
+    groups, transpose = rule.groups, rule.transpose or axes
+    reshaped = tuple(leaf[transpose.index(axis)] for axis in axes)
+    return View(tuple((axis,) for axis in axes) if groups is None else groups, reshaped, transpose)
+
+
+def resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """A shape with another size along a dimension."""
+    return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
 
 
 @dataclass(frozen=True)

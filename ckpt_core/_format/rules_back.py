@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ckpt_core._errors import Mismatch, StructureMismatch
-from ckpt_core._format.rules import PLACE, Rule
+from ckpt_core._format.rules import PLACE, Rule, dimensions, resized, view_of
 from ckpt_core._tree.leaves import LeafSpec
 
 _Array = np.ndarray
@@ -42,7 +41,7 @@ class Export:
         """The tensor, of these parts of its leaves: of each the row ``index``."""
         if self.rule is None:
             return arrays[0]
-        joined = [_joined(self.rule, array) for array in arrays]
+        joined = [_taken_back(self.rule, array) for array in arrays]
         array = joined[0] if len(joined) == 1 else np.concatenate(joined, self.rule.axis)
         if array.ndim:
             array = array[(*[slice(None)] * self.rule.axis, slice(*self.part))]
@@ -120,28 +119,21 @@ def _problem(
     count = len(rule.stack)
     for leaf in known:
         rest = specs[leaf].shape[count:]
-        if len(specs[leaf].shape) < count or len(rest) != _dimensions(rule, len(rest)):
-            told = f"{count + _dimensions(rule, len(rest))} dimensions, by its rule"
+        if len(specs[leaf].shape) < count or view_of(rule, rest) is None:
+            told = f"{count + dimensions(rule, len(rest))} dimensions, by its rule"
             return Mismatch(paths[leaf], "shape", str(specs[leaf]), told)
         same = specs[leaf].shape[:count] == specs[first].shape[:count]
-        fits = _without(_merged(rule, rest), rule.axis) == _without(
-            _merged(rule, specs[first].shape[count:]), rule.axis
-        )
+        shapes = (_shape(rule, rest), _shape(rule, specs[first].shape[count:]))
+        fits = len({resized(shape, rule.axis, 0) for shape in shapes}) == 1
         if not same or not fits or specs[leaf].dtype != specs[first].dtype:
             return Mismatch(paths[leaf], "shape", str(specs[leaf]), f"one that fits {paths[first]}")
-    shape = _merged(rule, specs[first].shape[count:])
+    shape = _shape(rule, specs[first].shape[count:])
     if rule.joins and len(shape) <= rule.axis:
         return Mismatch(paths[first], "shape", str(specs[first]), f"a dimension {rule.axis}")
     if len(rule.sources) > 1 and _sizes(rule, shape[rule.axis]) is None:
         told = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
         return Mismatch(paths[first], "shape", str(specs[first]), told)
     return None
-
-
-def _dimensions(rule: Rule, count: int) -> int:
-    if rule.groups is not None:
-        return sum(map(len, rule.groups))
-    return count if rule.transpose is None else len(rule.transpose)
 
 
 def _sizes(rule: Rule, size: int) -> tuple[int, ...] | None:
@@ -156,10 +148,10 @@ def _tensors(
     rule: Rule, places: Mapping[str, str], leaves: tuple[int, ...], specs: Sequence[LeafSpec]
 ) -> list[Export]:
     count = len(rule.stack)
-    shapes = [_merged(rule, specs[leaf].shape[count:]) for leaf in leaves]
+    shapes = [_shape(rule, specs[leaf].shape[count:]) for leaf in leaves]
     shape = shapes[0]
     if len(shapes) > 1:
-        shape = _with(shape, rule.axis, sum(one[rule.axis] for one in shapes))
+        shape = resized(shape, rule.axis, sum(one[rule.axis] for one in shapes))
     sizes = (shape[rule.axis] if shape else 1,)
     if len(rule.sources) > 1:
         sizes = _sizes(rule, sizes[0]) or sizes
@@ -169,7 +161,7 @@ def _tensors(
         start = 0
         for source, size in zip(rule.sources, sizes, strict=True):
             name = PLACE.sub(lambda place, named=named: named[place[1]], source)
-            part = _with(shape, rule.axis, size)
+            part = resized(shape, rule.axis, size)
             made.append(
                 Export(
                     name, specs[leaves[0]].dtype, part, leaves, index, rule, (start, start + size)
@@ -179,29 +171,15 @@ def _tensors(
     return made
 
 
-def _joined(rule: Rule, array: _Array) -> _Array:
-    """A row of a leaf, as it was before it was transposed and reshaped."""
-    if rule.transpose is not None:
-        array = array.transpose(sorted(range(array.ndim), key=rule.transpose.__getitem__))
-    if rule.groups is None:
-        return array
-    return array.reshape([math.prod(array.shape[n] for n in group) for group in rule.groups])
+def _shape(rule: Rule, leaf: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the tensor of which a row of a leaf is the view."""
+    view = view_of(rule, leaf)
+    assert view is not None  # _problem has compared the dimensions
+    return view.tensor
 
 
-def _merged(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of ``_joined``."""
-    transpose = rule.transpose or tuple(range(len(shape)))
-    if sorted(transpose) != list(range(len(shape))):
-        return shape
-    back = [shape[transpose.index(axis)] for axis in range(len(shape))]
-    if rule.groups is None:
-        return tuple(back)
-    return tuple(math.prod(back[axis] for axis in group) for group in rule.groups)
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
-
-
-def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
+def _taken_back(rule: Rule, array: _Array) -> _Array:
+    """A row of a leaf, as the tensor of which it is the view."""
+    view = view_of(rule, array.shape)
+    assert view is not None
+    return array.transpose(view.back).reshape(view.tensor)

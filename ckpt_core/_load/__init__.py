@@ -14,15 +14,14 @@ from ckpt_core._background.pending import PendingLoad, nobody_is_left
 from ckpt_core._directory import resolve
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._load.live_objects import detached
-from ckpt_core._load.loading import Chosen, Opening, report_of, run
-from ckpt_core._load.matching import find_item
-from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules, check_target
+from ckpt_core._load.loading import Opening, report_of, run
+from ckpt_core._load.request import NO_STATE, NOT_SAVED, Only, Rename, Request, Rules
 from ckpt_core._load.request import collect_targets as collect_targets
 from ckpt_core._load.request import make_request as make_request
 from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
 from ckpt_core._results import Restored, RestoredStep
-from ckpt_core._saved import Checkpoint, open_checkpoint
+from ckpt_core._saved import open_checkpoint
 
 Like = TypeVar("Like")
 Key = TypeVar("Key")
@@ -172,9 +171,8 @@ def load(
         (3,)
     """
     request = make_request(
-        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules
+        only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like
     )
-    check_target(request, like)
     try:
         return load_checkpoint(lambda: open_checkpoint(path, options), like, item, request)
     except ANSWERS as error:
@@ -237,25 +235,10 @@ def load_checkpoint(
     opening: Opening, like: Any, item: str | None, request: Request, step: int | None = None
 ) -> Any:
     """``load`` for a checkpoint that ``opening`` opens; also called by the Checkpointer."""
-    copying = replace(request, copying=True)
-    loaded = run(opening, lambda found: _wanted(found, like, item), copying, step)
+    target = NOT_SAVED if like is None else like
+    loaded = run(opening, replace(request, target=target, item=item), step)
     single = item is not None or loaded.checkpoint.single
     return next(iter(loaded.values.values())) if single else loaded.values
-
-
-def _wanted(checkpoint: Checkpoint, like: Any, item: str | None) -> Chosen:
-    """The items to load, each with its target: ``like``, or the entry of ``like`` for that item."""
-    target = NOT_SAVED if like is None else like
-    if item is not None:
-        return {item: (find_item(checkpoint, item), target)}
-    if checkpoint.single or like is None:
-        return {name: (saved, target) for name, saved in checkpoint.items.items()}
-    if not isinstance(like, Mapping):
-        raise TypeError(
-            f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
-            "or name one with item="
-        )
-    return {name: (find_item(checkpoint, name), part) for name, part in like.items()}
 
 
 def restore(
@@ -332,11 +315,7 @@ def restore_checkpoint(
         raise TypeError(
             "restore needs at least one target, such as model=model; to get what was saved without one, use load"
         )
-
-    def choose(checkpoint: Checkpoint) -> Chosen:
-        return {name: (find_item(checkpoint, name), target) for name, target in targets.items()}
-
-    loaded = run(opening, choose, request, step, restores=True)
+    loaded = run(opening, replace(request, target=targets, restores=True), step)
     checkpoint = loaded.checkpoint
     made = Restored if step is None else RestoredStep
     return made(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ckpt_core import _processes
 from ckpt_core._devices.shardings import where_text
@@ -16,37 +17,67 @@ from ckpt_core._errors import (
     told_by_another,
 )
 from ckpt_core._format.part import runs_of
-from ckpt_core._load.outcomes import ItemPlan
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._options import Options
 from ckpt_core._read import Broadcast, Lockstep, Reading, read_leaves
-from ckpt_core._saved import MOST_TRIES, Replaced, replaced
+from ckpt_core._saved import MOST_TRIES, Checkpoint, Replaced, replaced
 
 _SETS = "sets"
-T = TypeVar("T")
 
 
 class LoadAgreement:
     """The agreements of one load between all processes; does nothing if only one takes part.
 
+    What the load does is a block of it: if that fails, the other processes are told where they wait next. Processes
+    agree once after reading. A restore that sets objects while it reads also agrees after planning, so that no process
+    changes an object while another cannot match the checkpoint; and so does a load that sends arrays between processes,
+    for who makes another call would never join a collective. At last, if any process sets live objects, they agree
+    that all have: else one would go on from a step that another one did not get.
+
     If the checkpoint is replaced meanwhile, all of them begin the load anew, or none does.
 
     Args:
         options: options of the load.
+        call: what this process does, such as ``restore``, told to a process that does something else at that moment.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
-
-    Attributes:
-        sets: whether any process sets live objects at the end; known after the first agreement.
+        alike: all must load one checkpoint, even if no array lies on several processes: a step of a Checkpointer.
     """
 
-    def __init__(self, options: Options, tag: str = "", alone: bool = False) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: Options,
+        call: str = "load",
+        tag: str = "",
+        alone: bool = False,
+        alike: bool = False,
+    ) -> None:
+        self._options, self._alike = options, alike
+        self._restores = call != "load"
+        self._plans_first = call == "restore" or options.broadcast
+        self._call = f"{call} with broadcast" if options.broadcast else call
         # every process counts tags; if one took a tag alone, it would be one ahead from then on
         self._processes = _processes.Processes(0, 1) if alone else _processes.this_run()
         self._round = tag if tag or self._processes.count == 1 else _processes.next_tag()
-        self._tag, self._tries, self._opened = self._round, 1, False
+        self._tag, self._tries = self._round, 1
         self._found: Sequence[str] = ()
-        self.sets = False
+        self._identity = ""
+        self._sets = False  # whether any process sets live objects; known after the first agreement
+        self._next: str | None = None  # where the others wait next, relative to the tag
+
+    def __enter__(self) -> None:
+        self._next = "" if self._processes.count > 1 else None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if self._next is None:
+            return
+        try:
+            self._agree(error)
+        except BaseException as raised:
+            if raised is not error:
+                raise
 
     def begins_anew(self, error: BaseException) -> bool:
         """Whether all processes begin the load anew after this error."""
@@ -56,75 +87,55 @@ class LoadAgreement:
         self._tries += 1
         return self._processes.count == 1 or known_to_all(error)
 
-    def plan(self, work: Callable[[], T], identity: Callable[[], str], call: str) -> T:
-        """Calls ``work``, and waits until all processes succeeded.
-
-        A restore plans here, so that no process changes an object before all could match.
-
-        Args:
-            work: the work of this process.
-            identity: gives, after the work, the text of what all processes must load alike; see ``identity_of``.
-            call: what this process does, such as ``restore``, told to a process that does something
-                else at that moment.
-        """
+    def planned(
+        self, checkpoint: Checkpoint, plans: Sequence[ItemPlan]
+    ) -> contextlib.AbstractContextManager[Reading]:
+        """Waits, if need be, until all processes have planned; gives the block in which leaves are read its function."""
         if self._processes.count == 1:
-            return work()
-        if self._options.broadcast:
-            call = f"{call} with broadcast"
-        return self._on_all(self._tag, work, identity, self._opening(call))
+            return contextlib.nullcontext(read_leaves)
+        sets = self._restores and any(plan.live_objects for plan in plans)
+        self._identity = identity_of(checkpoint.path, checkpoint.attempt, plans, self._alike, sets)
+        if self._plans_first:
+            self._agree()
+            self._next = "/load"
+        return self._in_step() if self._options.broadcast else contextlib.nullcontext(read_leaves)
 
-    def read(self, work: Callable[[Reading], T], identity: Callable[[], str], call: str) -> T:
-        """Calls ``work`` with the function that reads leaves; waits until all processes succeeded.
+    @contextlib.contextmanager
+    def _in_step(self) -> Generator[Reading]:
+        secs = self._options.timeout_secs
+        with Lockstep(self._processes, self._tag, secs, _cannot_load) as lockstep:
+            yield Broadcast(lockstep)
 
-        With ``broadcast=True``, ``plan`` was called before: who makes another call would never join a collective.
+    def read(self) -> None:
+        """Waits until all processes have read; the rest of the block sets live objects, and is waited for, too."""
+        if self._processes.count > 1:
+            self._agree()
+            self._next = "/set" if self._sets and self._restores else None
 
-        Args:
-            work: the work of this process.
-            identity, call: as for ``plan``.
-        """
-        if self._processes.count == 1:
-            return work(read_leaves)
-        tag = f"{self._tag}/load" if self._opened else self._tag
-        if not self._options.broadcast:
-            return self._on_all(tag, lambda: work(read_leaves), identity, self._opening(call))
-        lockstep = Lockstep(self._processes, self._tag, self._options.timeout_secs, _cannot_load)
-        return self._on_all(tag, lambda: lockstep.run(lambda: work(Broadcast(lockstep))), identity)
+    def _agree(self, error: BaseException | None = None) -> None:
+        """Waits until all processes are here; raises the error of this process, or else what another one told."""
+        at, self._next = self._next, None
+        compares = at != "/set"
 
-    def set(self, work: Callable[[], T]) -> T:
-        """Calls ``work``, which sets live objects, and waits until all processes have done that.
-
-        Else one process would go on from a step that another one did not get.
-        """
-        return self._processes.run_on_all(
-            f"{self._tag}/set", work, self._options.timeout_secs, _cannot_load
-        )
-
-    def _opening(self, call: str) -> str:
-        """``call`` at the first agreement of the round, empty at later ones."""
-        first, self._opened = not self._opened, True
-        return call if first else ""
-
-    def _on_all(
-        self, tag: str, work: Callable[[], T], identity: Callable[[], str], call: str = ""
-    ) -> T:
-        def tried() -> Any:
-            try:
-                return work()
-            except Replaced as error:  # no failure, unless another process has one: all begin anew
-                return error
+        def outcome() -> BaseException | None:
+            if error is None or (compares and isinstance(error, Replaced)):
+                return error  # no failure, unless another process has one: all begin anew
+            raise error
 
         def told(result: Any) -> str:  # what this process loads; text alone, if that was replaced
-            return json.dumps(str(result)) if isinstance(result, Replaced) else identity()
+            if not compares:
+                return ""
+            return self._identity if result is None else json.dumps(str(result))
 
-        return self._processes.run_on_all(
-            tag,
-            tried,
+        self._processes.run_on_all(
+            f"{self._tag}{at}",
+            outcome,
             self._options.timeout_secs,
             _cannot_load,
             tell=told,
-            hear=self._judged,
-            call=call,
-            heard=self._heard,
+            hear=self._judged if compares else lambda _: None,
+            call=self._call if self._tag == self._round and not at else "",
+            heard=self._heard if compares else lambda _: None,
         )
 
     def _judged(self, texts: list[str]) -> str:
@@ -145,8 +156,8 @@ class LoadAgreement:
 
     def _heard(self, answer: str) -> None:
         """Called with what ``_judged`` gave; raises Replaced on all processes if they begin anew."""
-        self.sets = answer == _SETS
-        if answer and not self.sets:
+        self._sets = answer == _SETS
+        if answer and not self._sets:
             error = Replaced(answer)
             mark_known_to_all(error, CheckpointNotFound.__name__)
             raise error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch
-from ckpt_core._format.rules import Bound, Rule, bind
+from ckpt_core._format.rules import Bound, Rule, View, bind, resized, unchanged, view_of
 from ckpt_core._saved import (
     DerivedItem,
     ExtentItem,
@@ -86,18 +86,7 @@ def under_rules(
 
 def _as_it_is(name: str, leaf: int, specs: Sequence[LeafSpec]) -> _Made:
     spec = specs[leaf]
-    return name, spec, _recipe((Source(leaf, (), 0),), 0, spec.shape)
-
-
-def _recipe(
-    sources: tuple[Source, ...],
-    axis: int,
-    shape: tuple[int, ...],
-    groups: tuple[tuple[int, ...], ...] | None = None,
-    transpose: tuple[int, ...] | None = None,
-) -> Recipe:
-    groups = groups or tuple((axis,) for axis in range(len(shape)))
-    return Recipe(sources, axis, groups, shape, transpose or tuple(range(len(shape))))
+    return name, spec, Recipe((Source(leaf, (), 0),), 0, unchanged(spec.shape))
 
 
 def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> list[Mismatch]:
@@ -115,8 +104,10 @@ def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> li
         told = f"{dimensions} dimensions, by its rule"
         found.append(Mismatch(known[0], "shape", str(first), told, None, item.name))
     for name, spec in zip(known, specs, strict=True):
-        rest, asked = _without(spec.shape, rule.axis), _without(first.shape, rule.axis)
-        alike = (rest == asked) if len(rule.sources) > 1 else (spec.shape == first.shape)
+        rest, asked = spec.shape, first.shape
+        if len(rule.sources) > 1:
+            rest, asked = resized(rest, rule.axis, 0), resized(asked, rule.axis, 0)
+        alike = rest == asked
         if not alike or spec.dtype != first.dtype:
             kind = "shape" if not alike else "dtype"
             told = f"one that fits {known[0]}, {first}"
@@ -140,10 +131,6 @@ def _without_shape(bound: Bound, shapes: _Shapes, item: ExtentItem) -> list[Mism
     return [Mismatch(path, "shape", "any", told, None, item.name) for path in asked]
 
 
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
-
-
 def _made(
     bound: Bound, item: ExtentItem, position: Mapping[str, int], shapes: _Shapes
 ) -> list[_Made]:
@@ -151,44 +138,39 @@ def _made(
     rule = bound.rule
     firsts = [item.specs[position[name]] for name in bound.sources[0]]
     sizes = [spec.shape[rule.axis] if spec.shape else 1 for spec in firsts]
-    joined = _with(firsts[0].shape, rule.axis, sum(sizes))
-    indices = _indices(bound.counts)
-    targets = [
-        _reshaped(rule, shapes.get(path.replace("/", ".")), len(bound.counts), len(joined))
+    joined = resized(firsts[0].shape, rule.axis, sum(sizes))
+    views = [
+        _view(rule, shapes.get(path.replace("/", ".")), len(bound.counts), len(joined))
         for path in bound.results
     ]
     cut = [joined]
     if len(bound.results) > 1:
         cut = [
-            joined if one is None else _with(joined, rule.axis, _merged(rule, one)[rule.axis])
-            for one in targets
+            joined if view is None else resized(joined, rule.axis, view.tensor[rule.axis])
+            for view in views
         ]
         if sum(shape[rule.axis] for shape in cut) != joined[rule.axis]:
             cut = [joined] * len(cut)  # they do not fit: told as a difference of shapes
     made: list[_Made] = []
     begin = 0
-    for path, target, shape in zip(bound.results, targets, cut, strict=True):
+    for path, view, shape in zip(bound.results, views, cut, strict=True):
         sources: list[Source] = []
-        for index, row in zip(indices, bound.sources, strict=True):
+        for index, row in zip(_indices(bound.counts), bound.sources, strict=True):
             start = -begin
             for name, size in zip(row, sizes, strict=True):
                 sources.append(Source(position[name], index, start))
                 start += size
-        fits = target is not None and _merged(rule, target) == shape
-        groups = rule.groups if fits else None
-        plain = rule.groups is None or all(len(group) == 1 for group in rule.groups)
-        transpose = rule.transpose if fits or plain else None
-        reshaped = target if fits and target is not None else shape
-        recipe = _recipe(tuple(sources), rule.axis, reshaped, groups, transpose)
-        result = (*bound.counts, *(recipe.reshaped[axis] for axis in recipe.transpose))
-        made.append((path, leaf_spec("jax", firsts[0].dtype, result), recipe))
+        if view is None or view.tensor != shape:
+            view = unchanged(shape)
+            plain = rule.groups is None or all(len(group) == 1 for group in rule.groups)
+            if plain and rule.transpose is not None:
+                view = replace(view, transpose=rule.transpose)
+        result = (*bound.counts, *view.leaf)
+        spec = leaf_spec("jax", firsts[0].dtype, result)
+        made.append((path, spec, Recipe(tuple(sources), rule.axis, view)))
         if len(bound.results) > 1 and shape != joined:
             begin += shape[rule.axis]
     return made
-
-
-def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :]) if shape else shape
 
 
 def _indices(counts: Sequence[int]) -> list[tuple[int, ...]]:
@@ -198,27 +180,13 @@ def _indices(counts: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def _reshaped(
-    rule: Rule, wanted: tuple[int, ...] | None, stacked: int, joined: int
-) -> tuple[int, ...] | None:
-    """The shape of the reshaped tensor, before it is transposed to the wanted shape; None if none fits.
+def _view(rule: Rule, wanted: tuple[int, ...] | None, stacked: int, joined: int) -> View | None:
+    """The view of a tensor that has the wanted shape; None if none has, or any will do.
 
     Args:
         rule: the rule.
-        wanted: the wanted shape.
+        wanted: the wanted shape; None for any.
         stacked, joined: number of stacked dimensions, and of those of the joined tensor.
     """
-    if wanted is None:
-        return None
-    shape = wanted[stacked:]
-    count = joined if rule.groups is None else sum(map(len, rule.groups))
-    if len(shape) != count:
-        return None
-    transpose = rule.transpose or tuple(range(count))
-    return tuple(shape[transpose.index(axis)] for axis in range(count))
-
-
-def _merged(rule: Rule, reshaped: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape before it was reshaped."""
-    groups = rule.groups or tuple((axis,) for axis in range(len(reshaped)))
-    return tuple(math.prod(reshaped[axis] for axis in group) for group in groups)
+    view = None if wanted is None else view_of(rule, wanted[stacked:])
+    return view if view is not None and len(view.groups) == joined else None

@@ -6,13 +6,14 @@ complete in memory together. All other objects are set at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckpt_core._errors import CheckpointError, drop_locals, mark_of_target
 from ckpt_core._lazy import jax
-from ckpt_core._load.outcomes import ItemPlan, LiveOutcome, LiveTree, Undo
+from ckpt_core._load.plans import ItemPlan, Undo
 from ckpt_core._options import MIB
+from ckpt_core._tree import Path
 
 _BATCH_BYTES = 128 * MIB
 
@@ -45,11 +46,10 @@ class InPlace:
 
     def begin(self, plan: ItemPlan) -> None:
         """Sets an item's object before arrays are read, if it is a data pipeline."""
-        outcome = plan.outcome
-        if isinstance(outcome, LiveOutcome) and outcome.early:
-            self._undos.append((plan, outcome.undo()))
+        if plan.live is not None and plan.live.early:
+            self._undos.append((plan, plan.live.undo()))
             self._setting = True
-            self._early[plan.item.name] = outcome.make([])
+            self._early[plan.item.name] = plan.make([])
             self._setting = False
 
     def take(self, plan: ItemPlan, result: int, value: Any, size_bytes: int) -> None:
@@ -61,26 +61,30 @@ class InPlace:
             value: the array.
             size_bytes: its size.
         """
-        if _set_parts(plan) is None or not isinstance(value, jax.Array):
+        live = plan.live
+        if live is None or live.set_parts is None or not isinstance(value, jax.Array):
             return
         self._waiting[result] = value
         self._waiting_bytes += size_bytes
         # at least 1/16 of the limit at a time: setting some leaves walks through the whole object
         room_bytes = max(self._limit_bytes - self._late_bytes, self._limit_bytes // 16)
         if self._waiting_bytes >= room_bytes:
-            self._set_waiting(plan, plan.outcome)
+            self._set_waiting(plan, live.set_parts)
 
-    def _set_waiting(self, plan: ItemPlan, outcome: Any) -> None:
+    def _set_waiting(
+        self, plan: ItemPlan, set_parts: Callable[[Mapping[Path, Any]], list[Any]]
+    ) -> None:
         name, first = plan.item.name, plan.item.name not in self._begun
         self._new += self._waiting.values()
         self._begun[name] = plan
-        parts = {outcome.paths[result]: value for result, value in self._waiting.items()}
+        parts = {plan.paths[result]: value for result, value in self._waiting.items()}
         self._setting = True
-        held = outcome.set_parts(parts)
+        held = set_parts(parts)
         self._setting = False
         self._new += held
         if held:
-            plan.forget(list(self._waiting))  # else the plan would keep the old arrays in memory
+            for result in self._waiting:
+                plan.kept[result] = None  # else the plan would keep the old arrays in memory
         elif first:
             del self._begun[name]  # the object set nothing now; it is set as a whole at the end
         self._waiting, self._waiting_bytes = {}, 0
@@ -104,11 +108,11 @@ class InPlace:
             if plan.item.name in self._early:
                 values.append(self._early[plan.item.name])
                 continue
-            if isinstance(plan.outcome, LiveOutcome):
+            if plan.live is not None:
                 begun = plan.item.name in self._begun
-                self._undos.append((plan, None if begun else plan.outcome.undo()))
+                self._undos.append((plan, None if begun else plan.live.undo()))
             self._setting = True
-            values.append(plan.outcome.make(read))
+            values.append(plan.make(read))
             self._setting = False
         return values
 
@@ -180,15 +184,10 @@ class InPlace:
             self._undos.pop()
 
 
-def _set_parts(plan: ItemPlan) -> Any:
-    """The function that sets some leaves of the item's live object; None if it has none."""
-    return plan.outcome.set_parts if isinstance(plan.outcome, LiveTree) else None
-
-
 def _arrays(plan: ItemPlan) -> list[Any]:
     """The jax arrays that the item's objects hold at present."""
-    assert isinstance(plan.outcome, LiveTree)
-    return [leaf for leaf in plan.outcome.held_now() if isinstance(leaf, jax.Array)]
+    leaves = () if plan.live is None else plan.live.leaves()
+    return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
 
 
 def _mixed_state_note(name: str, why: str) -> str:

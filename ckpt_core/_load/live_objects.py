@@ -1,4 +1,4 @@
-"""Live objects in targets: finds them, copies them for a load, notes their state for an undo."""
+"""Live objects in targets: finds them, copies them for a load, sets them, and notes their state for an undo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from ckpt_core import _adapters
 from ckpt_core._errors import UnsupportedLeaf
 from ckpt_core._lazy import jax
-from ckpt_core._tree import Path, flatten, format_path, unflatten
+from ckpt_core._load.plans import LiveTarget, Make, Undo
+from ckpt_core._tree import FlatTree, Node, Path, flatten, format_path, importable_type, unflatten
 
 _CHANGEABLE = (np.random.Generator, np.random.RandomState, random.Random)
 
@@ -35,21 +37,21 @@ def live_objects(tree: Any) -> Iterator[tuple[Path, Any]]:
             yield path, marked[id(leaf)][1]
 
 
+@dataclass
 class Copies:
     """Maps each live object of ``like`` to the copy that a load sets instead of it.
 
     If originals share arrays or submodules, their copies share them in the same way. All copies are
     made at the first call, so that a target without live objects costs nothing.
 
-    Args:
+    Attributes:
         like: the target of a load.
         item: name of the item, for messages.
     """
 
-    def __init__(self, like: Any, item: str = "") -> None:
-        self._like = like
-        self._item = item
-        self._made: dict[int, Any] = {}
+    like: Any
+    item: str = ""
+    _made: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def __call__(self, obj: Any) -> Any:
         """The copy of one of the live objects in ``like``.
@@ -63,7 +65,7 @@ class Copies:
 
     def _make_all(self) -> None:
         of_adapter: dict[int, list[tuple[Path, Any]]] = {}
-        for path, obj in live_objects(self._like):
+        for path, obj in live_objects(self.like):
             found = of_adapter.setdefault(id(_adapters.adapter_for(obj)), [])
             if all(obj is not other for _, other in found):
                 found.append((path, obj))
@@ -79,7 +81,7 @@ class Copies:
 
     def _refusal(self, path: Path, obj: Any) -> UnsupportedLeaf:
         where, name = format_path(path), type(obj).__name__
-        item = self._item if self._item.isidentifier() else "state"
+        item = self.item if self.item.isidentifier() else "state"
         return UnsupportedLeaf(
             f"{where}: load changes nothing that it is given, and a {name} cannot be copied. To set it in place, "
             f"use restore(path, {item}=...); to get only the saved values, leave it out of like",
@@ -140,25 +142,83 @@ def _one_object_twice(targets: Mapping[str, Any], obj: Any) -> UnsupportedLeaf:
     )
 
 
-def held(like: Any, limit_bytes: int) -> Callable[[], object] | None:
-    """A function that sets the live objects of a pytree back to their present state.
+def live_tree(
+    like: Any,
+    flat: FlatTree,
+    objects: Sequence[tuple[Any, bool]],
+    limit_bytes: int,
+    set_parts: Callable[[Mapping[Path, Any]], list[Any]] | None,
+) -> LiveTarget:
+    """A target that contains live objects, or is one; ``unflatten`` sets them.
 
-    None if the state cannot be read, or if more than ``limit_bytes`` would have to be copied. Numpy
-    arrays and random generators are copied, as they can be written to; jax arrays are not.
+    Args:
+        like: the target.
+        flat: the same, flattened. A restore drops the leaves that it has replaced from ``flat.leaves``, so that
+            their memory is freed.
+        objects, set_parts: as in ``LiveTarget``.
+        limit_bytes: if more bytes than this must be copied to undo the restore, it is not undone.
     """
-    try:
-        flat = flatten(like, expand=_adapters.expander(), keep=True)
-    except Exception:
-        return None  # an object without a state yet can still be restored, only not set back
-    return setting_back(functools.partial(unflatten, flat.root), flat.leaves, limit_bytes)
+
+    def undo() -> Undo | None:
+        if all(_adapters.is_held_by_reference(obj) for obj, _ in objects):
+            return functools.partial(unflatten, flat.root, list(flat.leaves))
+        try:
+            now = flatten(like, expand=_adapters.expander(), keep=True)
+        except Exception:
+            return None  # an object without a state yet can still be restored, only not set back
+        return _setting_back(functools.partial(unflatten, now.root), now.leaves, limit_bytes)
+
+    def leaves() -> Sequence[Any]:
+        return flatten(like, expand=_adapters.expander()).leaves
+
+    return LiveTarget(objects, undo, False, set_parts, leaves)
 
 
-def setting_back(
+def live_object(
+    adapter: Any, obj: Any, now: FlatTree, root: Node, limit_bytes: int
+) -> tuple[Make, LiveTarget]:
+    """A user's object with ``set_state``, which accepts any saved structure.
+
+    Args:
+        adapter, obj: the object and its adapter.
+        now: its state before the restore.
+        root: structure of the saved state, with the container classes of the present state where
+            both structures are equal.
+        limit_bytes: as for ``live_tree``.
+    """
+
+    def make(leaves: list[Any]) -> Any:
+        adapter.set_state(obj, unflatten(root, leaves, resolve=importable_type))
+        return obj
+
+    def set_before(leaves: list[Any]) -> None:
+        adapter.set_state(obj, unflatten(now.root, leaves))
+
+    undo = functools.partial(_setting_back, set_before, now.leaves, limit_bytes)
+    return make, LiveTarget([(obj, False)], undo)
+
+
+def pipeline(adapter: Any, obj: Any, state: Any) -> tuple[Make, LiveTarget]:
+    """A data pipeline, set before arrays are read, so that it prefetches meanwhile."""
+
+    def make(_: list[Any]) -> Any:
+        adapter.set_state(obj, state)
+        return obj
+
+    def undo() -> Undo:
+        has_position = isinstance(adapter, _adapters.verbs.HasPosition)
+        before = adapter.get_position(obj) if has_position else adapter.get_state(obj)
+        return functools.partial(adapter.set_state, obj, before)
+
+    return make, LiveTarget([(obj, False)], undo, early=True)
+
+
+def _setting_back(
     set_all: Callable[[list[Any]], object], leaves: Sequence[Any], limit_bytes: int
-) -> Callable[[], object] | None:
+) -> Undo | None:
     """A function that calls ``set_all`` with the present leaves; None if too much must be copied.
 
-    Leaves that can be written to (numpy arrays, random generators) are copied now.
+    Numpy arrays and random generators are copied now, as they can be written to; jax arrays are not.
     """
     arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
     if sum(array.nbytes for array in arrays) > limit_bytes:

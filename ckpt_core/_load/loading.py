@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +20,13 @@ from ckpt_core._format.untrusted import refuse_deep
 from ckpt_core._layout.chunks import keyed_parts
 from ckpt_core._layout.regions import region_size
 from ckpt_core._load import functions
-from ckpt_core._load.agreement import LoadAgreement, identity_of
+from ckpt_core._load.agreement import LoadAgreement
 from ckpt_core._load.in_place import InPlace
 from ckpt_core._load.live_objects import refuse_twice
-from ckpt_core._load.matching import WITHOUT_VALUE, plan_item
-from ckpt_core._load.outcomes import ItemPlan, live_of
+from ckpt_core._load.matching import WITHOUT_VALUE, find_item, plan_item
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.renames import advice_on, idle_renames, refuse_idle
-from ckpt_core._load.request import Request
+from ckpt_core._load.request import NOT_SAVED, Request
 from ckpt_core._load.targets import SavedLeaf, dtype_while_read, is_resharded, value_of
 from ckpt_core._operation import Operation
 from ckpt_core._options import Options
@@ -46,9 +47,6 @@ from ckpt_core._tree.match import Idle, MatchRules
 from ckpt_core._tree.patterns import advice_on_pattern, idle_patterns
 
 Opening = Callable[[], Checkpoint]
-Chosen = Mapping[str, tuple[SavedItem, Any]]
-"""For each item to load, by its name in the result: the saved item and its target."""
-Choosing = Callable[[Checkpoint], Chosen]
 
 
 class Loaded(NamedTuple):
@@ -65,142 +63,58 @@ class Loaded(NamedTuple):
     plans: Sequence[ItemPlan]
 
 
-class Matched(NamedTuple):
-    """An opened checkpoint whose wanted items match their targets.
+def run(opening: Opening, request: Request, step: int | None = None) -> Loaded:
+    """Runs a load or restore: opens, matches and plans; reads and assembles; applies.
 
-    Attributes:
-        checkpoint: the checkpoint.
-        plans: the plan of each wanted item, by its name in the result.
-        context: TensorStore context of the load.
-        tally: called with the number of bytes of each array that was read.
-    """
-
-    checkpoint: Checkpoint
-    plans: Mapping[str, ItemPlan]
-    context: Any
-    tally: Tally
-
-
-def run(
-    opening: Opening,
-    choose: Choosing,
-    request: Request,
-    step: int | None = None,
-    *,
-    restores: bool = False,
-) -> Loaded:
-    """Runs a load or restore; if it fails, live objects are set back or made unusable.
-
-    Called on every process that takes part. Processes agree once after reading. A restore that sets objects
-    while it reads also agrees after planning, so that no process changes an object while another cannot match
-    the checkpoint; and so does a load that sends arrays between processes.
-
-    If the checkpoint is replaced meanwhile, all processes load the new one.
+    Called on every process that takes part; ``LoadAgreement`` says where they wait for each other. If it fails, live
+    objects are set back or made unusable. If the checkpoint is replaced meanwhile, all processes load the new one.
 
     Args:
         opening: opens the checkpoint.
-        choose: picks the wanted items of the opened checkpoint.
-        request: the arguments that all loads share.
+        request: what is asked for.
         step: step number, reported in events; None outside a Checkpointer.
-        restores: True for a restore, which sets live objects in place; a load sets copies of them.
     """
     options, call = request.options, "load"
-    if restores:
+    if request.restores:
         call = "restore with atomic_restore" if options.atomic_restore else "restore"
-    agreement = LoadAgreement(options, request.round, alone=request.as_numpy)
+    agreement = LoadAgreement(options, call, request.round, request.as_numpy, step is not None)
     while True:
-        in_place = InPlace(options.max_host_bytes) if restores else None
+        in_place = InPlace(options.max_host_bytes) if request.restores else None
+        named, plans, leaves, values = dict[str, ItemPlan](), [], [], []
         try:
-            return _load_once(opening, choose, request, step, call, in_place, agreement)
+            with agreement:
+                with _watched(opening(), options, step) as (checkpoint, operation):
+                    context = new_context()
+                    named = _match(checkpoint, request, context)
+                    plans = [*named.values()]
+                    with agreement.planned(checkpoint, plans) as reading:
+                        leaves = _read(
+                            checkpoint, plans, request, context, operation, reading, in_place
+                        )
+                agreement.read()
+                if in_place is not None:
+                    values = in_place.finish(plans, leaves)
+                else:
+                    values = [plan.make(made) for plan, made in zip(plans, leaves, strict=True)]
+            return Loaded(checkpoint, dict(zip(named, values, strict=True)), plans)
         except BaseException as error:
+            if in_place is not None:
+                in_place.give_up(error)
+            named, plans, leaves, values = {}, [], [], []  # the traceback would keep them alive
             if not agreement.begins_anew(error):
                 raise
 
 
-def _load_once(
-    opening: Opening,
-    choose: Choosing,
-    request: Request,
-    step: int | None,
-    call: str,
-    in_place: InPlace | None,
-    agreement: LoadAgreement,
-) -> Loaded:
-    """One try, from top to bottom: open, match and plan; read and assemble; apply."""
-    options, restores = request.options, in_place is not None
-    watching = contextlib.ExitStack()  # the lock against deletion, and events: until all is read
-    found: Matched | None = None
-    leaves: list[list[Any]] = []
-
-    def plan() -> None:
-        nonlocal found
-        checkpoint = opening()
-        with contextlib.ExitStack() as failing:
-            operation = watching.enter_context(_watched(checkpoint, options, step))
-            failing.push(watching)
-            context = new_context()
-            plans = _match(checkpoint, choose(checkpoint), request, context, restores)
-            found = Matched(checkpoint, plans, context, Tally(operation, plans.values()))
-            failing.pop_all()
-
-    def read(reading: Reading) -> None:
-        nonlocal leaves
-        if found is None:
-            plan()
-        assert found is not None
-        with watching:
-            if in_place is not None:
-                for one in found.plans.values():
-                    in_place.begin(one)
-            opened, _, context, tally = found
-            leaves = [
-                execute(opened, one, request, context, tally, reading, in_place)
-                for one in found.plans.values()
-            ]
-            if opened.shared:
-                _share_between([*found.plans.values()], leaves, opened.shared)
-
-    def identity() -> str:
-        assert found is not None
-        opened, plans = found.checkpoint, found.plans.values()
-        sets = restores and any(live_of(one.outcome) for one in plans)
-        return identity_of(opened.path, opened.attempt, plans, step is not None, sets)
-
-    try:
-        if call == "restore" or options.broadcast:
-            agreement.plan(plan, identity, call)
-        agreement.read(read, identity, call)
-        assert found is not None
-        plans = [*found.plans.values()]
-        if (setting := in_place) is None:
-            values = [one.outcome.make(made) for one, made in zip(plans, leaves, strict=True)]
-        elif agreement.sets:
-            values = agreement.set(lambda: setting.finish(plans, leaves))
-        else:
-            values = setting.finish(plans, leaves)
-        return Loaded(found.checkpoint, dict(zip(found.plans, values, strict=True)), plans)
-    except BaseException as error:
-        try:
-            watching.__exit__(type(error), error, error.__traceback__)
-        finally:
-            if in_place is not None:
-                in_place.give_up(error)
-            found, leaves, plans, values = None, [], [], []  # the traceback would keep them alive
-        raise
-
-
-def _match(
-    checkpoint: Checkpoint, chosen: Chosen, request: Request, context: Any, restores: bool
-) -> dict[str, ItemPlan]:
+def _match(checkpoint: Checkpoint, request: Request, context: Any) -> dict[str, ItemPlan]:
     """The plan of each wanted item, by its name in the result; reads no array, and changes no object."""
+    chosen = _chosen(checkpoint, request)
     named = {
         name: plan_item(checkpoint, saved, target, request, context)
         for name, (saved, target) in chosen.items()
     }
     plans = list(named.values())
-    if restores:
-        targets = {name: target for name, (_, target) in chosen.items()}
-        refuse_twice(targets, [live_of(plan.outcome) for plan in plans])
+    if request.restores:
+        refuse_twice(request.target, [plan.live_objects for plan in plans])
     if request.rules.rename is not None or any(
         plan.match is not None and plan.match.mismatches for plan in plans
     ):
@@ -212,12 +126,56 @@ def _match(
     return named
 
 
+def _chosen(checkpoint: Checkpoint, request: Request) -> dict[str, tuple[SavedItem, Any]]:
+    """For each item to load, by its name in the result: the saved item and its target."""
+    target, targets = request.target, request.target
+    if not request.restores:
+        if request.item is not None:
+            return {request.item: (find_item(checkpoint, request.item), target)}
+        if checkpoint.single or target is NOT_SAVED:
+            return {name: (saved, target) for name, saved in checkpoint.items.items()}
+        if not isinstance(target, Mapping):
+            raise TypeError(
+                f"{checkpoint.path} holds the items {', '.join(checkpoint.items)}: like must be a dict of items, "
+                "or name one with item="
+            )
+    return {name: (find_item(checkpoint, name), part) for name, part in targets.items()}
+
+
+def _read(
+    checkpoint: Checkpoint,
+    plans: Sequence[ItemPlan],
+    request: Request,
+    context: Any,
+    operation: Operation,
+    reading: Reading,
+    in_place: InPlace | None,
+) -> list[list[Any]]:
+    """For each plan, the leaves of the result."""
+    if operation.listener is not None:
+        operation.total_bytes = sum(
+            plan.item.specs[position].stored_bytes
+            for plan in plans
+            for result, position in enumerate(plan.positions)
+            if position is not None and result in plan.targets
+        )
+    if in_place is not None:
+        for plan in plans:
+            in_place.begin(plan)
+    leaves = [
+        execute(checkpoint, plan, request, context, operation, reading, in_place) for plan in plans
+    ]
+    if checkpoint.shared:
+        _share_between(plans, leaves, checkpoint.shared)
+    return leaves
+
+
 def execute(
     checkpoint: Checkpoint,
     plan: ItemPlan,
     request: Request,
     context: Any,
-    tally: Tally,
+    operation: Operation,
     reading: Reading,
     in_place: InPlace | None = None,
 ) -> list[Any]:
@@ -226,7 +184,7 @@ def execute(
     Args:
         checkpoint, plan, request: what to read.
         context: TensorStore context of the load.
-        tally: called with the number of bytes of each array that was read.
+        operation: counts the bytes of each array that was read.
         reading: function that reads stored arrays, as ``pipeline.read_leaves`` does.
         in_place: sets arrays on live objects while others are still being read; None for a load.
     """
@@ -235,8 +193,10 @@ def execute(
     shared = _shared_results(plan) if item.shared else ()
     _read_texts(checkpoint, plan, leaves)
     wants = _wants(checkpoint, plan, request)
+    # a large array takes seconds, and is counted at its end
+    watch = None if operation.listener is None else functools.partial(_under_way, operation)
     # if no array is wanted, the database is not opened
-    given = ([*wants.values()], request.options, context, tally.under_way)
+    given = ([*wants.values()], request.options, context, watch)
     arrays = reading(checkpoint, item, *given) if wants else ()
     for result, (want, parts) in zip(wants, arrays, strict=True):
         if request.abandoned is not None:
@@ -245,7 +205,9 @@ def execute(
         size_bytes = sum([part.nbytes for part in parts.values()])
         if want.dtype is not None:  # the parts are cast already: count the bytes that were stored
             size_bytes = sum(map(region_size, want.regions)) * spec.numpy_dtype.itemsize
-        tally(size_bytes)
+        operation.done_bytes += size_bytes
+        if watch is not None:
+            watch(0)
         leaves[result] = None  # drop the reference to the old array before the new one is made
         path, cast = item.paths[want.leaf], request.rules.cast
         value = value_of(spec, plan.targets[result], parts, path, cast=cast)
@@ -258,6 +220,10 @@ def execute(
         for other in others:
             leaves[other] = leaves[first]
     return leaves
+
+
+def _under_way(operation: Operation, more: int) -> None:
+    operation.tell_progress(operation.done_bytes + more)
 
 
 def _shared_results(plan: ItemPlan) -> list[list[int]]:
@@ -394,11 +360,13 @@ def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[
 
 
 @contextlib.contextmanager
-def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Generator[Operation]:
+def _watched(
+    checkpoint: Checkpoint, options: Options, step: int | None
+) -> Generator[tuple[Checkpoint, Operation]]:
     """While the block runs, locks the checkpoint against deletion; sends the events of the restore.
 
     Yields:
-        The operation to which the caller adds the bytes that it reads.
+        The checkpoint, and the operation to which the caller adds the bytes that it reads.
 
     Raises:
         CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
@@ -408,40 +376,13 @@ def _watched(checkpoint: Checkpoint, options: Options, step: int | None) -> Gene
     operation.happened("restore_started")
     try:
         with operation.watched("reading"), checkpoint.held(), naming_checkpoint(checkpoint.path):
-            yield operation
+            yield checkpoint, operation
     except BaseException as error:
         operation.happened("restore_failed", operation.done_bytes, error)
         if isinstance(error, CheckpointCorrupt) and checkpoint.was_replaced():
             raise replaced(checkpoint.path) from error
         raise
     operation.happened("restored", operation.done_bytes)
-
-
-class Tally:
-    """Counts the bytes that a load has read, and sends events of progress if there is a listener.
-
-    Attributes:
-        under_way: called with the bytes that were read of arrays that are not counted yet: a large one takes
-            seconds. None without a listener.
-    """
-
-    def __init__(self, operation: Operation, plans: Iterable[ItemPlan]) -> None:
-        self.under_way: Callable[[int], None] | None = None
-        self._operation = operation
-        if operation.listener is not None:
-            operation.total_bytes = sum(
-                plan.item.specs[position].stored_bytes
-                for plan in plans
-                for result, position in enumerate(plan.positions)
-                if position is not None and result in plan.targets
-            )
-            self.under_way = lambda more: operation.tell_progress(operation.done_bytes + more)
-
-    def __call__(self, read_bytes: int) -> None:
-        """Counts one array."""
-        self._operation.done_bytes += read_bytes
-        if self.under_way is not None:
-            self.under_way(0)
 
 
 def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +18,16 @@ from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._lazy import jax
 from ckpt_core._load import functions
 from ckpt_core._load.derived import under_rules
-from ckpt_core._load.live_objects import Copies
+from ckpt_core._load.live_objects import Copies, live_object, live_tree
 from ckpt_core._load.non_tree import plan_non_tree, refuse_other_form, wants_plain_values
-from ckpt_core._load.outcomes import (
-    Containers,
-    Converted,
+from ckpt_core._load.plans import (
     ItemPlan,
-    LiveObject,
-    LiveTree,
-    Outcome,
-    RenamedDicts,
-    Value,
+    Make,
     as_json,
     as_numpy_state,
+    constant,
+    renamed_dicts,
+    then,
 )
 from ckpt_core._load.renames import renamed_names, under_wanted_paths
 from ckpt_core._load.request import NOT_SAVED, Request
@@ -44,13 +42,14 @@ from ckpt_core._load.targets import (
 )
 from ckpt_core._read import with_specs
 from ckpt_core._results import LeafInfo
-from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
+from ckpt_core._saved import Checkpoint, ExtentItem, NativeItem, OrbaxItem, SavedItem
 from ckpt_core._tree import (
     LEAF,
     FlatTree,
     Key,
     Node,
     Path,
+    any_node,
     flatten,
     format_path,
     importable_type,
@@ -121,13 +120,13 @@ def plan_item(
     if isinstance(like, Files | Json | SavedFiles | type):
         if wants_plain_values(saved, like):
             plan = _plan_as_saved(saved, replace(request, only=None))
-            plan.outcome = Converted(plan.outcome, as_json)
+            plan.make = then(plan.make, as_json)
             return plan
         refuse_other_form(checkpoint, saved, like)
     if like is ...:
-        return ItemPlan(saved, Value(...))
+        return ItemPlan(saved, constant(...))
     copies = None
-    if request.copying and like is not NOT_SAVED:
+    if not request.restores and like is not NOT_SAVED:
         copies = Copies(like, saved.name)
         if _adapters.adapter_for(like) is not None:
             like, copies = copies(like), None
@@ -135,7 +134,7 @@ def plan_item(
         assert isinstance(saved, OrbaxItem)
         tree = replace(saved, form="tree")
         plan = _plan_as_saved(with_specs(checkpoint, tree, context), request)
-        plan.outcome = Converted(plan.outcome, as_numpy_state)
+        plan.make = then(plan.make, as_numpy_state)
         return plan
     if saved.form != "tree":
         return plan_non_tree(checkpoint, saved, like, context)
@@ -191,23 +190,17 @@ def _plan_strict(
     if request.name_rules is not None:
         item = under_rules(where, item, request.name_rules, flat.paths, wanted)
     found = _matched(item, flat, wanted, like, request, live, places)
-    at_once = request.copying or request.options.atomic_restore
+    at_once = not request.restores or request.options.atomic_restore
     set_parts = None if at_once else _adapters.setter_of_parts(like)
     # an object that is set in parts frees each old array when the new one is set
     placed = request.sharding is not None or set_parts is not None
     targets = {} if found.mismatches else _targets(item, flat, wanted, found, request, placed)
-    outcome: Outcome = Containers(flat.root)
+    target = None
     if live:
-        outcome = LiveTree(
-            like,
-            flat.root,
-            given,
-            live,
-            request.options.max_host_bytes,
-            flat.paths,
-            set_parts,
-        )
-    return ItemPlan(item, outcome, found.source, given, targets, found, flat.paths)
+        as_given = replace(flat, leaves=given)
+        target = live_tree(like, as_given, live, request.options.max_host_bytes, set_parts)
+    make = functools.partial(unflatten, flat.root)
+    return ItemPlan(item, make, target, found.source, given, targets, found, flat.paths)
 
 
 def _matched(
@@ -220,7 +213,9 @@ def _matched(
     places: Placeholders | None,
 ) -> Match:
     """For each leaf of the target the position of its saved leaf; and all differences."""
-    item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
+    rules, left_alone = request.rules, frozenset[str]()
+    if live or not isinstance(item, NativeItem):  # else the paths are those of the target
+        item, rules, left_alone = under_wanted_paths(item, flat, like, request, live)
     selected = None if request.only is None else _selection(request.only, item.name, like)
     everything = selected is None
     if left_alone:
@@ -238,13 +233,18 @@ def _matched(
     )
     if places is not None:
         found.mismatches += _placeholders_for_nothing(places, item, rules)
-    if everything and rules.unexpected == "error":
+    holds = _may_hold_functions(item.root) or _may_hold_functions(flat.root)
+    if everything and rules.unexpected == "error" and holds:
         told = {entry.path for entry in found.mismatches}
         found.mismatches += functions.differing(item, flat.root, rules, told)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
     return found
+
+
+def _may_hold_functions(root: Node) -> bool:
+    return any_node(root, lambda node: node.kind == "code" or node.static != "")
 
 
 def _targets(
@@ -311,7 +311,9 @@ def _wanted_spec(path: Any, leaf: Any) -> LeafSpec | None:
 def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     """The plan without a target: all leaves, or those that ``only=`` selects, as saved."""
     selected = None if request.only is None else _selection(request.only, item.name, None)
-    positions = positions_of(item.paths, item.specs, selected)
+    positions: Sequence[int] = range(len(item.paths))
+    if selected is not None:
+        positions = positions_of(item.paths, item.specs, selected)
     arrays = [position for position in positions if item.specs[position].kind not in TEXT_KINDS]
     targets = plain_targets(item, arrays, sharding=request.sharding, as_numpy=request.as_numpy)
     placed = request.sharding is not None or request.as_numpy
@@ -319,19 +321,19 @@ def _plan_as_saved(item: SavedItem, request: Request) -> ItemPlan:
     root = item.root
     if selected is not None:
         root = _pruned(root, set(positions)) or Node("dict")
-    elif request.rules.rename is None:
+    elif request.rules.rename is None and _may_hold_functions(root):
         functions.refuse_missing(item, root)
     by_result = {
         result: targets[position]
         for result, position in enumerate(positions)
         if position in targets
     }
-    outcome: Outcome = Containers(root, importable_type)
+    make: Make = functools.partial(unflatten, root, resolve=importable_type)
     renamed = request.rules.rename
     if renamed is not None:
         names = renamed_names(item, renamed, request.renames)
-        outcome = RenamedDicts([names[at] for at in positions])
-    return ItemPlan(item, outcome, positions, [None] * len(positions), by_result)
+        make = functools.partial(renamed_dicts, [names[at] for at in positions])
+    return ItemPlan(item, make, None, positions, [None] * len(positions), by_result)
 
 
 def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> ItemPlan:
@@ -355,7 +357,8 @@ def _plan_object(item: SavedItem, adapter: Any, like: Any, request: Request) -> 
             and tuple(leaf.shape) == spec.shape
         ):
             (plan.targets[result],) = like_targets(item, [(position, spec, leaf)])
-    plan.outcome = LiveObject(adapter, like, flat, item.root, request.options.max_host_bytes)
+    limit_bytes = request.options.max_host_bytes
+    plan.make, plan.live = live_object(adapter, like, flat, item.root, limit_bytes)
     return plan
 
 

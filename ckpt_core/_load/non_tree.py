@@ -24,7 +24,8 @@ from ckpt_core._format import process_state
 from ckpt_core._format.untrusted import parse_json, refuse_deep, refuse_heavy
 from ckpt_core._items import SavedFiles, names_a_form
 from ckpt_core._lazy import jax
-from ckpt_core._load.outcomes import ItemPlan, Pipeline, Value
+from ckpt_core._load.live_objects import pipeline
+from ckpt_core._load.plans import ItemPlan, constant
 from ckpt_core._load.request import NOT_SAVED
 from ckpt_core._load.targets import as_jax
 from ckpt_core._read import read_special
@@ -47,16 +48,16 @@ def plan_non_tree(checkpoint: Checkpoint, saved: SavedItem, like: Any, context: 
     if saved.form == "process":
         state = _process_state(checkpoint, saved, adapter, like)
         if adapter is None:
-            return ItemPlan(saved, Value(state))
+            return ItemPlan(saved, constant(state))
         if isinstance(adapter, _adapters.verbs.ChecksState):
             adapter.check_state(like, state)
-        return ItemPlan(saved, Pipeline(adapter, like, state))
+        return ItemPlan(saved, *pipeline(adapter, like, state))
     if saved.form == "files":
-        return ItemPlan(saved, Value(saved_files(checkpoint, saved)))
+        return ItemPlan(saved, constant(saved_files(checkpoint, saved)))
     if saved.form == "json":
-        return ItemPlan(saved, Value(json_value(checkpoint, saved)))
+        return ItemPlan(saved, constant(json_value(checkpoint, saved)))
     assert isinstance(saved, OrbaxItem)  # ckpt itself writes none of the other forms
-    return ItemPlan(saved, Value(_special_value(checkpoint, saved, context)))
+    return ItemPlan(saved, constant(_special_value(checkpoint, saved, context)))
 
 
 _PLAIN_LEAVES = frozenset({"int", "bigint", "float", "bool", "str"})

@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_core import _adapters
 from ckpt_core._errors import Mismatch, StructureMismatch
 from ckpt_core._load.functions import nodes_in
-from ckpt_core._load.outcomes import ItemPlan, live_of
+from ckpt_core._load.plans import ItemPlan
 from ckpt_core._load.request import Request
 from ckpt_core._saved import Checkpoint, ExtentItem, OrbaxItem, SavedItem
 from ckpt_core._tree import FlatTree, Path, flatten, format_path, stored_paths
@@ -126,7 +126,7 @@ def _fits_by_adapter(entry: Idle, plan: ItemPlan) -> bool:
 
     Adapters such as the one for Keras have names in the middle of paths.
     """
-    live = live_of(plan.outcome)
+    live = plan.live_objects
     if any(entry.old in getattr(obj, "reads_renames", ()) for obj, _ in live):
         return True
     adapter = adapter_of_renames(live)

@@ -33,16 +33,18 @@ NOT_SAVED = object()
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments that all loads share.
+    """What a load or restore is asked for, but for the checkpoint.
 
     Attributes:
         rules: how strictly the saved tree must match the target.
         only: the argument ``only=``, unresolved: it is resolved for each item.
         options: options of the call.
+        target: of a load, the argument ``like``, or ``NOT_SAVED``; of a restore, the targets by item name.
+        item: of a load, the name of the only item that is wanted.
+        restores: True for a restore, which sets live objects in place; a load sets copies of them.
         sharding: the argument ``sharding=``.
         as_numpy: whether arrays stay in host memory.
         round: tag under which the processes agree; empty: taken when the load starts.
-        copying: True for a load, which sets copies of live objects; a restore sets the originals.
         abandoned: for a background load: tells that the interpreter is exiting, so that no caller
             can ask for the result.
         renames: the dict passed as ``rename=``, for adapters that interpret it themselves.
@@ -52,10 +54,12 @@ class Request:
     rules: MatchRules
     only: Only
     options: Options
+    target: Any = NOT_SAVED
+    item: str | None = None
+    restores: bool = False
     sharding: Any = None
     as_numpy: bool = False
     round: str = ""
-    copying: bool = False
     abandoned: Callable[[], bool] | None = None
     renames: Mapping[str, str] | None = None
     name_rules: tuple[Rule, ...] | None = None
@@ -78,26 +82,41 @@ def make_request(
     sharding: Any = None,
     as_numpy: bool = False,
     rules: Rules = None,
+    like: Any = NOT_SAVED,
 ) -> Request:
-    """The request of a load or restore, from the caller's arguments.
+    """The request of a load or restore, from the caller's arguments; ``like`` is that of a load.
 
     Raises:
         ValueError: ``missing`` or ``unexpected`` is no known word.
-        TypeError: ``options`` is no ``Options``; ``rules`` are no rules, or stand beside ``rename``.
+        TypeError: ``options`` is no ``Options``; ``rules`` are no rules, or stand beside ``rename`` or without ``like``;
+            ``as_numpy`` stands beside ``like`` or ``sharding``, which both say where arrays go, too.
     """
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
-    only = None if only is None else read_again(only)
-    strict = MatchRules(renamer(rename), cast, missing, unexpected)
-    renames = None if rename is None or callable(rename) else dict(rename)
-    request = Request(strict, only, checked_options(options), sharding, as_numpy, renames=renames)
-    if rules is None:
-        return request
-    if rename is not None:
-        raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
-    return replace(request, name_rules=rules_from(rules))
+    rename_path = None if rename is None else renamer(rename)
+    request = Request(
+        MatchRules(rename_path, cast, missing, unexpected),
+        None if only is None else read_again(only),
+        checked_options(options),
+        sharding=sharding,
+        as_numpy=as_numpy,
+        renames=None if rename is None or callable(rename) else dict(rename),
+    )
+    if rules is not None:
+        if rename is not None:
+            raise TypeError("rules= cannot be combined with rename=: a rule renames, too")
+        request = replace(request, name_rules=rules_from(rules))
+        if like is None:
+            raise TypeError(
+                "rules= needs a target: pass like, whose paths and shapes they are made for"
+            )
+    if as_numpy and (like is not None or sharding is not None):
+        raise TypeError(
+            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
+        )
+    return request
 
 
 _OF_RESTORES = (
@@ -156,22 +175,4 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
         raise TypeError(
             f"{function}() has no argument {', '.join(unknown)}; it has item, {', '.join(sorted(_NAMES))}"
         )
-    request = make_request(**arguments)
-    check_target(request, like)
-    return request
-
-
-def check_target(request: Request, like: Any) -> None:
-    """Refuses ``as_numpy`` together with ``like`` or ``sharding=``: both say where arrays go.
-
-    Raises:
-        TypeError: the caller passed both.
-    """
-    if request.name_rules is not None and like is None:
-        raise TypeError(
-            "rules= needs a target: pass like, whose paths and shapes they are made for"
-        )
-    if request.as_numpy and (like is not None or request.sharding is not None):
-        raise TypeError(
-            "as_numpy=True cannot be combined with like or sharding=: both say where arrays go"
-        )
+    return make_request(**arguments, like=like)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_core._devices import placing, shardings, transfer
+from ckpt_core._devices import placing, shardings
 from ckpt_core._errors import CheckpointError, Mismatch, StructureMismatch, UnsupportedLeaf
 from ckpt_core._layout.regions import Region, whole
 from ckpt_core._lazy import jax
@@ -82,12 +82,13 @@ def plain_targets(
         sharding, as_numpy: the arguments of ``load``.
     """
     targets: dict[int, Target] = {}
-    # leaves of equal spec and saved sharding share one target, unless sharding= depends on the path
+    # leaves of one spec and saved sharding share one target, unless sharding= depends on the path; the record gives
+    # equal leaves one object each
     alike = sharding is None or isinstance(sharding, (jax.sharding.Sharding, jax.sharding.Mesh))
-    known: dict[tuple[LeafSpec, int], Target] = {}
+    known: dict[tuple[int, int], Target] = {}
     for position in positions:
         spec = item.specs[position]
-        key = (spec, id(item.shardings[position]))
+        key = (id(spec), id(item.shardings[position]))
         found = known.get(key) if alike else None
         if found is not None:
             targets[position] = found
@@ -190,14 +191,19 @@ def like_targets(item: SavedItem, wanted: Sequence[tuple[int, LeafSpec, Any]]) -
         item: the saved item.
         wanted: for each leaf, its position in the item, the wanted spec, the live or abstract leaf.
     """
-    mesh = _mesh_of(leaf for _, _, leaf in wanted)
+    arrays = (jax.Array, jax.ShapeDtypeStruct)
+    asked = [
+        shardings.wanted_sharding(leaf) if isinstance(leaf, arrays) else None
+        for _, _, leaf in wanted
+    ]
+    named = (one for one in asked if isinstance(one, jax.sharding.NamedSharding))
+    mesh = next((one.mesh for one in named if one.mesh.size > 1), None)
     targets: list[Target] = []
-    for position, spec, leaf in wanted:
-        sharding = None
-        if spec.kind in ("jax", "key"):
-            sharding = shardings.wanted_sharding(leaf)
-            if sharding is None and not isinstance(leaf, jax.Array):
-                sharding = _default_sharding(item, position, mesh)
+    for (position, spec, leaf), sharding in zip(wanted, asked, strict=True):
+        if spec.kind not in ("jax", "key"):
+            sharding = None
+        elif sharding is None and not isinstance(leaf, jax.Array):
+            sharding = _default_sharding(item, position, mesh)
         targets.append(_target(item, position, spec, sharding, False))
     return targets
 
@@ -230,16 +236,6 @@ def _family(dtype: np.dtype[Any]) -> str:
         if jax.dtypes.issubdtype(dtype, family):
             return family.__name__
     return dtype.name
-
-
-def _mesh_of(leaves: Any) -> Any:
-    """The mesh of the first leaf whose mesh has more than one device; None if there is none."""
-    for leaf in leaves:
-        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-            sharding = shardings.wanted_sharding(leaf)
-            if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-                return sharding.mesh
-    return None
 
 
 def _default_sharding(item: SavedItem, position: int, mesh: Any) -> Any:
@@ -284,7 +280,7 @@ def check_room(item: SavedItem, placed: Sequence[tuple[int, Target, Any]], expli
     ]
     if unplaced and jax.process_count() > 1:
         _refuse_nowhere(item, [at for at, _, leaf in unplaced if not isinstance(leaf, jax.Array)])
-    free = transfer.free_bytes()
+    free = placing.free_bytes()
     needed = sum(spec.stored_bytes for _, spec, _ in unplaced)
     if free is not None and needed > free:
         raise CheckpointError(

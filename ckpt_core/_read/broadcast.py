@@ -388,19 +388,17 @@ class Lockstep:
         self._count = 0
         self._over = False
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Calls ``work``, and tells the other processes if it fails.
+    def __enter__(self) -> Lockstep:
+        """Its block may fail, which the other processes are told. All must call ``agree`` equally often in it."""
+        return self
 
-        All processes must call ``agree`` equally often in ``work``.
-        """
-        try:
-            result = work()
-        except BaseException as error:
-            if not self._over:
-                self.agree("", f"{type(error).__name__}: {error}")
-            raise
-        self.agree("end")
-        return result
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if error is None:
+            self.agree("end")
+        elif not self._over:
+            self.agree("", f"{type(error).__name__}: {error}")
 
     def agree(self, what: str, error: str = "") -> None:
         """Returns when all processes have called it with equal ``what`` and no error.
@@ -415,7 +413,7 @@ class Lockstep:
         """
         tag = f"{self._tag}/lockstep/{self._count}"
         self._count += 1
-        self._over = True  # if this raises, the others know already: run() must not tell them again
+        self._over = True  # if this raises, the others know already, and must not be told again
         mine = json.dumps([what, error])
         answer = json.loads(
             self.processes.gather_decide(tag, mine, _same_for_all, self._timeout_secs)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from ckpt_core._format.rules import View
 from ckpt_core._layout.regions import Region, region_shape, within
 from ckpt_core._read.extents import ExtentReader
 from ckpt_core._read.wants import Array, Reads, Share, Want, aligned
@@ -45,11 +45,8 @@ class DerivedReader:
         self._reader = reader
         self._item = item
 
-    def __enter__(self) -> DerivedReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.__exit__(*_)
+    def close(self) -> None:
+        self._reader.close()
 
     def plan(self, batch: list[Want]) -> Reads:
         """Buffers for a batch, and the jobs that fill them."""
@@ -69,10 +66,11 @@ class DerivedReader:
             if not buffer.size:
                 continue
             for index, part, view in _unstacked(recipe, region, buffer):
-                back = _transposed_back(recipe, part, view)
-                joined = _merged_view(recipe, *back)
+                back = recipe.view.back
+                reshaped = tuple(part[axis] for axis in back), view.transpose(back)
+                joined = _joined(recipe.view, *reshaped)
                 if joined is None:
-                    jobs.append(functools.partial(self._read_and_copy, recipe, index, *back))
+                    jobs.append(functools.partial(self._read_and_copy, recipe, index, *reshaped))
                     continue
                 for source, share in self._shares(recipe, index, joined):
                     direct.setdefault(source, []).append(share)
@@ -105,8 +103,8 @@ class DerivedReader:
         self, recipe: Recipe, index: tuple[int, ...], region: Region, view: Array
     ) -> None:
         """Job: reads the least that holds a part of a reshaped tensor, and copies the part."""
-        hull = _hull(recipe, region)
-        merged = _merged(recipe, hull)
+        hull = recipe.view.hull(region)
+        merged = recipe.view.merged(hull)
         memory: Array = np.empty(region_shape(merged), view.dtype)
         for source, share in self._shares(recipe, index, _Joined(merged, memory)):
             for job in self._reader.jobs(source, [share]):
@@ -127,34 +125,10 @@ def _unstacked(
             yield index, rest, buffer[(*place, ...)]
 
 
-def _transposed_back(recipe: Recipe, region: Region, view: Array) -> tuple[Region, Array]:
-    """A part of a result, as a part of the reshaped tensor."""
-    back = sorted(range(len(recipe.transpose)), key=recipe.transpose.__getitem__)
-    return tuple(region[axis] for axis in back), view.transpose(back)
-
-
-def _merged_view(recipe: Recipe, region: Region, view: Array) -> _Joined | None:
+def _joined(view: View, region: Region, memory: Array) -> _Joined | None:
     """A part of the reshaped tensor, as a part of the joined one; None if no view of the memory is that."""
-    if _hull(recipe, region) != region:
+    if view.hull(region) != region:
         return None
-    merged = _merged(recipe, region)
-    direct = view.reshape(region_shape(merged))
-    return _Joined(merged, direct) if np.may_share_memory(direct, view) else None
-
-
-def _hull(recipe: Recipe, region: Region) -> Region:
-    """The region with all of the inner dimensions that a dimension was cut into."""
-    found: list[tuple[int, int]] = []
-    for group in recipe.groups:
-        found += [region[group[0]], *((0, recipe.reshaped[axis]) for axis in group[1:])]
-    return tuple(found)
-
-
-def _merged(recipe: Recipe, hull: Region) -> Region:
-    """A region of the reshaped tensor with all inner dimensions, as a region of the joined tensor."""
-    found: list[tuple[int, int]] = []
-    for group in recipe.groups:
-        size = math.prod(recipe.reshaped[axis] for axis in group[1:])
-        start, stop = hull[group[0]]
-        found.append((start * size, stop * size))
-    return tuple(found)
+    merged = view.merged(region)
+    direct = memory.reshape(region_shape(merged))
+    return _Joined(merged, direct) if np.may_share_memory(direct, memory) else None

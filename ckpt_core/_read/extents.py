@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,6 +65,24 @@ _UNVERIFIED_BLOCK_BYTES = 4 * MIB
 _WRITER = re.compile(r"ocdbt\.process_(\d+)/")
 
 _Job = Callable[[], None]
+
+
+class Chunk(NamedTuple):
+    """A chunk of an array, or all of a tensor: where it is, and by what it is verified.
+
+    Attributes:
+        key: array name and position of the chunk.
+        extent: its place. Size, file and range were checked, but not the content.
+        block_bytes: size of the blocks in which it is read; 0 if it has none, and any part of it can be read.
+        crcs: the checksum of each block; None if it is not verified.
+    """
+
+    key: str
+    extent: Extent
+    block_bytes: int
+    crcs: list[int] | None
+
+
 _Small = tuple[int, Extent, int | None, list[Share]]
 """A small array: its leaf, its place, its checksum or None, and the parts of it that are wanted."""
 
@@ -94,14 +112,9 @@ class StoredTensors:
             else StoreFiles(location, context)
         )
 
-    def prefix(self, leaf: int) -> str:
-        return ""
-
-    def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
-        return Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
-
-    def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, None]:
-        return 0, None
+    def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
+        place = Extent(self._item.files[leaf], self._item.offsets[leaf], chunk_bytes)
+        return Chunk(key, place, 0, None)
 
     def corrupt(self, leaf: int, what: str, file: str | None = None) -> CheckpointCorrupt:
         where, file = format_path(self._item.paths[leaf]), self._item.files[leaf]
@@ -152,8 +165,10 @@ class StoredChunks:
             else StoreFiles(self._location, context)
         )
         manifest = checkpoint.read_file(f"{item.directory}/{INDEX_FILE}")
+        leaves = [want.leaf for want in wants]
+        self._names = dict(zip(leaves, item.names_of(leaves), strict=True))
         self._few = len(wants) * _FEW_OF < len(item.paths)
-        wanted = [item.name_of(want.leaf) for want in wants] if self._few else None
+        wanted = [*self._names.values()] if self._few else None
         try:  # self.files opens files while the index is read: close them on failure
             check, most = self.files.check, item.most_keys
             self.index = read_index(self._location, context, wanted, check, most, manifest)
@@ -167,23 +182,20 @@ class StoredChunks:
     def most_chunks(self) -> int:
         return len(self.index)
 
-    def prefix(self, leaf: int) -> str:
-        """What the keys of an array begin with."""
-        name = self._item.name_of(leaf)
-        return f"{name}/" if name else ""
-
-    def find(self, leaf: int, key: str, chunk_bytes: int) -> Extent:
-        """Where a chunk is stored. Checks size, file and range, but not the content.
+    def find(self, leaf: int, key: str, chunk_bytes: int) -> Chunk:
+        """Where a chunk is stored, and its checksums.
 
         Args:
             leaf: the leaf of the chunk.
-            key: key of the chunk: array name and chunk position.
+            key: key of the chunk inside the array: its position.
             chunk_bytes: bytes of the decoded chunk.
 
         Raises:
             CheckpointCorrupt: the chunk is missing, has an impossible size, lies in a file that the
-                record does not list, or beyond the file's end.
+                record does not list, or beyond the file's end; or no checksum was saved for it.
         """
+        name = self._names[leaf]
+        key = f"{name}/{key}" if name else key
         extent = self.index.get(key)
         if extent is None:
             raise self.corrupt(leaf, f"chunk {key} is missing")
@@ -198,23 +210,22 @@ class StoredChunks:
             what = f"{extent.size_bytes} bytes, too few for {chunk_bytes}"
             raise self.corrupt(leaf, f"chunk {key} has {what}")
         if extent.file:
-            self._check_place(leaf, key, extent)
-        return extent
-
-    def _check_place(self, leaf: int, key: str, extent: Extent) -> None:
-        file = f"{self._item.directory}/{extent.file}"
-        listed = self._checkpoint.record.files.get(file)
-        if listed is None:
-            raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
-        if extent.offset + extent.size_bytes > listed.size_bytes:
-            raise self.corrupt(leaf, f"chunk {key} lies beyond the end of the file", extent.file)
-        if extent.file not in self._there:
-            try:  # before there is a buffer for it
-                (self._there[extent.file],) = self.files.check([extent.file])
-            except CheckpointCorrupt as error:
-                raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
-        if extent.offset + extent.size_bytes > self._there[extent.file]:
-            raise self.corrupt(leaf, "the file is truncated", extent.file)
+            end = extent.offset + extent.size_bytes
+            file = f"{self._item.directory}/{extent.file}"
+            listed = self._checkpoint.record.files.get(file)
+            if listed is None:
+                raise self.corrupt(leaf, f"chunk {key} lies in {file}, which was never saved")
+            if end > listed.size_bytes:
+                what = f"chunk {key} lies beyond the end of the file"
+                raise self.corrupt(leaf, what, extent.file)
+            if extent.file not in self._there:
+                try:  # before there is a buffer for it
+                    (self._there[extent.file],) = self.files.check([extent.file])
+                except CheckpointCorrupt as error:
+                    raise self.corrupt(leaf, str(error), extent.file) from error.__cause__
+            if end > self._there[extent.file]:
+                raise self.corrupt(leaf, "the file is truncated", extent.file)
+        return Chunk(key, extent, *self.checksums(leaf, key, extent))
 
     def checksums(self, leaf: int, key: str, extent: Extent) -> tuple[int, list[int] | None]:
         """Bytes of a block, and the checksum of each block of a chunk; None with ``Options(checksums=False)``.
@@ -276,10 +287,7 @@ class ExtentReader:
         self._specs = specs
         self._views: set[tuple[str, int]] = set()  # mapped places, so that no two arrays share one
 
-    def __enter__(self) -> ExtentReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._stored.files.close()
 
     def plan(self, batch: list[Want]) -> Reads:
@@ -314,15 +322,13 @@ class ExtentReader:
             return None
         if chunk != spec.stored_shape or stored.codecs[leaf] is not None:
             return None
-        key = stored.prefix(leaf) + chunk_key((0,) * len(chunk))
-        extent = stored.find(leaf, key, size_bytes)
-        block_bytes, crcs = stored.checksums(leaf, key, extent)
+        found = stored.find(leaf, chunk_key((0,) * len(chunk)), size_bytes)
         if not is_small:
-            view = self._mapped(leaf, key, extent, jobs, block_bytes, crcs)
+            view = self._mapped(leaf, found, jobs)
             return None if view is None else {want.regions[0]: view}
-        if crcs is not None and block_bytes < size_bytes:
+        if found.crcs is not None and found.block_bytes < size_bytes:
             return None  # several blocks, each with a checksum of its own
-        crc = crcs[0] if crcs else None
+        extent, crc = found.extent, found.crcs[0] if found.crcs else None
         dtype = spec.numpy_dtype
         if is_whole:
             parts = {want.regions[0]: np.empty(chunk, dtype)}
@@ -335,17 +341,9 @@ class ExtentReader:
         self._take(leaf, INDEX_FILE, data, crc, list(parts.items()))
         return parts
 
-    def _mapped(
-        self,
-        leaf: int,
-        key: str,
-        extent: Extent,
-        jobs: list[_Job],
-        block_bytes: int,
-        crcs: list[int] | None,
-    ) -> Array | None:
+    def _mapped(self, leaf: int, found: Chunk, jobs: list[_Job]) -> Array | None:
         """A memory-mapped view of a leaf that is one chunk; None if it cannot be mapped."""
-        stored, chunk = self._stored, self._stored.chunks[leaf]
+        stored, chunk, extent = self._stored, self._stored.chunks[leaf], found.extent
         dtype = self._specs[leaf].numpy_dtype
         place = (extent.file, extent.offset)
         if not extent.file or extent.offset % dtype.itemsize or place in self._views:
@@ -357,7 +355,7 @@ class ExtentReader:
         if data.size != extent.size_bytes:  # access beyond the end of the file is SIGBUS
             raise stored.corrupt(leaf, "the file is truncated", extent.file)
         self._views.add(place)
-        for block, crc in self._blocks(leaf, key, block_bytes, crcs):
+        for block, crc in self._blocks(leaf, found):
             jobs.append(functools.partial(self._check, leaf, extent.file, data[block], crc))
         return data.view(dtype).reshape(chunk)
 
@@ -385,8 +383,8 @@ class ExtentReader:
         self, leaf: int, file: str, data: Array, crc: int | None, shares: Sequence[Share]
     ) -> None:
         """Verifies the bytes of a small array, and copies them to where they belong."""
-        if crc is not None:
-            self._check(leaf, file, data, crc)
+        if crc is not None and crc_of(data) != crc:
+            raise self._damaged(leaf, file)
         spec = self._specs[leaf]
         first = shares[0][1]
         if first.dtype == spec.numpy_dtype and first.shape == spec.stored_shape:
@@ -406,18 +404,17 @@ class ExtentReader:
         """Jobs that read what the shares, of regions of an array, need; each part once for all of them."""
         return self._jobs(leaf, shares, self._find_all(leaf, [region for region, _ in shares]))
 
-    def _find_all(self, leaf: int, regions: Sequence[Region]) -> dict[str, Extent]:
-        """Where the chunks are that some regions need, by key."""
+    def _find_all(self, leaf: int, regions: Sequence[Region]) -> dict[str, Chunk]:
+        """The chunks that some regions need, by their keys inside the array."""
         stored, chunk = self._stored, self._stored.chunks[leaf]
         if any(chunk_count(region, chunk) > stored.most_chunks for region in regions):
             raise stored.corrupt(leaf, "chunks are missing from the index")
-        prefix = stored.prefix(leaf)
         keys = dict.fromkeys(key for region in regions for key, _ in keyed_parts(region, chunk))
         size_bytes = math.prod(chunk) * self._specs[leaf].numpy_dtype.itemsize
-        return {key: stored.find(leaf, prefix + key, size_bytes) for key in keys}
+        return {key: stored.find(leaf, key, size_bytes) for key in keys}
 
-    def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Extent]) -> Iterator[_Job]:
-        chunk, prefix = self._stored.chunks[leaf], self._stored.prefix(leaf)
+    def _jobs(self, leaf: int, shares: Sequence[Share], found: dict[str, Chunk]) -> Iterator[_Job]:
+        chunk = self._stored.chunks[leaf]
         of_chunks: dict[str, list[Share]] = {key: [] for key in found}
         for region, view in shares:
             for key, part in keyed_parts(region, chunk):
@@ -427,19 +424,17 @@ class ExtentReader:
                 )  # the ellipsis: a view of a scalar, too
                 of_chunks[key].append((part.in_chunk, view[place]))
         for key, of_chunk in of_chunks.items():
-            yield from self._chunk_jobs(leaf, prefix + key, found[key], of_chunk)
+            yield from self._chunk_jobs(leaf, found[key], of_chunk)
 
-    def _chunk_jobs(
-        self, leaf: int, key: str, extent: Extent, shares: list[Share]
-    ) -> Iterator[_Job]:
+    def _chunk_jobs(self, leaf: int, found: Chunk, shares: list[Share]) -> Iterator[_Job]:
         """Jobs that read the needed parts of one chunk: one job for each block.
 
         A compressed chunk is one job, since it can only be decoded as a whole.
         """
         stored, chunk = self._stored, self._stored.chunks[leaf]
-        block_bytes, crcs = stored.checksums(leaf, key, extent)
+        key, extent, block_bytes, crcs = found
         if stored.codecs[leaf] is not None:
-            yield functools.partial(self._decode, leaf, key, extent, shares, block_bytes, crcs)
+            yield functools.partial(self._decode, leaf, found, shares)
             return
         dtype = self._specs[leaf].numpy_dtype
         if not block_bytes:
@@ -508,10 +503,9 @@ class ExtentReader:
     def _damaged(self, leaf: int, file: str | None) -> CheckpointCorrupt:
         return self._stored.corrupt(leaf, "the data is damaged: its checksum differs", file)
 
-    def _blocks(
-        self, leaf: int, key: str, block_bytes: int, crcs: list[int] | None
-    ) -> Iterator[tuple[slice, int]]:
+    def _blocks(self, leaf: int, found: Chunk) -> Iterator[tuple[slice, int]]:
         """For each block of a chunk that has checksums, its range of bytes in the chunk and its checksum."""
+        key, _, block_bytes, crcs = found
         if crcs is None:
             return
         chunk, itemsize = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype.itemsize
@@ -524,29 +518,21 @@ class ExtentReader:
         for block, crc in zip(blocks, crcs, strict=True):
             yield slice(block.offset_bytes, block.offset_bytes + block.size_bytes), crc
 
-    def _decode(
-        self,
-        leaf: int,
-        key: str,
-        extent: Extent,
-        shares: list[Share],
-        block_bytes: int,
-        crcs: list[int] | None,
-    ) -> None:
+    def _decode(self, leaf: int, found: Chunk, shares: list[Share]) -> None:
         """Job: TensorStore decodes a compressed chunk, then its blocks are verified and copied."""
         assert isinstance(self._stored, StoredChunks)
 
         def head(size: int) -> bytes:
-            data = np.zeros(min(size, extent.size_bytes), np.uint8)
-            self._read(leaf, extent, None, 0, data)
+            data = np.zeros(min(size, found.extent.size_bytes), np.uint8)
+            self._read(leaf, found.extent, None, 0, data)
             return data.tobytes()
 
         chunk, dtype = self._stored.chunks[leaf], self._specs[leaf].numpy_dtype
         direct = is_all(shares, chunk, dtype)
         values = shares[0][1] if direct else aligned(chunk, dtype)
-        self._stored.decoder.decode(leaf, key, head, values)
+        self._stored.decoder.decode(leaf, found.key, head, values)
         data = values.reshape(-1).view(np.uint8)
-        for block, crc in self._blocks(leaf, key, block_bytes, crcs):
+        for block, crc in self._blocks(leaf, found):
             self._check(leaf, None, data[block], crc)
         if not direct:
             take(values, shares)

@@ -35,10 +35,7 @@ class OrbaxReader:
         self._item = item
         self._arrays = _opened_arrays(checkpoint, item, context)
 
-    def __enter__(self) -> OrbaxReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._arrays.clear()
 
     def plan(self, batch: list[Want]) -> Reads:

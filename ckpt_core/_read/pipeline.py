@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -47,17 +49,24 @@ def read_leaves(
     reader = _reader(checkpoint, item, wants, options, context)
     limit = min(_BATCH_BYTES, options.max_host_bytes)
     threads = min(8, (os.cpu_count() or 1) + 2)
-    with reader, Workers(threads, "ckpt-read") as workers:
-        running: tuple[Reads, list[Job]] = ([], [])
-        for batch in _batches(item, wants, limit):
+    with contextlib.closing(reader), Workers(threads, "ckpt-read") as workers:
+        running: Reads = []
+        started: list[Job] = []
+        running_bytes = 0
+        for batch, size_bytes in itertools.chain(_batches(item, wants, limit), [([], 0)]):
             planned = reader.plan(batch)
             # a single job is done on this thread: waking a reader thread would take longer
-            if len(wants) == 1 and len(planned[0][2]) == 1:
+            if len(wants) == 1 and planned and len(planned[0][2]) == 1:
                 planned[0][2].pop()()
-            started = [workers.submit(job) for _, _, jobs in planned for job in jobs]
-            yield from _finished(*running, item, watch)
-            running = (planned, started)
-        yield from _finished(*running, item, watch)
+            submitted = [workers.submit(job) for _, _, jobs in planned for job in jobs]
+            # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
+            for count, job in enumerate(started, 1):
+                job.result()
+                if watch is not None:
+                    watch(running_bytes * count // len(started))
+            for want, parts, _ in running:
+                yield want, parts
+            running, started, running_bytes = planned, submitted, size_bytes
 
 
 def _reader(
@@ -74,36 +83,19 @@ def _reader(
     return ExtentReader(StoredChunks(checkpoint, item, wants, options, context), item.specs)
 
 
-def _finished(
-    planned: Reads, started: list[Job], item: SavedItem, watch: Callable[[int], None] | None
-) -> Iterator[tuple[Want, dict[Region, Array]]]:
-    # a job may fill buffers of several leaves, so all jobs must end before a leaf is yielded
-    if watch is None:
-        for job in started:
-            job.result()
-    else:
-        size_bytes = sum(_size_bytes(item, want) for want, _, _ in planned)
-        for count, job in enumerate(started, 1):
-            job.result()
-            watch(size_bytes * count // len(started))
-    for want, parts, _ in planned:
-        yield want, parts
-
-
-def _size_bytes(item: SavedItem, want: Want) -> int:
-    return item.specs[want.leaf].numpy_dtype.itemsize * sum(map(region_size, want.regions))
-
-
-def _batches(item: SavedItem, wants: Sequence[Want], limit_bytes: int) -> Iterator[list[Want]]:
+def _batches(
+    item: SavedItem, wants: Sequence[Want], limit_bytes: int
+) -> Iterator[tuple[list[Want], int]]:
+    """The leaves in batches, each with its size in bytes."""
     batch: list[Want] = []
-    size = 0
+    total_bytes = 0
     for want in wants:
-        spec = item.specs[want.leaf]
-        bytes_ = spec.numpy_dtype.itemsize * sum(map(region_size, want.regions))
-        if batch and (size + bytes_ > limit_bytes or len(batch) >= _BATCH_LEAVES):
-            yield batch
-            batch, size = [], 0
+        itemsize = item.specs[want.leaf].numpy_dtype.itemsize
+        size_bytes = itemsize * sum(map(region_size, want.regions))
+        if batch and (total_bytes + size_bytes > limit_bytes or len(batch) >= _BATCH_LEAVES):
+            yield batch, total_bytes
+            batch, total_bytes = [], 0
         batch.append(want)
-        size += bytes_
+        total_bytes += size_bytes
     if batch:
-        yield batch
+        yield batch, total_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
 from ckpt_core._format.orbax_read import OrbaxTree
 from ckpt_core._format.record import RECORD_FILE, Record
+from ckpt_core._format.rules import View
 from ckpt_core._format.untrusted import most_bytes
 from ckpt_core._layout.chunks import chunk_count
 from ckpt_core._layout.regions import whole
@@ -58,7 +59,13 @@ class SavedItem:
 
     def name_of(self, leaf: int) -> str:
         """Name of a leaf's array."""
-        return self.names[leaf] if self.names else array_name(self.paths[leaf])
+        return self.names_of((leaf,))[0]
+
+    def names_of(self, leaves: Iterable[int]) -> list[str]:
+        """Names of the arrays of some leaves."""
+        if self.names:
+            return [self.names[leaf] for leaf in leaves]
+        return [array_name(self.paths[leaf]) for leaf in leaves]
 
     @property
     def leaves(self) -> list[tuple[Path, LeafSpec]]:
@@ -135,21 +142,17 @@ class Source(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a leaf is made: tensors are joined along an axis, reshaped, transposed and stacked.
+    """How a leaf is made: tensors are joined along an axis, seen by a view, and stacked.
 
     Attributes:
         sources: the tensors.
         axis: along which they are joined.
-        groups: for each dimension of the joined tensor, the dimensions that it is cut into.
-        reshaped: the shape after that.
-        transpose: for each dimension of the result, that of the reshaped tensor.
+        view: what is seen of the joined tensor.
     """
 
     sources: tuple[Source, ...]
     axis: int
-    groups: tuple[tuple[int, ...], ...]
-    reshaped: tuple[int, ...]
-    transpose: tuple[int, ...]
+    view: View
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,46 @@ def format_path(path: Path) -> str:
 def array_name(path: Path) -> str:
     """The array name in Orbax's format: ``("layers", 0, "w")`` gives ``layers.0.w``, unescaped."""
     return ".".join(map(str, path))
+
+
+def stored_paths(root: Node, paths: Sequence[Path]) -> Sequence[Path]:
+    """For each leaf, its path in Orbax's own trees of the same objects: with the keys that our paths omit (``Below``).
+
+    Args:
+        root: the structure.
+        paths: paths of its leaves, in order; returned unchanged if no leaf has an omitted key.
+
+    Example:
+        >>> from ckpt_core._tree import Below, flatten, stored_paths
+        >>> flat = flatten({"kernel": Below("value", 1.5), "step": 3})
+        >>> flat.paths, stored_paths(flat.root, flat.paths)
+        ([('kernel',), ('step',)], [('kernel', 'value'), ('step',)])
+    """
+    if not any_node(root, lambda node: node.kind in ("leaf", "expanded") and node.type_name != ""):
+        return paths
+    found: list[Path] = []
+    _collect_stored(root, (), found)
+    return found
+
+
+def _collect_stored(node: Node, path: Path, found: list[Path]) -> None:
+    if node.kind == "leaf":
+        found.append((*path, node.type_name) if node.type_name else path)
+    elif node.kind == "expanded":
+        _collect_stored(
+            node.children[0], (*path, node.type_name) if node.type_name else path, found
+        )
+    else:
+        for key, child in zip(node.keys, node.children, strict=True):
+            _collect_stored(child, (*path, key), found)
+
+
+def any_node(root: Node, holds: Callable[[Node], bool]) -> bool:
+    """Whether any node of a structure is such; plain leaves below the root are not asked."""
+    # equal layers may be one node
+    below = {id(child): child for child in root.children if child is not LEAF}
+    inside = functools.partial(any_node, holds=holds)  # one frame for each level
+    return holds(root) or any(map(inside, below.values()))
 
 
 def flatten(

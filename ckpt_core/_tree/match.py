@@ -78,9 +78,13 @@ def match(
     result = Match()
     # The text of a renamed path cannot distinguish the keys "0" and 0.
     loose = rules.loose_keys or rules.rename is not None
-    by_key: dict[object, int] = {}
-    for position, (path, _) in enumerate(saved):
-        key = _identity(renamed_path(path, rules.rename), loose)
+    saved_keys: list[Path] = [path for path, _ in saved]
+    wanted_keys: list[Path] = [path for path, _ in wanted]
+    if loose:
+        saved_keys = [tuple(map(str, renamed_path(path, rules.rename))) for path in saved_keys]
+        wanted_keys = [tuple(map(str, path)) for path in wanted_keys]
+    by_key: dict[Path, int] = {}
+    for position, (key, (path, _)) in enumerate(zip(saved_keys, saved, strict=True)):
         if by_key.setdefault(key, position) != position:
             if rules.rename is None and not loose:
                 raise CheckpointCorrupt(
@@ -92,8 +96,8 @@ def match(
                 f"rename= gives {both} the same path {format_path(renamed_path(path, rules.rename))!r}"
             )
     used: set[int] = set()
-    for path, spec in wanted:
-        position = by_key.get(_identity(path, loose))
+    for key, (path, spec) in zip(wanted_keys, wanted, strict=True):
+        position = by_key.get(key)
         if selected is not None and not _is_selected(selected, path, spec, saved, position):
             result.source.append(None)
             used.update(() if position is None else (position,))
@@ -108,7 +112,7 @@ def match(
                 )
             continue
         used.add(position)
-        if spec is not None:
+        if spec is not None and spec != saved[position][1]:
             _compare(format_path(path), saved[position][1], spec, rules, result, item)
     for position, (path, spec) in enumerate(saved):
         if position in used or (selected is not None and not selected(path, spec)):
@@ -131,10 +135,6 @@ def _is_selected(
 ) -> bool:
     known = spec if position is None else saved[position][1]
     return selected(path, known if known is not None else LeafSpec("unknown"))
-
-
-def _identity(path: Path, loose: bool) -> object:
-    return tuple(map(str, path)) if loose else path
 
 
 def renamed_path(path: Path, rename: Callable[[str], str] | None) -> Path:

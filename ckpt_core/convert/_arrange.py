@@ -46,7 +46,6 @@ class _Made(NamedTuple):
 
     recipe: Recipe
     slots: Sequence[Slot]
-    shape: tuple[int, ...]
 
 
 def arranged(source: Source, asked: Arrangement, where: str) -> Source:
@@ -92,9 +91,9 @@ def _reading(source: Source) -> Callable[[Sequence[Slot]], Iterator[Array]]:
 
 def _put_together(slot: Slot, source: Source) -> Array:
     """What a rule makes of arrays; one of them is in memory beside the result."""
-    recipe, slots, joined_shape = slot.place
-    count = len(recipe.sources[0].row)
-    shape = (*slot.spec.shape[:count], *recipe.reshaped)
+    recipe, slots = slot.place
+    joined_shape, count = recipe.view.tensor, len(recipe.sources[0].row)
+    shape = (*slot.spec.shape[:count], *recipe.view.reshaped)
     reshaped: Array = np.empty(shape, slot.spec.numpy_dtype)
     rows = reshaped.reshape(*shape[:count], *joined_shape)
     for part, values in zip(recipe.sources, source.read(slots), strict=True):
@@ -109,7 +108,7 @@ def _put_together(slot: Slot, source: Source) -> Array:
             row[(*before, slice(first, last))] = values[
                 (*before, slice(first - part.start, last - part.start))
             ]
-    axes = (*range(count), *(count + axis for axis in recipe.transpose))
+    axes = (*range(count), *(count + axis for axis in recipe.view.transpose))
     return np.ascontiguousarray(reshaped.transpose(axes))
 
 
@@ -157,13 +156,8 @@ def _ruled(leaves: _Leaves, rules: Sequence[Rule], target: FlatTree | None, wher
             found.append((before[name], parts[0]))
             continue
         kind = replace(spec, kind=parts[0].spec.kind)
-        joined = tuple(_size(recipe.reshaped, group) for group in recipe.groups)
-        found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts, joined))))
+        found.append((tuple(name.split("/")), Slot(kind, _Made(recipe, parts))))
     return found
-
-
-def _size(shape: Sequence[int], axes: Iterable[int]) -> int:
-    return int(np.prod([shape[axis] for axis in axes], dtype=np.int64))
 
 
 def _renamed(leaves: _Leaves, rename: Mapping[str, str] | Callable[[str], str]) -> _Leaves:

@@ -353,7 +353,7 @@ def test_sixty_four_bits(tmp_path: Path):
 
 def test_more_than_the_device_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: Any):
     save(tmp_path / "a", {"w": jnp.arange(4.0)})
-    monkeypatch.setattr("ckpt_core._devices.transfer.free_bytes", lambda: 1)
+    monkeypatch.setattr("ckpt_core._devices.placing.free_bytes", lambda: 1)
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     with told(
         "_load/targets.py: spread them by a target with shardings or load with sharding="

@@ -266,6 +266,6 @@ def test_rename_twice(tmp_path: Path):
     with told("_tree/match.py: the same path"):
         ckpt.load(tmp_path / "a", like, rename={"one": "x", "two": "x"})
     assert right(ckpt.load(tmp_path / "a", like, rename={"one": "x"}, unexpected="ignore")["x"])
-    with told("_load/outcomes.py: or puts one leaf inside another"):
+    with told("_load/plans.py: or puts one leaf inside another"):
         ckpt.load(tmp_path / "a", rename={"one": "x", "two": "x/y"})
     assert right(ckpt.load(tmp_path / "a", rename={"one": "x", "two": "y"})["x"])
