@@ -6,6 +6,7 @@ a run is also begun by Orbax, continued here, and ended by Orbax.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,8 @@ class Style:
     result: str
     needs: tuple[str, ...] = ()
     how: dict[str, Any] = field(default_factory=dict)
+    orbax: bool = True
+    """Whether its program uses Orbax, itself or through Flax."""
     native_goes_on: bool = True
     """Whether the native form reads what Orbax wrote; not where that is the files of a handler."""
 
@@ -35,19 +38,38 @@ STYLES = [
     Style("flax_checkpoints", "state.params, state.opt_state, state.batch_stats", ("flax",)),
     Style("brax", "(params, opt_state, random)", ("flax",)),
     Style("kauldron", "(state, seen, batches.position)", ("flax",), native_goes_on=False),
-    Style("big_vision", "(params, opt_state)", (), {"devices": 4}),
-    Style("equinox", "(model, opt_state)", ("equinox",)),
-    Style("torch_save", "(weights, opt_state, env.param.prng)", ("torch", "torchax")),
+    Style("big_vision", "(params, opt_state)", (), {"devices": 4}, orbax=False),
+    Style("equinox", "(model, opt_state)", ("equinox",), orbax=False),
+    Style("torch_save", "(weights, opt_state, env.param.prng)", ("torch", "torchax"), orbax=False),
 ]
 
 
-@pytest.fixture(name="program", params=STYLES, ids=lambda style: style.page)
-def make_program(request, tmp_path):
-    style = request.param
-    for name in style.needs:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
-    return style, Program(style.page, style.result, tmp_path, **style.how)
+FACE, THERE_AND_BACK = ("face", "face", "face"), ("theirs", "face", "theirs")
+NATIVE, ON_FROM_ORBAX = ("native", "native", "native"), ("theirs", "native", "native")
+
+
+def ways_of(style):
+    """In which forms a program is begun, gone on with, and ended."""
+    if not style.orbax:
+        return [NATIVE]
+    return [FACE, THERE_AND_BACK, ON_FROM_ORBAX if style.native_goes_on else NATIVE]
+
+
+CASES = [(style, forms) for style in STYLES for forms in ways_of(style)]
+
+
+@functools.cache
+def straight_run(place, page, result, how):
+    """The program of a page as it is, and what each process ended with; once for all tests."""
+    program = Program(page, result, place, **dict(how))
+    straight = program.run("theirs", place / "straight")
+    assert {tuple(one.steps) for one in straight} == {tuple(range(STEPS))}
+    return program, straight
+
+
+@pytest.fixture(name="place", scope="module")
+def make_place(tmp_path_factory):
+    return tmp_path_factory.mktemp("programs")
 
 
 def goes_through(program, directory, forms, kills, straight):
@@ -64,30 +86,27 @@ def goes_through(program, directory, forms, kills, straight):
     assert [one.digest for one in ended] == [one.digest for one in straight], told
 
 
-def test_killed_twice_and_resumed(program, tmp_path):
-    style, program = program
-    straight = program.run("theirs", tmp_path / "straight")
-    assert [list(one.steps) for one in straight] == [list(range(STEPS))]
-    ways = []
-    if program.has_face:
-        ways += [("face", "face", "face"), ("theirs", "face", "theirs")]
-    crossed = program.has_face and style.native_goes_on
-    ways.append(("theirs" if crossed else "native", "native", "native"))
-    for number, forms in enumerate(ways):
-        goes_through(program, tmp_path / f"run{number}", forms, two_kills(STEPS), straight)
+@pytest.mark.parametrize(
+    ("style", "forms"), CASES, ids=lambda one: one.page if isinstance(one, Style) else "-".join(one)
+)
+def test_killed_twice_and_resumed(place, tmp_path, style, forms):
+    for name in style.needs:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    (folder := place / style.page).mkdir(exist_ok=True)
+    program, straight = straight_run(folder, style.page, style.result, tuple(style.how.items()))
+    goes_through(program, tmp_path / "run", forms, two_kills(STEPS), straight)
 
 
-@pytest.mark.parametrize("local", [False, True], ids=["shared", "local"])
-def test_two_processes(tmp_path, local):
+@pytest.mark.parametrize(
+    ("local", "forms"), [(False, FACE), (False, ON_FROM_ORBAX), (True, NATIVE)], ids=str
+)
+def test_two_processes(place, tmp_path, local, forms):
     """The MaxText style with a pipeline for each process; also with a local directory for each."""
     pytest.importorskip("grain")
-    more = [str(tmp_path / "local")] if local else []
-    how = {"devices": 2, "processes": 2, "with_orbax": True, "more": more}
-    program = Program("maxtext", "state", tmp_path, **how)
-    straight = program.run("theirs", tmp_path / "straight")
-    assert [list(one.steps) for one in straight] == [list(range(STEPS))] * 2
-    native = ("native", "native", "native")
-    ways = [native] if local else [("face", "face", "face"), ("theirs", "native", "native")]
-    for number, forms in enumerate(ways):
-        kills = two_kills(STEPS, most_calls=4)
-        goes_through(program, tmp_path / f"run{number}", forms, kills, straight)
+    (folder := place / f"two{local}").mkdir(exist_ok=True)
+    how = {"devices": 2, "processes": 2, "with_orbax": True}
+    if local:
+        how["more"] = (str(folder / "local"),)
+    program, straight = straight_run(folder, "maxtext", "state", tuple(how.items()))
+    goes_through(program, tmp_path / "run", forms, two_kills(STEPS, most_calls=4), straight)

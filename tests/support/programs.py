@@ -159,11 +159,6 @@ class Program:
         )
         self._runs = 0
 
-    @property
-    def has_face(self) -> bool:
-        """Whether the page has a form with one import changed."""
-        return "face" in self._forms
-
     def run(self, form: str, directory: Path, kill: Kill | None = None) -> list[Ended]:
         """Runs a form to its end, or until it is killed; what each process has done.
 
