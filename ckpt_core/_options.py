@@ -95,6 +95,9 @@ class Options:
         atomic_restore: read and verify everything before changing anything; needs memory for the
             old and the new state. Otherwise objects that can be set in parts (those of NNX and
             Keras) are set while arrays are read, and are unusable if damage is found midway.
+        flat: describe a tree that is saved without a name a second time, at the top of its directory: some KB, no
+            second copy of the arrays. There Orbax's ``PyTreeCheckpointer`` and ``StandardCheckpointer`` and
+            ``flax.training.checkpoints`` look for it. Not for named items, and not in a bucket.
         storage_options: how to reach a bucket, over what the environment says: ``endpoint_url``,
             ``region``, ``profile``, ``anon=True`` and ``requester_pays=True`` for ``s3://``;
             ``requester_pays="project"`` and ``grpc=True`` (a RAPID bucket) for ``gs://``. Ignored
@@ -131,6 +134,7 @@ class Options:
     partners: Literal["host"] | Callable[[int, int], int] | None = None
     partner_bytes_per_sec: int | None = None
     peer_secret_file: str | None = None
+    flat: bool = False
     storage_options: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:

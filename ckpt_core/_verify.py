@@ -42,6 +42,8 @@ from ckpt_core._tree.leaves import TEXT_KINDS
 
 _MOST_REST_BYTES = 1024 * MIB
 """Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
+_READ_AT_TOP = frozenset({INDEX_FILE, COMMIT_FILE, "checkpoint", "metadata", "orbax.checkpoint"})
+"""Files of a checkpoint without named items, which Orbax or its users' programs look for in the directory itself."""
 
 
 def inspect(path: str | os.PathLike[str], *, options: Options | None = None) -> CheckpointInfo:
@@ -193,7 +195,9 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
     problems: list[Problem] = []
     told = {name: entry.size_bytes for name, entry in opened.record.files.items()}
     present = opened.backend.files(opened.path, told)
-    for name in present.keys() - opened.record.files.keys() - {RECORD_FILE}:
+    added = present.keys() - opened.record.files.keys() - {RECORD_FILE}
+    others = sorted(filter(_is_of_others, added))
+    for name in added.difference(others):
         problems.append(Problem(name, "was not there when the checkpoint was saved"))
     copies = opened.record.small_files if COMMIT_FILE in present else {}  # not all are there yet
     present |= {
@@ -218,7 +222,12 @@ def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
         if item.form == "tree":
             problems += _check_leaves(opened, item, options)
     problems.sort(key=str)
-    return VerifyReport(not problems, tuple(problems), checked_bytes)
+    return VerifyReport(not problems, tuple(problems), checked_bytes, tuple(others))
+
+
+def _is_of_others(name: str) -> bool:
+    """Whether an added file is one that no reader looks at: beside the items, and not named like a file of ours or Orbax'."""
+    return "/" not in name and not name.startswith(("_", ".", "ckpt.")) and name not in _READ_AT_TOP
 
 
 def _covered(opened: NativeCheckpoint, problems: list[Problem]) -> dict[str, Ranges]:

@@ -266,8 +266,11 @@ class VerifyReport:
         ok: True if checksums exist and no problem was found.
         problems: all defects.
         checked_bytes: total size of the checked files.
+        others: files that somebody else has put into the directory, such as a configuration; no load reads
+            them, so they are no problem.
     """
 
     ok: bool
     problems: tuple[Problem, ...]
     checked_bytes: int
+    others: tuple[str, ...] = ()

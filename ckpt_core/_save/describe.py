@@ -26,14 +26,15 @@ def metadata_files(
             continue
         if item.plan is None:
             continue
-        for name, data in item.plan.files:
-            yield f"{item.folder}/{name}", data
-        if item.texts:
-            paths = dict(zip(item.names, item.record.paths, strict=True))
-            yield (
-                f"{item.folder}/{orbax_write.STRINGS_FILE}",
-                orbax_write.strings_file(item.texts, paths),
-            )
+        for folder in (f"{item.folder}/", *([""] if job.flat else [])):
+            for name, data in item.plan.files:
+                yield folder + name, data
+            if item.texts:
+                paths = dict(zip(item.names, item.record.paths, strict=True))
+                yield (
+                    folder + orbax_write.STRINGS_FILE,
+                    orbax_write.strings_file(item.texts, paths),
+                )
     told = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
     if fields.metrics or told:
         handlers["metrics"] = orbax_write.HANDLERS["json"]

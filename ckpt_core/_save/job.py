@@ -85,6 +85,7 @@ class SaveJob:
         links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
         token: of the save; None for a new one.
         parent: number and token of the step that the saved state continues from, or None.
+        flat: describe the only item at the top, too; never in a local directory, where only ckpt reads.
         waits_for_disk: the caller begins the attempt, if it is in a file system; False: the thread that
             writes does, since the disk may be slow.
     """
@@ -104,6 +105,7 @@ class SaveJob:
     waits_for_disk: bool = True
     token: str | None = None
     parent: tuple[int, str] | None = None
+    flat: bool = False
 
     @functools.cached_property
     def writers(self) -> Processes:
@@ -173,12 +175,20 @@ def save_job(
 
     Raises:
         ForkedProcess: called in a forked child.
+        ValueError: ``Options(flat=True)`` where it means nothing.
     """
     if os.getpid() != HOME_PID:
         raise forked()
     target, local = resolve(path)
+    if options.flat and not (local and fields.single):
+        what = "named items" if local else "a bucket"
+        raise RefusedArgument(
+            f"Options(flat=True) is for one tree without a name in a directory, not for {what}: "
+            "leave it out"
+        )
     backend = backend_of(local, options)
-    return SaveJob(target, local, backend, fields, options, _processes.this_run(), **more)
+    run = _processes.this_run()
+    return SaveJob(target, local, backend, fields, options, run, flat=options.flat, **more)
 
 
 def frozen_metadata(metadata: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckpt_core._devices import shardings
 from ckpt_core._directory import Attempt
@@ -29,6 +30,7 @@ from ckpt_core._storage import (
     ArrayWriter,
     Location,
     NewDatabase,
+    add,
     merge,
     new_context,
 )
@@ -223,6 +225,8 @@ class Write:
         for item in self._items:
             if item.record.form == "tree" and job.writers.count > 1:
                 self._merge(attempt, item)
+        if job.flat:
+            self._index_at_top(attempt)
         record = self._record(attempt)
         if self._links is not None:
             self._links.prepare(
@@ -237,6 +241,14 @@ class Write:
         merge(self._database(attempt, item), self._job.writers.count, self._context)
         if self._uploads is not None:
             self._uploads.send_merged(item)
+
+    def _index_at_top(self, attempt: Attempt) -> None:
+        """On process 0: a second index of the only item, where Orbax looks for a tree without a name."""
+        (item,) = self._items
+        if item.plan is not None and len(item.texts) < len(item.names):  # text has no database
+            database = self._database(attempt, item)
+            top = replace(database, location=Location(attempt.data_path, local=True))
+            add(top, [database], self._context)
 
     def _record(self, attempt: Attempt) -> Record:
         return Record(

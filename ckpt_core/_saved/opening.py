@@ -266,8 +266,14 @@ def _open_orbax(
             items[name] = item
     if not items:
         return None
-    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
     single = len(items) == 1 and next(iter(items)) in ("default", "state")
+    logger.info("%s: written by Orbax, without checksums: loading unchecked", path)
+    if single and "default" in items:
+        logger.info(
+            "%s: Orbax' CheckpointManager finds a tree without a name as the item 'default': to go back to it, save "
+            "with save(step, default=state), since save(step, state) stores 'state'",
+            path,
+        )
     return Checkpoint(
         path, Location(path, local), backend, items, single, step.get("custom_metadata"), metrics
     )

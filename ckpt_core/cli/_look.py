@@ -170,12 +170,15 @@ def _checked(path: str) -> tuple[dict[str, Any], VerifyReport]:
     report = check(path)
     problems = [asdict(problem) for problem in report.problems]
     told = {"path": path, "ok": report.ok, "checked_bytes": report.checked_bytes}
-    return {**told, "secs": time.monotonic() - started, "problems": problems}, report
+    told |= {"secs": time.monotonic() - started, "problems": problems}
+    return {**told, "others": list(report.others)}, report
 
 
 def _print_report(told: dict[str, Any], report: VerifyReport) -> None:
     if report.ok:
         print(f"ok: {told['path']}: {size(report.checked_bytes)} checked in {told['secs']:.2f} s")
+        if report.others:
+            print(f"  not of the checkpoint: {one_line(', '.join(report.others))}")
         return
     print(f"not ok: {told['path']}")
     of_leaves = {problem.file for problem in report.problems if problem.leaf}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ckpt_core
 import ckpt_orbax as ocp
-from tests.advice.said import told
+from tests.advice.said import logged, told
 
 STATE = {"w": np.arange(4.0, dtype=np.float32)}
 
@@ -94,3 +96,31 @@ def test_transforms_of_flax(tmp_path: Path):
     call = said.after("Instead: ").replace("...", "{'w': 'v'}")
     restored = eval(call, {"ckpt_core": ckpt_core, "path": path, "target": target})
     assert np.array_equal(restored["v"], STATE["w"])
+
+
+def test_a_run_of_orbax_that_shall_go_back(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Who reads its log before the first save of one's own is not told by Orbax that nothing fits."""
+    theirs = pytest.importorskip("orbax.checkpoint")
+    state, args = {"w": np.arange(3.0)}, theirs.args
+    for name in ("positional", "as said"):
+        with theirs.CheckpointManager(tmp_path / name) as manager:
+            manager.save(3, args=args.StandardSave(state))
+        with (
+            caplog.at_level(logging.INFO, "ckpt_core"),
+            ckpt_core.Checkpointer(tmp_path / name) as run,
+        ):
+            restored = run.restore_latest(state)
+            said = logged("_saved/opening.py: : to go back to it, save with save(step, ", caplog)
+            assert restored is not None
+            if name == "positional":
+                run.save(4, restored.state)
+            else:
+                named = said.between("save with save(step, ", ")")
+                eval(f"run.save(4, {named})", {"run": run, "state": restored.state})
+        with theirs.CheckpointManager(tmp_path / name) as manager:
+            if name == "positional":
+                with pytest.raises(ValueError, match="Must provide `args` of type `Composite`"):
+                    manager.restore(4, args=args.StandardRestore(state))
+            else:
+                found = manager.restore(4, args=args.StandardRestore(state))
+                assert found["w"].tolist() == [0, 1, 2]

@@ -54,6 +54,17 @@ def test_a_file_is_there(tmp_path: Path):
     assert (tmp_path / "a").read_text() == "mine" and holds(tmp_path / "b")
 
 
+def test_flat_is_for_one_tree(tmp_path: Path):
+    flat = ckpt.Options(flat=True, durable=False)
+    for named in ({"model": STATE}, {"model": STATE, "data": OTHER}):
+        with told("_save/job.py: is for one tree without a name in a directory, not for") as said:
+            ckpt.save(tmp_path / "a", **named, options=flat)
+        assert said.text.endswith("leave it out")
+    ckpt.save(tmp_path / "a", model=STATE, options=FAST)
+    ckpt.save(tmp_path / "b", STATE, options=flat)
+    assert holds(tmp_path / "b")
+
+
 def test_inside_of_a_checkpoint(tmp_path: Path):
     save(tmp_path / "a", STATE)
     with told("_directory/writing.py: which would no longer be what was saved: choose another"):

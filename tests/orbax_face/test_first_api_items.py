@@ -428,7 +428,7 @@ def test_names_that_are_refused_say_why():
         with pytest.raises(AttributeError, match=says):
             getattr(ocp, name)
     with pytest.raises(AttributeError, match="CheckpointHandler of your own"):
-        ocp.type_handlers.ParamInfo  # noqa: B018
+        ocp.type_handlers.check_input_arguments  # noqa: B018
     with pytest.raises(AttributeError, match="StandardSave"):
         ocp.args.JaxRandomKeySave  # noqa: B018
     with pytest.raises(AttributeError, match="moving_from_orbax"):

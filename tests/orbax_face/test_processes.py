@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import textwrap
 
+import numpy as np
+import pytest
+
 import ckpt_core as ckpt
 from tests.support.launch import launch, reports
 
@@ -141,3 +144,34 @@ def test_two_processes_with_the_first_api(tmp_path, monkeypatch):
     values = [value for start in sorted(loaded, key=int) for value in loaded[start]]
     assert values == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
     assert ckpt.verify(tmp_path / "run" / "3").ok
+
+
+SINGLE = """
+import ckpt_orbax as ocp
+
+mesh = Mesh(np.array(jax.devices()), ("x",))
+values = np.arange(8.0, dtype=np.float32)
+w = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda index: values[index])
+state, path = {"w": w, "step": 3}, directory + "/one"
+"""
+SAVE_SINGLE = """
+ocp.PyTreeCheckpointer().save(path, state)
+report(ok=ckpt.verify(path).ok)
+"""
+RESTORE_SINGLE = """
+args = ocp.checkpoint_utils.construct_restore_args(state)
+restored = ocp.PyTreeCheckpointer().restore(path, item=state, restore_args=args)
+report(loaded=[shard.data.tolist() for shard in restored["w"].addressable_shards])
+"""
+
+
+def test_a_single_checkpoint_of_two_processes_is_read_by_orbax_at_its_path(tmp_path):
+    theirs = pytest.importorskip("orbax.checkpoint")
+    saved = reports(launch(SINGLE + SAVE_SINGLE, tmp_path / "run"))
+    assert [one["ok"] for one in saved] == [True, True]
+    loaded = reports(launch(SINGLE + RESTORE_SINGLE, tmp_path / "run"))
+    assert [one["loaded"] for one in loaded] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    as_numpy = theirs.RestoreArgs(restore_type=np.ndarray)
+    args = {"w": as_numpy, "step": theirs.RestoreArgs()}
+    restored = theirs.PyTreeCheckpointer().restore(tmp_path / "run" / "one", restore_args=args)
+    assert restored["w"].tolist() == list(range(8))

@@ -107,7 +107,7 @@ REFUSED = {
     **_each(
         "_src deserialize_root_metadata serialize_root_metadata record_saved_duration", _PRIVATE
     ),
-    **_each("RESERVED_ITEM_NAMES CheckpointInfo ItemMetadata handler_registration", _PRIVATE),
+    **_each("RESERVED_ITEM_NAMES ItemMetadata handler_registration", _PRIVATE),
     **_each(
         "ALLOWED_STEP_NAME_PATTERN TMP_DIR_STEP_PATTERN build_step_metadatas MetadataT", _PRIVATE
     ),
@@ -115,23 +115,22 @@ REFUSED = {
     **_each("Transform RestoreTransform apply_transformations", _TRANSFORMS),
     **_each("tree_trim", _TRIM),
     **_each(
-        "ParamInfo check_input_arguments get_cast_tspec_deserialize get_cast_tspec_serialize "
+        "check_input_arguments get_cast_tspec_deserialize get_cast_tspec_serialize "
         "get_json_tspec_read get_json_tspec_write is_supported_empty_value",
         _TYPE_HANDLERS,
     ),
     **_each(
         "get_ts_context merge_ocdbt_per_process_files async_deserialize async_serialize "
-        "tensorstore_utils ts_utils is_ocdbt_checkpoint",
+        "tensorstore_utils ts_utils",
         _STORAGE,
     ),
     **_each("AggregateHandler MsgpackHandler", _MSGPACK),
     **_each("MAX_CHUNK_SIZE msgpack_restore msgpack_serialize", _MSGPACK),
     **_each(
-        "all_leaves_are_placeholders leaf_is_placeholder leaf_placeholder name_from_leaf_placeholder "
-        "from_flattened_with_keypath pytree_structure",
+        "all_leaves_are_placeholders from_flattened_with_keypath pytree_structure",
         _AGGREGATED,
     ),
-    **_each("MetadataStore metadata_store get_step_metadata ValueMetadataEntry", _METADATA),
+    **_each("MetadataStore metadata_store", _METADATA),
     **_each("NamedShardingMetadata SingleDeviceShardingMetadata", _SHARDINGS),
     **_each(
         "AsyncMakeDirFunc DeferredPath DeferredWritableTemporaryPath TemporaryPathBase create_all "
@@ -156,8 +155,7 @@ REFUSED = {
     ),
     **_each("step_statistics CloudLogger CloudLoggerOptions", _LOGGERS),
     **_each("get_snapshot_dir_from_step_dir", _SNAPSHOTS),
-    **_each("initialize_runtime_to_distributed_ids get_barrier_sync_fn BarrierSyncFn", _IDS),
-    **_each("is_runtime_to_distributed_ids_initialized", _IDS),
+    **_each("get_barrier_sync_fn BarrierSyncFn", _IDS),
     **_each("get_present_and_missing_chunks ProcessMetadataCheckpointHandler ChunkId", EMERGENCY),
     **_each("ProtoCheckpointHandler ProtoRestore ProtoSave ProtoRestoreArgs ProtoSaveArgs", _PROTO),
     **_each(

@@ -5,7 +5,7 @@
     from ckpt_orbax import flax_checkpoints as checkpoints  # was: from flax.training import checkpoints
 
 Reads what Flax has written, single files of msgpack and directories of Orbax; writes directories that
-ckpt and Orbax read.
+ckpt, Orbax and Flax read.
 """
 
 from __future__ import annotations
@@ -86,11 +86,13 @@ def save_checkpoint(
     """
     if async_manager is not None:
         async_manager.wait_previous_save()
+    directory = as_text(ckpt_dir)
     checkpointer = ckpt.Checkpointer(
-        as_text(ckpt_dir),
+        directory,
         max_to_keep=keep,
         keep_period=keep_every_n_steps,
         step_prefix=_step_prefix(prefix),
+        options=ckpt.Options(flat="://" not in directory),  # as Flax expects it
     )
     try:
         _save(checkpointer, target, _whole(step), overwrite)

@@ -36,6 +36,15 @@ def is_jax_distributed_client_initialized() -> bool:
     return jax.distributed.is_initialized()
 
 
+def initialize_runtime_to_distributed_ids() -> None:
+    """Of no effect: processes have the numbers that jax gives them."""
+
+
+def is_runtime_to_distributed_ids_initialized() -> bool:
+    """Always True; see ``initialize_runtime_to_distributed_ids``."""
+    return True
+
+
 def sync_global_processes(
     name: str,
     *,
@@ -92,9 +101,11 @@ def reached_preemption(step: int) -> bool:
 __all__ = [
     "broadcast_one_to_all",
     "fully_replicated_host_local_array_to_global_array",
+    "initialize_runtime_to_distributed_ids",
     "is_jax_distributed_client_initialized",
     "is_pathways_backend",
     "is_primary_host",
+    "is_runtime_to_distributed_ids_initialized",
     "process_count",
     "process_index",
     "reached_preemption",

@@ -12,6 +12,7 @@ from ckpt_orbax.v0.metadata import (
     StorageMetadata,
     StringMetadata,
     TreeMetadata,
+    get_step_metadata,
 )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "StorageMetadata",
     "StringMetadata",
     "TreeMetadata",
+    "get_step_metadata",
     "tree",
     "value",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ckpt_core as ckpt
@@ -19,6 +20,9 @@ from ckpt_orbax.v1.errors import DestinationExistsError, InvalidLayoutError
 
 _SINGLE = ("state", "default")
 """Names of an item that is alone: of ``ckpt_core.save`` here, of Orbax's managers."""
+
+
+_TREES = (handlers.PyTreeCheckpointHandler, handlers.StandardCheckpointHandler)
 
 
 class Checkpointer(AbstractCheckpointer):
@@ -93,9 +97,12 @@ class Checkpointer(AbstractCheckpointer):
     ) -> ckpt.PendingSave:
         """Starts a save; every form of ``save`` ends here."""
         wanted = args_of_call(self._handler, True, *args, **kwargs)
+        path, options = as_text(directory), self._options
         if self._items is None:
             what: dict[str, Any] = {}
             given = (item_to_save("item", wanted, self._handler),)
+            if "://" not in path and isinstance(self._handler, _TREES):
+                options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
         else:
             by_name = {
                 name: item_to_save(name, one, self._items.of_args(name, one))
@@ -104,11 +111,11 @@ class Checkpointer(AbstractCheckpointer):
             what, given = {"items": by_name}, ()
         try:
             return ckpt.save_async(
-                as_text(directory),
+                path,
                 *given,
                 overwrite=force,
                 metadata=metadata,
-                options=self._options,
+                options=options,
                 **what,
             )
         except ckpt.CheckpointExists as error:

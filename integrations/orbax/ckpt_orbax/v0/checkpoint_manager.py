@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,21 @@ METADATA_ITEM_NAME = "metadata"
 
 class StepAlreadyExistsError(CheckpointExists, ValueError):
     """A checkpoint of this step exists."""
+
+
+@dataclasses.dataclass
+class CheckpointInfo:
+    """A step, for functions that choose among steps; ckpt's own policies get ``PolicyCheckpointInfo``.
+
+    Attributes:
+        step: its number.
+        time: when its save began.
+        metrics: of the step, or None.
+    """
+
+    step: int
+    time: datetime.datetime
+    metrics: Any = None
 
 
 class CheckpointManager(Reading):
@@ -326,6 +342,7 @@ __all__ = [
     "CheckpointArgs",
     "CheckpointHandler",
     "CheckpointHandlerRegistry",
+    "CheckpointInfo",
     "CheckpointManager",
     "CheckpointManagerOptions",
     "Checkpointer",

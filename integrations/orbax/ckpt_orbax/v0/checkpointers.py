@@ -100,7 +100,8 @@ class PyTreeCheckpointer(Checkpointer):
 
     Args:
         primary_host: only 0.
-        use_ocdbt, use_zarr3, use_compression: of no effect; ckpt stores OCDBT and zarr3.
+        use_ocdbt: only True.
+        use_zarr3, use_compression: of no effect; ckpt stores zarr3.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class PyTreeCheckpointer(Checkpointer):
         use_zarr3: bool = False,
         use_compression: bool = True,
     ) -> None:
-        super().__init__(handlers.PyTreeCheckpointHandler(primary_host=primary_host))
+        super().__init__(
+            handlers.PyTreeCheckpointHandler(primary_host=primary_host, use_ocdbt=use_ocdbt)
+        )
 
 
 class StandardCheckpointer(AsyncCheckpointer):

@@ -100,7 +100,7 @@ _ANY_LIMIT = {
     "restore_concurrent_gb": None,
     "multiprocessing_options": None,
     "pytree_metadata_options": None,
-    "use_ocdbt": None,
+    "use_ocdbt": True,
 }
 
 

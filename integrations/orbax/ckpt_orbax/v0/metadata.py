@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
 from ckpt_orbax._leaves import saved_dtype
-from ckpt_orbax._paths import as_path
+from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._plain import orbax_form
 from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of, sharding_of
 
@@ -182,6 +183,15 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
         commit_timestamp_nsecs=committed_nsecs(info),
         custom_metadata=info.metadata or {},
     )
+
+
+def get_step_metadata(path: Any) -> StepMetadata:
+    """What the directory of a step says of itself, without its items.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+    """
+    return described_step(ckpt.inspect(as_text(path)), None)
 
 
 def described_tree(info: CheckpointInfo, item: ItemInfo) -> TreeMetadata | None:

@@ -14,12 +14,24 @@ import numpy as np
 
 from ckpt_orbax._leaves import PLACEHOLDER
 from ckpt_orbax._refused import not_offered
+from ckpt_orbax.path.format_utils import is_ocdbt_checkpoint
 from ckpt_orbax.v0.leaf_args import (
     ArrayRestoreArgs,
     RestoreArgs,
     SaveArgs,
     SingleReplicaArrayRestoreArgs,
 )
+
+
+class ParamInfo:
+    """Describes a leaf to a handler of types, of which ckpt calls none: for programs that only name it.
+
+    Args:
+        **described: become attributes.
+    """
+
+    def __init__(self, **described: Any) -> None:
+        self.__dict__.update(described)
 
 
 class TypeHandler:
@@ -179,6 +191,7 @@ __all__ = [
     "ArrayHandler",
     "ArrayRestoreArgs",
     "NumpyHandler",
+    "ParamInfo",
     "RestoreArgs",
     "SaveArgs",
     "ScalarHandler",
@@ -190,6 +203,7 @@ __all__ = [
     "create_type_handler_registry",
     "get_type_handler",
     "has_type_handler",
+    "is_ocdbt_checkpoint",
     "is_supported_type",
     "register_standard_handlers_with_options",
     "register_type_handler",

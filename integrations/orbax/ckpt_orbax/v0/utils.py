@@ -157,6 +157,30 @@ def get_save_directory(
     return found if name is None else found / name
 
 
+_PLACEHOLDER, _AGGREGATED = "PLACEHOLDER://", "AGGREGATED://"
+
+
+def leaf_placeholder(name: str) -> str:
+    """The text by which Orbax, before it had files of metadata, marked a leaf that is stored under ``name``."""
+    return _PLACEHOLDER + name
+
+
+def leaf_is_placeholder(leaf: Any) -> bool:
+    """Whether a leaf is such a text, or that of a leaf in a file of several."""
+    return isinstance(leaf, str) and leaf.startswith((_PLACEHOLDER, _AGGREGATED))
+
+
+def name_from_leaf_placeholder(placeholder: str) -> str:
+    """The name in such a text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not leaf_is_placeholder(placeholder):
+        raise ValueError(f"{placeholder!r} does not begin with {_PLACEHOLDER!r} or {_AGGREGATED!r}")
+    return placeholder.partition("://")[2]
+
+
 __all__ = [
     "TMP_DIR_SUFFIX",
     "any_checkpoint_step",
@@ -178,6 +202,9 @@ __all__ = [
     "is_scalar",
     "is_sequence_key",
     "is_tmp_checkpoint",
+    "leaf_is_placeholder",
+    "leaf_placeholder",
+    "name_from_leaf_placeholder",
     "reached_preemption",
     "serialize_tree",
     "step_from_checkpoint_name",

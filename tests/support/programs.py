@@ -1,0 +1,210 @@
+"""Whole programs out of the pages of ``docs/moving``: as they are, with one import changed, and natively.
+
+A page has a program in a block with a title, and what to change in blocks of diffs. Here they are run in processes of
+their own, killed at random, and resumed.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support import forked
+from tests.support.children import compiling_once, with_devices
+from tests.support.launch import free_port
+from tests.support.paths import ROOT
+
+LIMIT_SECS = 300.0
+THEIRS, ONE_IMPORT, NATIVE = "train.py", "train.py, one import", "train.py, natively"
+
+_PRELUDE = """
+import builtins, os, signal, sys
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "orbax":
+            raise ModuleNotFoundError(f"no {name} here")
+
+def armed(directory, dies_at, after):
+    # SIGKILL at the n-th call into the directory after a step was trained
+    directory, left, printed = os.path.realpath(directory), after, print
+
+    def count(event, arguments):
+        nonlocal left
+        if dies_at >= 0 and reached and arguments and isinstance(arguments[0], str):
+            if os.path.realpath(arguments[0]).startswith(directory):
+                left -= 1
+                if left <= 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    def noticed(*what, **how):
+        printed(*what, **how, flush=True)
+        if what and what[0] == "step" and what[1] >= dies_at:
+            reached.append(what[1])
+
+    reached, builtins.print = [], noticed
+    sys.addaudithook(count)
+
+_alone, _index, _count, _port, _dies_at, _after = [int(sys.argv.pop(1)) for _ in range(6)]
+if _alone:
+    sys.meta_path.insert(0, Without())
+if _count > 1:
+    import jax
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{_port}", num_processes=_count, process_id=_index)
+armed(sys.argv[1], _dies_at, _after)
+"""
+
+_END = """
+def _digest(tree):
+    import hashlib
+    import jax
+    import numpy as np
+
+    found = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        leaf = leaf.jax() if hasattr(leaf, "jax") else leaf  # a tensor of torchax
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        # another process has the rest of a sharded array
+        parts = leaf.addressable_shards if isinstance(leaf, jax.Array) else []
+        for part in [shard.data for shard in parts] or [leaf]:
+            found.update(f"{jax.tree_util.keystr(path)} {np.asarray(part).dtype} {np.shape(part)}".encode())
+            found.update(np.asarray(part).tobytes())
+    return found.hexdigest()
+
+print("DIGEST", _digest((RESULT)))
+"""
+
+
+def blocks(page: str) -> dict[str, str]:
+    """The blocks of a page that have a title."""
+    text = (ROOT / "docs" / "moving" / f"{page}.md").read_text()
+    found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', text, re.M | re.S)
+    return dict(found)
+
+
+def patched(text: str, diff: str) -> str:
+    """The text after the hunks of a diff, which are apart by a line ``@@``.
+
+    Raises:
+        AssertionError: what a hunk takes away is not there, or more than once.
+    """
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.M):
+        lines = hunk.splitlines(keepends=True)
+        if not lines:
+            continue
+        old = "".join(line[1:] or "\n" for line in lines if line[0] in " -\n")
+        new = "".join(line[1:] or "\n" for line in lines if line[0] in " +\n")
+        assert text.count(old) == 1, f"{text.count(old)} times in the program:\n{old}"
+        text = text.replace(old, new)
+    return text
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a process is killed: at the n-th call into its directory after it has trained a step."""
+
+    step: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: the steps that it trained, and a digest of its result, None if it was killed."""
+
+    steps: Sequence[int]
+    digest: str | None
+
+
+class Program:
+    """One program of a page, in its three forms.
+
+    Args:
+        page: name of the page.
+        result: an expression of the state that the program ends with.
+        place: a directory for caches, logs and runs.
+        devices: of each process.
+        processes: how many.
+        more: arguments of the native form, after the directory.
+        with_orbax: the form with one import changed needs Orbax, too.
+    """
+
+    def __init__(
+        self,
+        page: str,
+        result: str,
+        place: Path,
+        *,
+        devices: int = 1,
+        processes: int = 1,
+        more: Sequence[str] = (),
+        with_orbax: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        found = blocks(page)
+        theirs = found[THEIRS]
+        self._forms = {"theirs": theirs, "native": patched(theirs, found[NATIVE])}
+        if ONE_IMPORT in found:
+            self._forms["face"] = patched(theirs, found[ONE_IMPORT])
+        self._with_orbax = {"theirs", *(["face"] if with_orbax else [])}
+        self._end = _END.replace("RESULT", result)
+        self._place, self._count, self._more = place, processes, tuple(more)
+        self._environment = (
+            with_devices(devices) | compiling_once(place / "cache") | dict(environment or {})
+        )
+        self._runs = 0
+
+    def run(self, form: str, directory: Path, kill: Kill | None = None) -> list[Ended]:
+        """Runs a form to its end, or until it is killed; what each process has done.
+
+        Args:
+            form: "theirs", "face" or "native".
+            directory: of the run.
+            kill: of the last process; the others are killed when it is dead.
+        """
+        self._runs += 1
+        port, code = str(free_port()), _PRELUDE + self._forms[form] + self._end
+        files = [self._place / f"{self._runs}.{form}.{n}.log" for n in range(self._count)]
+        children: list[forked.Forked | forked.Spawned] = []
+        try:
+            for index, file in enumerate(files):
+                dies = kill if index == self._count - 1 else None
+                numbers = (-1, 0) if dies is None else (dies.step, dies.after)
+                alone = int(form not in self._with_orbax)
+                arguments = [alone, index, self._count, port, *numbers, directory]
+                arguments += self._more if form == "native" else []
+                children.append(
+                    forked.start(
+                        code, *map(str, arguments), output=file, environment=self._environment
+                    )
+                )
+            for child in reversed(children):
+                status = child.wait(LIMIT_SECS)
+                said = files[children.index(child)].read_text(errors="replace")
+                assert status == (-signal.SIGKILL if kill else 0), (
+                    f"{form}, {kill}: {status}\n{said}"
+                )
+                if kill is not None:
+                    break
+        finally:
+            for child in children:
+                child.end()
+        return [_ended(file.read_text(errors="replace")) for file in files]
+
+
+def _ended(text: str) -> Ended:
+    steps = [int(number) for number in re.findall(r"^step (\d+)", text, re.M)]
+    digest = re.search(r"^DIGEST (\w+)$", text, re.M)
+    return Ended(steps, None if digest is None else digest[1])
+
+
+def two_kills(steps: int, most_calls: int = 30) -> tuple[Kill, Kill]:
+    """Two moments drawn at random, the second in a run that has been resumed after the first."""
+    first = random.randint(steps // 3, steps // 2)
+    second = random.randint(first + 1, steps - 3)
+    return Kill(first, random.randint(1, most_calls)), Kill(second, random.randint(1, most_calls))
