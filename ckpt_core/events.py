@@ -14,12 +14,11 @@ Example:
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
-import time
 from typing import Any
 
+from ckpt_core._event_file import EventFile
 from ckpt_core._events import Event as Event
 from ckpt_core._events import Listener as Listener
 from ckpt_core._events import each as each
@@ -46,36 +45,24 @@ class TensorBoard:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "events.TensorBoard needs the package tensorboard: pip install 'ckpt-core[tensorboard]'"
-            ) from error
-        self._writer: Any = EventFileWriter(os.fspath(directory))
+        self._file = EventFile(directory)
         self._lock = threading.Lock()
         self._count = 0
 
     def __call__(self, event: Event) -> None:
         for name, value in _scalars(event).items():
-            self._write(name, value, event.step)
-
-    def _write(self, name: str, value: float, step: int | None) -> None:
-        protos: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
-        with self._lock:
-            self._count += 1
-            number = self._count if step is None else step
-            entry = protos.Event(wall_time=time.time(), step=number)
-            entry.summary.value.add(tag=name, simple_value=value)
-            self._writer.add_event(entry)
+            with self._lock:
+                self._count += 1
+                step = self._count if event.step is None else event.step
+                self._file.scalar(name, value, step)
 
     def flush(self) -> None:
         """Blocks until all scalars so far are written to the file."""
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
         """Writes the remaining scalars and closes the file."""
-        self._writer.close()
+        self._file.close()
 
 
 def _scalars(event: Event) -> dict[str, float]:

@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import itertools
 import json
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from ckpt_core.bench._config import BenchmarkConfig, CheckpointConfig, MeshConfig, SuiteConfig
 from ckpt_core.bench._core import BenchmarkOptions, BenchmarksGenerator
-from ckpt_core.bench._yaml import Node, Reader, describe, nearest
+from ckpt_core.bench._yaml import Reader, nearest
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,13 @@ def expand(suite: SuiteConfig) -> tuple[Case, ...]:
 
 
 def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[BenchmarksGenerator] | None:
-    node = Node(config.generator, config.line)
     module_name, _, name = config.generator.rpartition(".")
     if not module_name:
         module_name = "ckpt_core.bench.generators"
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        reader.complain(node, f"generator: cannot import {module_name}: {error}")
+        reader.complain(config.line, f"generator: cannot import {module_name}: {error}")
         return None
     found = getattr(module, name, None)
     if isinstance(found, type) and issubclass(found, BenchmarksGenerator):
@@ -81,7 +79,7 @@ def _import_generator(reader: Reader, config: BenchmarkConfig) -> type[Benchmark
         and value is not BenchmarksGenerator
     ]
     what = "has no class" if found is None else "has no BenchmarksGenerator"
-    reader.complain(node, f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
+    reader.complain(config.line, f"generator: {module_name} {what} {name!r}{nearest(name, there)}")
     return None
 
 
@@ -89,27 +87,23 @@ def _axes(
     reader: Reader, config: BenchmarkConfig, options: type[BenchmarkOptions]
 ) -> dict[str, list[Any]]:
     """Option -> its values, in the order of the class's fields; checks them against its types."""
-    hints = typing.get_type_hints(options)
+    hints = typing.get_type_hints(options, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(options)}
-    for key, node in config.options.items():
+    given = config.options
+    for key in given:
         if key not in fields:
-            reader.complain(node, f"{options.__name__} has no option {key!r}{nearest(key, fields)}")
+            text = f"{options.__name__} has no option {key!r}{nearest(key, fields)}"
+            reader.complain(given.lines[key], text)
     axes: dict[str, list[Any]] = {}
     for name, field in fields.items():
-        node = config.options.get(name)
-        if node is None:
-            default = _default(field)
-            axes[name] = list(default) if isinstance(default, list) else [default]
+        value = given[name] if name in given else _default(field)
+        axes[name] = values = list(value) if isinstance(value, list) else [value]
+        if name not in given:
             continue
-        value = node.plain()
-        values: list[Any] = value if isinstance(value, list) else [value]
         if not values:
-            reader.complain(node, f"{name} is an empty list: nothing would run")
+            reader.complain(given.lines[name], f"{name} is an empty list: nothing would run")
         for one in values:
-            if not _fits(one, hints[name]):
-                wanted = _spell(hints[name])
-                reader.complain(node, f"{name} must be {wanted}, not {describe(one)}")
-        axes[name] = values
+            reader.value(name, one, hints[name], given.lines[name])
     return axes
 
 
@@ -119,47 +113,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     raise TypeError(f"option {field.name!r} has no default; every option of a benchmark needs one")
-
-
-def _members(hint: Any) -> Iterator[Any]:
-    """The types in a hint, without ``list[...]``, which only says that the option may be swept."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        for member in typing.get_args(hint):
-            yield from _members(member)
-    elif typing.get_origin(hint) is not list:
-        yield hint
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    for member in _members(hint):
-        origin = typing.get_origin(member)
-        if member is Any:
-            return True
-        if origin is typing.Literal:
-            if value in typing.get_args(member):
-                return True
-        elif member is float:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return True
-        elif member is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return True
-        elif isinstance(value, origin or member):
-            return True
-    return False
-
-
-def _spell(hint: Any) -> str:
-    names = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
-    words: list[str] = []
-    for member in _members(hint):
-        if typing.get_origin(member) is typing.Literal:
-            words += [repr(choice) for choice in typing.get_args(member)]
-        elif member is type(None):
-            words.append("null")
-        else:
-            words.append(names.get(member, getattr(member, "__name__", str(member))))
-    return " or ".join(words)
 
 
 def _cases(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def markdown(path: Path) -> str:
     for group, cases in result.groups.items():
         for operation in operations_of(cases):
             if rows := rows_of(cases, operation):
-                parts += [f"**{group}: {operation}**", "", *_lines(rows), ""]
+                parts += [f"**{group}: {operation}**", "", _table_of(rows), ""]
     parts += [f"- failed: {case.group}, {case.label}: {case.errors[0]}" for case in result.failed]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -52,8 +52,16 @@ def _where(environment: Mapping[str, Any]) -> str:
     )
 
 
-def _lines(rows: Sequence[Row]) -> list[str]:
+def table(names: Sequence[str], rows: Sequence[Sequence[Any]], words: Iterable[str] = ()) -> str:
+    """A table in Markdown; columns in ``words`` are aligned to the left, the others to the right, if there are any."""
+    left = set(words) or set(names)
+    rule = ("---" if name in left else "---:" for name in names)
+    lines = (f"| {' | '.join(map(str, row))} |" for row in [names, *rows])
+    first, *others = lines
+    return "\n".join([first, f"|{'|'.join(rule)}|", *others])
+
+
+def _table_of(rows: Sequence[Row]) -> str:
     names = not_empty(_COLUMNS, rows)
-    head = "| " + " | ".join("" if name == "case" else name for name in names) + " |"
-    rule = "|" + "|".join("---" if name in ("case", "durable") else "---:" for name in names) + "|"
-    return [head, rule, *("| " + " | ".join(row.cells[n] for n in names) + " |" for row in rows)]
+    shown = ["" if name == "case" else name for name in names]
+    return table(shown, [[row.cells[name] for name in names] for row in rows], ("", "durable"))

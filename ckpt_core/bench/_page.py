@@ -1,22 +1,29 @@
-"""Writes report.html: one file without scripts, fonts or links, which opens offline."""
+"""Writes report.html in the style of a run's report: its sections as data, which ``page.js`` draws."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import Comparison
 from ckpt_core.bench._environment import warnings_about
-from ckpt_core.bench._page_style import STYLE
 from ckpt_core.bench._results import CaseResult, SuiteResult
 from ckpt_core.bench._rows import TIME, Row, not_empty, number, operations_of, rows_of
 from ckpt_core.bench._stats import Summary
+from ckpt_core.report import html_page
 
 FILE = "report.html"
+COLOURS = 10
+_MOST_DOTS = 50
+_LOG_SPAN = 40
+"""From this ratio of the largest to the smallest value on, a linear axis hides the small ones."""
+
+Block = dict[str, Any]
+"""A piece of a section: ``title``, ``text``, ``pre``, ``table``, ``details``, ``bars`` or ``lines``."""
 
 
 def write_page(output: Path, result: SuiteResult, comparison: Comparison | None = None) -> Path:
@@ -28,98 +35,112 @@ def write_page(output: Path, result: SuiteResult, comparison: Comparison | None 
 
 def page(result: SuiteResult, comparison: Comparison | None = None) -> str:
     """The HTML of a result."""
-    body = [_header(result)]
+    sections = sections_of(result, comparison)
+    names = {f"s{number}": section["name"] for number, section in enumerate(sections)}
+    script = (files("ckpt_core.bench") / "page.js").read_text(encoding="utf-8")
+    return html_page(result.suite_name, {"sections": sections}, names, [script])
+
+
+def sections_of(result: SuiteResult, comparison: Comparison | None = None) -> list[dict[str, Any]]:
+    """What the page shows: name and blocks of each section."""
+    found = [_section(result.suite_name, _header(result))]
     if comparison is not None:
-        body.append(_comparison(comparison))
-    body += _failures(result)
-    body += _scaling(result)
+        found.append(_comparison(comparison))
+    found += _failures(result)
+    found += _scaling(result)
     colours = _colours(result)
     for group, cases in result.groups.items():
         measured = [case for case in cases if case.by_operation()]
         if measured:
-            body.append(_group(group, measured, colours))
-    body.append(_skipped(result.cases))
-    body.append(_environment(result))
-    title = escape(result.suite_name)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
-        f"{''.join(body)}</main></body></html>\n"
-    )
+            found.append(_section(group, _group(measured, colours)))
+    skipped = [[case.group, case.label, case.skipped] for case in result.cases if case.skipped]
+    if skipped:
+        found.append(_section("Skipped", [_table(("group", "case", "why"), skipped)]))
+    facts = [
+        [name, value if isinstance(value, str) else json.dumps(value)]
+        for name, value in result.environment.items()
+    ]
+    return [*found, _section("Where", [_table(("fact", "value"), facts)])]
+
+
+def _section(name: str, blocks: Sequence[Block], kind: str = "") -> dict[str, Any]:
+    return {"name": name, "blocks": blocks, "kind": kind}
+
+
+def _text(text: str, kind: str = "soft") -> Block:
+    return {"text": text, "kind": kind}
+
+
+def _table(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], right: Iterable[str] = (), **more: Any
+) -> Block:
+    return {"table": rows, "names": names, "right": list(right), **more}
 
 
 def _colours(result: SuiteResult) -> dict[str, int]:
     """Label -> colour, the same on the whole page; ckpt has the first colour."""
-    labels = dict.fromkeys(case.varying.get("library", case.label) for case in result.cases)
+    labels = dict.fromkeys(_library(case) for case in result.cases)
     ordered = sorted(labels, key=lambda label: label != "ckpt")
-    return {label: index for index, label in enumerate(ordered)}
+    return {label: index % COLOURS for index, label in enumerate(ordered)}
 
 
-def _header(result: SuiteResult) -> str:
+def _library(case: CaseResult) -> str:
+    return case.varying.get("library", case.label)
+
+
+def _header(result: SuiteResult) -> list[Block]:
     facts = result.environment
     repeats = max((run.repeat + 1 for case in result.cases for run in case.runs), default=0)
     drawn = (
-        "up to {repeats} repeats. Bars are medians, whiskers the 95 % interval of the mean (Student), "
+        f"up to {repeats} repeats. Bars are medians, whiskers the 95 % interval of the mean (Student), "
         "dots the single runs."
         if repeats > 1
         else "one run of each: nothing is known of the spread."
-    ).format(repeats=repeats)
-    line = (
+    )
+    where = (
         f"{facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es), "
         f"{facts['cpus']} CPUs, {facts['file_system']}, jax {facts['versions'].get('jax')}, "
         f"ckpt {facts['versions']['ckpt']}"
         + (f" at {facts['git_sha'][:12]}" if facts.get("git_sha") else "")
     )
-    warnings = list(warnings_about(dict(facts)))
+    warnings = warnings_about(dict(facts))
     if result.interrupted:
         warnings.append("interrupted: what is here is complete in itself")
-    notes = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings)
-    return (
-        f"<header><h1>{escape(result.suite_name)}</h1><p>{escape(line)}</p>"
-        f"<p>{time.strftime('%Y-%m-%d %H:%M')}, {drawn}</p>{notes}</header>"
-    )
+    lines = [_text(where), _text(f"{time.strftime('%Y-%m-%d %H:%M')}, {drawn}")]
+    return lines + [_text(text, "note warn") for text in warnings]
 
 
-def _group(group: str, cases: Sequence[CaseResult], colours: Mapping[str, int]) -> str:
-    parts = [f"<section><h2>{escape(group)}</h2>"]
+_COLUMNS = (
+    *("case", "median s", "± 95 %", "min - max", "GB/s"),
+    *("beside the first", "peak MB", "durable", "n"),
+)
+_WORDS = ("case", "beside the first", "durable")
+
+
+def _group(cases: Sequence[CaseResult], colours: Mapping[str, int]) -> list[Block]:
+    found: list[Block] = []
     for operation in operations_of(cases):
         rows = rows_of(cases, operation)
         if not rows:
             continue
-        bars = [
-            _charts.Bar(
-                row.case.label,
-                row.seconds,
-                colours[row.case.varying.get("library", row.case.label)],
-                pale=_is_lost(row),
-            )
-            for row in rows
-        ]
-        chart = _charts.bars(bars, "seconds")
-        parts.append(f"<h3>{escape(operation)}</h3><figure>{chart}</figure>")
+        found += [{"title": operation}, _bars(rows, colours)]
         if any(map(_is_lost, rows)):
-            parts.append('<p class="note">Pale: not durable when the save returns.</p>')
+            found.append(_text("Pale: not durable when the save returns.", "caption"))
         names = not_empty(_COLUMNS, rows)
-        numeric = [place for place, name in enumerate(names) if name not in _WORDS]
         cells = [[row.cells[name] for name in names] for row in rows]
-        parts.append(_html_table(names, cells, numeric, stacked=True))
-    parts.append(_all_metrics(cases))
-    return "".join([*parts, "</section>"])
+        found.append(_table(names, cells, {*names} - {*_WORDS}, stacked=True))
+    metrics = [
+        [case.label, operation, metric, number(s.median), number(s.min), number(s.max)]
+        for case in cases
+        for operation, metrics in case.by_operation().items()
+        for metric, s in metrics.items()
+    ]
+    columns = ("case", "operation", "metric", "median", "min", "max")
+    return [*found, _details(f"all {len(metrics)} metrics", _table(columns, metrics, columns[3:]))]
 
 
-_COLUMNS = (
-    "case",
-    "median s",
-    "± 95 %",
-    "min - max",
-    "GB/s",
-    "beside the first",
-    "peak MB",
-    "durable",
-    "n",
-)
-_WORDS = ("case", "beside the first", "durable")
+def _details(summary: str, *blocks: Block, is_open: bool = False) -> Block:
+    return {"details": summary, "blocks": blocks, "open": is_open}
 
 
 def _is_lost(row: Row) -> bool:
@@ -128,71 +149,62 @@ def _is_lost(row: Row) -> bool:
     return bool(durable) and not durable.startswith("yes")
 
 
-def _html_table(
-    names: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numeric: Iterable[int] = (),
-    stacked: bool = False,
-) -> str:
-    """A table; on a narrow screen a ``stacked`` one becomes a list of names and values."""
-    right = set(numeric)
-
-    def cell(tag: str, index: int, text: str) -> str:
-        told = f' data-name="{escape(names[index])}"' if stacked and tag == "td" else ""
-        return f"<{tag}{' class=n' if index in right else ''}{told}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", i, name) for i, name in enumerate(names))
-    body = "".join(
-        "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>"
+def _bars(rows: Sequence[Row], colours: Mapping[str, int]) -> Block:
+    """Medians with intervals and single values; logarithmic, as points and not as bars, if they span much."""
+    low = min(row.seconds.min for row in rows)
+    high = max(max(row.seconds.max, _interval(row.seconds)[1] or 0.0) for row in rows)
+    bars = [
+        {
+            "label": row.case.label,
+            "median": row.seconds.median,
+            "interval": _interval(row.seconds),
+            "values": row.seconds.values[:_MOST_DOTS] if row.seconds.n > 1 else (),
+            "told": _spelled(row.seconds),
+            "colour": colours[_library(row.case)],
+            "pale": _is_lost(row),
+        }
         for row in rows
-    )
-    kind = ' class="stack"' if stacked else ""
-    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _all_metrics(cases: Iterable[CaseResult]) -> str:
-    rows = [
-        [case.label, operation, metric, number(s.median), number(s.min), number(s.max)]
-        for case in cases
-        for operation, metrics in case.by_operation().items()
-        for metric, s in metrics.items()
     ]
-    table = _html_table(
-        ("case", "operation", "metric", "median", "min", "max"), rows, numeric=range(3, 6)
-    )
-    return f"<details><summary>all {len(rows)} metrics</summary>{table}</details>"
+    return {"bars": bars, "unit": "seconds", "log": low > 0 and high / low > _LOG_SPAN}
 
 
-def _scaling(result: SuiteResult) -> list[str]:
+def _spelled(summary: Summary) -> str:
+    spread = "" if summary.ci95 is None else f" ± {number(summary.ci95)}"
+    return f"{number(summary.median)}{spread}"
+
+
+def _interval(summary: Summary) -> tuple[float | None, float | None]:
+    """The 95 % interval of the mean; (None, None) if nothing is known of it."""
+    if not summary.ci95:
+        return None, None
+    return max(0.0, summary.mean - summary.ci95), summary.mean + summary.ci95
+
+
+def _scaling(result: SuiteResult) -> list[dict[str, Any]]:
     """Line charts of time over a swept number, and over checkpoint size, with at least 3 points."""
-    found: list[str] = []
+    found: list[dict[str, Any]] = []
     for group, cases in result.groups.items():
         for axis in dict.fromkeys(name for case in cases for name in case.varying):
-            found += _lines_over(
-                f"{group}: time over {axis}",
-                axis,
-                [
-                    (_number(case.varying.get(axis)), _label_without(case, axis), case)
-                    for case in cases
-                ],
-            )
+            points = [
+                (_number(case.varying.get(axis)), _label_without(case, axis), case)
+                for case in cases
+            ]
+            found += _lines_over(f"{group}: time over {axis}", axis, points)
     by_generator: dict[str, list[CaseResult]] = {}
     for case in result.cases:
         by_generator.setdefault(case.generator, []).append(case)
     for generator, cases in by_generator.items():
         if len({case.config["checkpoint"]["name"] for case in cases}) > 2:
-            found += _lines_over(
-                f"{generator.rpartition('.')[2]}: time over size",
-                "MB on disk",
-                [(_size_mb(case), case.label, case) for case in cases],
-            )
+            points = [(_size_mb(case), case.label, case) for case in cases]
+            title = f"{generator.rpartition('.')[2]}: time over size"
+            found += _lines_over(title, "MB on disk", points)
     return found
 
 
 def _lines_over(
     title: str, x_name: str, points: Iterable[tuple[float | None, str, CaseResult]]
-) -> list[str]:
-    charts: list[str] = []
+) -> list[dict[str, Any]]:
+    blocks: list[Block] = []
     series: dict[str, dict[str, list[tuple[float, Summary]]]] = {}
     for x, label, case in points:
         if x is None or x <= 0:
@@ -203,9 +215,19 @@ def _lines_over(
                 into.append((x, metrics[TIME]))
     for operation, found in series.items():
         if max(len({x for x, _ in line}) for line in found.values()) > 2:
-            chart = _charts.lines(found, x_name, "seconds")
-            charts.append(f"<h3>{escape(operation)}</h3><figure>{chart}</figure>")
-    return [f"<section><h2>{escape(title)}</h2>{''.join(charts)}</section>"] if charts else []
+            lines = [
+                {
+                    "label": label,
+                    "colour": index % COLOURS,
+                    "points": [
+                        (x, summary.median, *_interval(summary), _spelled(summary))
+                        for x, summary in sorted(line, key=lambda point: point[0])
+                    ],
+                }
+                for index, (label, line) in enumerate(found.items())
+            ]
+            blocks += [{"title": operation}, {"lines": lines, "x": x_name, "unit": "seconds"}]
+    return [_section(title, blocks)] if blocks else []
 
 
 def _number(text: str | None) -> float | None:
@@ -225,7 +247,7 @@ def _size_mb(case: CaseResult) -> float | None:
     return None if summary is None else summary.median
 
 
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: Comparison) -> dict[str, Any]:
     rows = [
         [
             delta.label,
@@ -237,43 +259,26 @@ def _comparison(comparison: Comparison) -> str:
         ]
         for delta in comparison.changed
     ]
-    table = _html_table(
-        ("case", "metric", "before", "now", "worse by", ""), rows, numeric=range(2, 5)
-    )
+    names = ("case", "metric", "before", "now", "worse by", "")
     count = len(comparison.worse)
     verdict = f"{count} metrics are worse" if count else "nothing is worse"
-    state = "warning" if count else "good"
-    return (
-        f"<section><h2>Against the baseline {escape((comparison.sha or 'unknown')[:12])}</h2>"
-        f'<p class="{state}">{verdict} by more than {100 * comparison.threshold:g} % and beyond '
-        f"noise.</p><details {'open' if count else ''}><summary>{len(rows)} metrics that changed"
-        f"</summary>{table}</details></section>"
-    )
+    limit = f"by more than {100 * comparison.threshold:g} % and beyond noise."
+    table = _table(names, rows, names[2:5])
+    blocks = [
+        _text(f"{verdict} {limit}", "note warn" if count else "note good"),
+        _details(f"{len(rows)} metrics that changed", table, is_open=bool(count)),
+    ]
+    return _section(f"Against the baseline {(comparison.sha or 'unknown')[:12]}", blocks)
 
 
-def _failures(result: SuiteResult) -> list[str]:
+def _failures(result: SuiteResult) -> list[dict[str, Any]]:
     rows = [
-        f"<details><summary>{escape(case.group)}: {escape(case.label)}, {escape(run.kind)} run "
-        f"{run.repeat}: {escape(run.error)}</summary><pre>{escape(run.details or '')}</pre></details>"
+        _details(
+            f"{case.group}: {case.label}, {run.kind} run {run.repeat}: {run.error}",
+            {"pre": run.details or ""},
+        )
         for case in result.cases
         for run in case.runs
         if run.error is not None
     ]
-    if not rows:
-        return []
-    return [f'<section><h2 class="bad">Failed runs</h2>{"".join(rows)}</section>']
-
-
-def _skipped(cases: Iterable[CaseResult]) -> str:
-    rows = [[case.group, case.label, case.skipped] for case in cases if case.skipped]
-    if not rows:
-        return ""
-    return f"<section><h2>Skipped</h2>{_html_table(('group', 'case', 'why'), rows)}</section>"
-
-
-def _environment(result: SuiteResult) -> str:
-    rows = [
-        [name, value if isinstance(value, str) else json.dumps(value)]
-        for name, value in result.environment.items()
-    ]
-    return f"<section><h2>Where</h2>{_html_table(('fact', 'value'), rows)}</section>"
+    return [_section("Failed runs", rows, "bad")] if rows else []

@@ -153,8 +153,7 @@ class _Loop:
 
     def run_group(self, cases: list[Case]) -> None:
         """All runs of cases that share data and mesh."""
-        from ckpt_core.bench._data import HostData
-        from ckpt_core.bench._meshes import make_mesh
+        from ckpt_core.bench._data import HostData, make_mesh
 
         for case in cases:
             if case.skipped:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -47,6 +45,8 @@ def summarize(values: Sequence[float]) -> Summary:
 
 def t95(degrees: float) -> float:
     """The two-sided 95 % quantile of Student's t."""
+    from scipy import stats  # takes a third of a second
+
     return float(stats.t.ppf(0.975, degrees))
 
 
@@ -56,6 +56,8 @@ def differ(one: Sequence[float], other: Sequence[float]) -> bool:
         return True
     if len({*one}) == len({*other}) == 1:  # no variance: the test would divide by zero
         return one[0] != other[0]
+    from scipy import stats
+
     # Not ttest_ind, which warns about values that are almost equal.
     result: Any = stats.ttest_ind_from_stats(
         statistics.fmean(one),

@@ -1,11 +1,12 @@
-"""Reads YAML with line numbers, so that an error can name the line."""
+"""YAML whose mappings and lists know their lines, so that an error can name the line; values against type hints."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import types
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from ckpt_core._errors import CheckpointError
 
@@ -28,36 +29,66 @@ class ConfigError(CheckpointError, ValueError):
         )
 
 
-@dataclass(frozen=True)
-class Node:
-    """A value of a YAML file and the line where it begins; children of collections are Nodes."""
+class LinedDict(dict[str, Any]):
+    """A mapping of a file, with the line of each key."""
 
-    value: Any
-    line: int
-
-    def plain(self) -> Any:
-        """The value as ordinary Python objects, without Nodes."""
-        if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
-        return self.value
+    lines: dict[str, int]
 
 
-def read_yaml(text: str, file: str) -> Node:
-    """Parses a YAML document.
+class LinedList(list[Any]):
+    """A list of a file, with the line of each entry."""
+
+    lines: list[int]
+
+
+def read_yaml(text: str, file: str) -> tuple[Any, int]:
+    """A YAML document as plain values, with ``LinedDict`` and ``LinedList``, and its first line.
 
     Raises:
         ConfigError: the text is not YAML, or a key is duplicate or not a string.
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    def line_of(node: Any) -> int:
+        return node.start_mark.line + 1
+
+    def mapping(loader: Any, node: Any) -> LinedDict:
+        first: dict[str, int] = {}
+        for key_node, _ in node.value:
+            if key_node.tag.endswith(":merge"):  # `<<: *anchor`, whose keys may be set anew
+                continue
+            key, line = loader.construct_object(key_node, deep=True), line_of(key_node)
+            if not isinstance(key, str):
+                raise ConfigError(file, [(line, f"key {key!r} must be text")])
+            if key in first:
+                where = f"here twice, first on line {first[key]}"
+                raise ConfigError(file, [(line, f"key {key!r} is {where}")])
+            first[key] = line
+        loader.flatten_mapping(node)
+        found = LinedDict()
+        found.lines = {}
+        for key_node, value_node in node.value:
+            key = loader.construct_object(key_node, deep=True)
+            found[key] = loader.construct_object(value_node, deep=True)
+            found.lines[key] = line_of(key_node)
+        return found
+
+    def sequence(loader: Any, node: Any) -> LinedList:
+        found = LinedList(loader.construct_object(child, deep=True) for child in node.value)
+        found.lines = [line_of(child) for child in node.value]
+        return found
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    Loader.add_constructor("tag:yaml.org,2002:seq", sequence)
+    loader = Loader(text)
     try:
         root = loader.get_single_node()
         if root is None:
             raise ConfigError(file, [(0, "is empty; a suite needs suite_name and benchmarks")])
-        return _convert(loader, root, file)
+        return loader.construct_document(root), line_of(root)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ConfigError(file, [(line, f"not YAML: {error.problem}")]) from error
@@ -65,96 +96,124 @@ def read_yaml(text: str, file: str) -> Node:
         loader.dispose()
 
 
-def _convert(loader: Any, node: Any, file: str) -> Node:
-    line = node.start_mark.line + 1
-    kind = node.id
-    if kind == "sequence":
-        return Node([_convert(loader, child, file) for child in node.value], line)
-    if kind == "scalar":
-        return Node(loader.construct_object(node), line)
-    loader.flatten_mapping(node)  # `<<: *anchor`
-    found: dict[str, Node] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node)
-        key_line = key_node.start_mark.line + 1
-        if not isinstance(key, str):
-            raise ConfigError(file, [(key_line, f"key {key!r} must be text")])
-        if key in found:
-            raise ConfigError(
-                file, [(key_line, f"key {key!r} is here twice, first on line {found[key].line}")]
-            )
-        child = _convert(loader, value_node, file)
-        # Use the line of the key: a nested mapping begins on the line after it.
-        found[key] = Node(child.value, key_line)
-    return Node(found, line)
+@dataclasses.dataclass(frozen=True)
+class Is:
+    """What a value must be, in words, and whether it is; for ``Annotated``."""
+
+    words: str
+    test: Callable[[Any], bool]
+
+
+def _is_integer(value: Any, lowest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+Text: TypeAlias = Annotated[str, Is("text", lambda value: isinstance(value, str) and value != "")]
+Positive: TypeAlias = Annotated[int, Is("an integer of at least 1", lambda v: _is_integer(v, 1))]
+Natural: TypeAlias = Annotated[int, Is("an integer of at least 0", lambda v: _is_integer(v, 0))]
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value of a file is what a type hint says; ``list[...]`` says only that it may be swept."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, member) for member in get_args(hint))
+    if origin is Annotated:
+        return all(one.test(value) for one in hint.__metadata__)
+    if origin is Literal:
+        return value in get_args(hint)
+    if hint in (int, float):
+        kinds = int if hint is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    return hint is Any or (origin is not list and isinstance(value, origin or hint))
+
+
+_NAMES = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
+
+
+def _spelled(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(filter(None, map(_spelled, get_args(hint))))
+    if origin is Annotated:
+        return hint.__metadata__[0].words
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if hint is type(None):
+        return "null"
+    return "" if origin is list else _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 class Reader:
-    """Checks nodes and collects all problems, so that one error can list them."""
+    """Checks values of a file and collects all problems, so that one error can list them."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[tuple[int, str]] = []
 
-    def complain(self, node: Node, text: str) -> None:
-        """Records a problem at the line of a node."""
-        self.problems.append((node.line, text))
+    def complain(self, line: int, text: str) -> None:
+        """Records a problem."""
+        self.problems.append((line, text))
 
     def finish(self) -> None:
         """Raises ConfigError if there was any problem."""
         if self.problems:
             raise ConfigError(self.file, self.problems)
 
-    def mapping(
-        self, node: Node, what: str, known: Iterable[str], required: Iterable[str] = ()
-    ) -> dict[str, Node]:
-        """The children of a mapping that have known keys; records unknown and missing keys."""
-        if not isinstance(node.value, dict):
-            self.complain(node, f"{what} must be a mapping, not {describe(node.value)}")
+    def value(self, name: str, value: Any, hint: Any, line: int) -> bool:
+        """Whether a value fits; a problem if not."""
+        if fits(value, hint):
+            return True
+        self.complain(line, f"{name} must be {_spelled(hint)}, not {_described(value)}")
+        return False
+
+    def fields(
+        self,
+        given: Any,
+        line: int,
+        what: str,
+        kind: type[Any],
+        *,
+        more: Iterable[str] = (),
+        but: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """Those values of a mapping that fit the fields of a dataclass; problems for all others.
+
+        Args:
+            more: further keys that the mapping may have.
+            but: fields that are no keys.
+        """
+        if not self.value(what, given, Annotated[Any, _IS_MAPPING], line):
             return {}
-        known = list(known)
-        given: dict[str, Node] = node.value
-        meant: set[str] = set()
-        for key, child in given.items():
+        hints = get_type_hints(kind, include_extras=True)
+        fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in but}
+        known, meant = [*fields, *more], set[str]()
+        for key in given:
             if key not in known:
-                self.complain(child, f"{what} has no key {key!r}{nearest(key, known)}")
+                self.complain(given.lines[key], f"{what} has no key {key!r}{nearest(key, known)}")
                 meant |= set(difflib.get_close_matches(key, known, n=1))
-        for key in required:
-            if key not in given and key not in meant:  # a misspelled key was reported already
-                self.complain(node, f"{what} lacks the key {key!r}")
-        return {key: child for key, child in given.items() if key in known}
-
-    def items(self, node: Node, what: str) -> list[Node]:
-        """The children of a list; records a problem if it is empty or not a list."""
-        if not isinstance(node.value, list) or not node.value:
-            self.complain(
-                node, f"{what} must be a list of at least one, not {describe(node.value)}"
-            )
-            return []
-        return node.value
-
-    def take(
-        self, found: Mapping[str, Node], key: str, default: Any, check: Callable[[Any], str | None]
-    ) -> Any:
-        """The plain value of a key, or the default; ``check`` returns what it must be, or None."""
-        if key not in found:
-            return default
-        value = found[key].plain()
-        wanted = check(value)
-        if wanted is not None:
-            self.complain(found[key], f"{key} must be {wanted}, not {describe(value)}")
-            return default
-        return value
+        for name, field in fields.items():
+            needed = field.default is field.default_factory is dataclasses.MISSING
+            if needed and name not in given and name not in meant:  # a misspelled one was reported
+                self.complain(line, f"{what} lacks the key {name!r}")
+        return {
+            name: given[name]
+            for name in fields
+            if name in given and self.value(name, given[name], hints[name], given.lines[name])
+        }
 
 
-def describe(value: Any) -> str:
+_IS_MAPPING = Is("a mapping", lambda value: isinstance(value, LinedDict))
+
+
+def _described(value: Any) -> str:
     """A value and its type as text for messages."""
     if value is None:
         return "empty"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
-        return "an empty list" if not value else "a list"
+        return "a list" if value else "an empty list"
     names = {str: "text", bool: "boolean", int: "integer", float: "number"}
     return f"{names.get(type(value), type(value).__name__)} {value!r}"
 
@@ -166,26 +225,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (there are: {', '.join(known)})" if known else ""
-
-
-def is_text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "text"
-
-
-def is_bool(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
-def at_least(lowest: int) -> Callable[[Any], str | None]:
-    """A check for integers from ``lowest`` up."""
-
-    def check(value: Any) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= lowest
-        return None if good else f"an integer of at least {lowest}"
-
-    return check
-
-
-def one_of(*choices: str) -> Callable[[Any], str | None]:
-    """A check for one of a few words."""
-    return lambda value: None if value in choices else " or ".join(repr(c) for c in choices)

@@ -134,17 +134,16 @@ def _report(
 def _write_files(output: Path, result: SuiteResult, comparison: Comparison | None) -> list[str]:
     """Writes the page and TensorBoard's files; returns lines that say where they are."""
     from ckpt_core.bench._page import write_page
+    from ckpt_core.bench._tensorboard import write_tensorboard
 
     notices = [
         f"results: {output / 'results.jsonl'}",
         f"page: {write_page(output, result, comparison)}",
     ]
     try:
-        from ckpt_core.bench._tensorboard import write_tensorboard
+        notices.append(f"tensorboard --logdir={write_tensorboard(output, result)}")
     except ModuleNotFoundError:
         notices.append("TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')")
-    else:
-        notices.append(f"tensorboard --logdir={write_tensorboard(output, result)}")
     return notices
 
 

@@ -1,18 +1,17 @@
-"""The page of a report: data, scripts and style in one HTML text that needs no network. Pure."""
+"""Pages of data, scripts and style in one HTML text that needs no network: the report of a run, and the shell of others. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from ckpt_core._format.plain_json import strict_json
 
+SHARED = ("base.js", "theme.js")
 SCRIPTS = (
-    "base.js",
     "data.js",
-    "theme.js",
     "overview.js",
     "steps.js",
     "treemap.js",
@@ -24,6 +23,7 @@ SCRIPTS = (
     "main.js",
 )
 """In the order in which they run; each is a module of its own that adds to the object ``report``."""
+_SECTIONS = {name: name.capitalize() for name in ("overview", "steps", "bytes", "leaves", "compare", "health")}  # fmt: skip
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -32,13 +32,33 @@ def page(data: Mapping[str, Any]) -> str:
     Args:
         data: what ``as_json`` gives.
     """
-    scripts = "".join(f"<script>\n{_text('page', name)}</script>\n" for name in SCRIPTS)
+    path = str(data["path"])
+    title = path.rstrip("/").rpartition("/")[2] or path
+    return html_page(title, data, _SECTIONS, [_text("page", name) for name in SCRIPTS])
+
+
+def html_page(
+    title: str, data: Mapping[str, Any], sections: Mapping[str, str], scripts: Sequence[str]
+) -> str:
+    """A page in the style of a report, with its charts; ``scripts`` fill the sections from the data.
+
+    Nothing of ``title``, ``data`` and the names of sections is taken for markup.
+
+    Args:
+        data: what the scripts parse, from the text of the element ``data``.
+        sections: id -> name in the bar of links, in their order.
+        scripts: JavaScript that may use ``report`` of ``page/base.js`` and ``page/theme.js``, and ``echarts``.
+    """
+    shared = [_text("page", name) for name in SHARED]
+    links = (f'<a href="#{_safe(id_)}">{_safe(name)}</a>' for id_, name in sections.items())
     parts = {
-        "TITLE": escape(_name_of(str(data["path"]))),
+        "TITLE": _safe(title),
         "STYLE": _text("page", "style.css"),
+        "LINKS": "".join(links),
+        "SECTIONS": "\n".join(f'  <section id="{_safe(id_)}"></section>' for id_ in sections),
         "LIBRARY": _text("vendor", "echarts.min.js"),
         "DATA": embedded(data),
-        "SCRIPTS": scripts,
+        "SCRIPTS": "".join(f"<script>\n{text}</script>\n" for text in [*shared, *scripts]),
     }
     pieces = _text("page", "page.html").split("%%")
     return "".join(parts.get(piece, piece) for piece in pieces)
@@ -60,7 +80,6 @@ def _text(folder: str, name: str) -> str:
     return (files("ckpt_core.report") / folder / name).read_text(encoding="utf-8")
 
 
-def _name_of(path: str) -> str:
-    """The last part of a path, as a title; surrogates of a path that is no text are spelled out."""
-    name = path.rstrip("/").rpartition("/")[2] or path
-    return name.encode("utf-8", "backslashreplace").decode()
+def _safe(text: str) -> str:
+    """Text without markup; surrogates of a path that is no text are spelled out."""
+    return escape(text.encode("utf-8", "backslashreplace").decode())

@@ -39,7 +39,7 @@ def right(value: Any) -> bool:
 PACKAGES = {
     "cli/__init__.py: : pip install 'ckpt-core[cli]'": "typer",
     "cli/_bench.py: TensorBoard: not installed (pip install 'ckpt-core[tensorboard]')": "tensorboard",
-    "events.py: needs the package tensorboard: pip install 'ckpt-core[tensorboard]'": "tensorboard",
+    "_event_file.py: needs the package tensorboard: pip install 'ckpt-core[tensorboard]'": "tensorboard",
     "events.py: needs the package rich: pip install 'ckpt-core[cli]'": "rich",
     "flax_nnx/ckpt_flax_nnx/__init__.py: : pip install 'ckpt-core[flax]'": "flax",
     "grain/ckpt_grain/__init__.py: : pip install 'ckpt-core[grain]'": "grain",

@@ -1,4 +1,4 @@
-"""What a run leaves behind: JSON lines, TensorBoard, the page, the table, baselines."""
+"""What a run leaves behind: JSON lines, TensorBoard, the table, baselines; ``test_page.py`` has the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import time
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from rich.console import Console
 
 from ckpt_core import bench
 from ckpt_core._directory.mounts import file_system_of
-from ckpt_core.bench import _charts
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._jsonl import JsonLines
 from ckpt_core.bench._markdown import markdown
-from ckpt_core.bench._page import page
+from ckpt_core.bench._page import sections_of
 from ckpt_core.bench._results import SuiteResult
 from ckpt_core.bench._rows import beside, number, ratio
-from ckpt_core.bench._stats import summarize
 from ckpt_core.bench._table import print_comparison, print_result
 
 DELAY_SECS = {"step": 0.005}
@@ -142,68 +139,6 @@ def test_tensorboard_reads_what_is_written(result: SuiteResult, tmp_path: Path):
     assert suite.Tags()["tensors"] == ["suite"]
 
 
-class _Page(HTMLParser):
-    """Tags that are open, addresses that are named, and all text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.addresses: list[str] = []
-        self.text: list[str] = []
-        self.counts: dict[str, int] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def read_page(text: str) -> _Page:
-    parsed = _Page()
-    parsed.feed(text)
-    parsed.close()
-    assert parsed.open == []
-    return parsed
-
-
-def test_the_page_stands_alone_and_is_well_formed(result: SuiteResult):
-    text = page(result)
-    parsed = read_page(text)
-    words = " ".join(parsed.text)
-    assert parsed.addresses == [] and "http" not in text and "script" not in parsed.counts
-    assert "naps <1>" in words and "ValueError: <planted> & [bold]" in words
-    assert "time over size" in words  # a swept number gets a line chart
-    # bars of two operations, lines of two
-    assert parsed.counts["svg"] == 4
-    # of three cases four runs each, and a whisker each
-    bars = text[text.index("<h3>save</h3><figure><svg", text.index("Nap</h2>")) :]
-    bars = bars[: bars.index("</svg>")]
-    assert bars.count('class="dot"') == 12 and bars.count('class="whisker"') == 3
-
-
-def test_a_page_of_an_interrupted_run_with_nothing_in_it(result: SuiteResult):
-    empty = dataclasses.replace(result, cases=(), interrupted=True)
-    assert "interrupted" in " ".join(read_page(page(empty)).text)
-
-
-def test_bars_turn_to_dots_where_the_axis_is_logarithmic():
-    near = [_charts.Bar("a", summarize([1.0]), 0), _charts.Bar("b", summarize([3.0]), 1)]
-    far = [*near, _charts.Bar("c", summarize([1000.0]), 2)]
-    assert _charts.bars(near, "s").count("<rect") == 2
-    assert "<rect" not in _charts.bars(far, "s") and "log scale" in _charts.bars(far, "s")
-    assert "nan" not in _charts.bars([_charts.Bar("z", summarize([0.0, 0.0]), 0)], "s")
-
-
 def test_the_environment_warns_of_what_spoils_figures():
     good = {"file_system": "ext4", "load_average": 0.1, "cpus": 4}
     assert warnings_about(good) == []
@@ -246,7 +181,9 @@ def test_a_planted_slowdown_is_caught_and_noise_is_not(result, tmp_path, monkeyp
     assert not any(metric.startswith("save_0_basics/host_rss") for _, metric in worse)
     text = told(result, print_comparison, comparison)
     assert "WORSE" in text and "metrics are worse" in text
-    assert "metrics are worse" in " ".join(read_page(page(result, comparison)).text)
+    (verdict,) = (one for one in sections_of(result, comparison) if "baseline" in one["name"])
+    assert verdict["blocks"][0]["text"].startswith(f"{len(worse)} metrics are worse by more than")
+    assert verdict["blocks"][0]["kind"] == "note warn" and verdict["blocks"][1]["open"]
 
 
 def test_faster_is_not_worse(result: SuiteResult, tmp_path: Path, monkeypatch):
@@ -352,40 +289,8 @@ def test_ratios_of_a_document_are_never_nothing():
     ]
 
 
-def test_of_a_single_run_nothing_is_said_of_its_spread(result: SuiteResult):
-    cases = [
-        dataclasses.replace(case, runs=tuple(run for run in case.runs if run.repeat == 0)[-1:])
-        for case in result.cases[:3]
-    ]
-    single = dataclasses.replace(result, cases=tuple(cases))
-    text = page(single)
-    assert "one run of each" in text and "whiskers" not in text
-    assert 'class="whisker' not in text and 'class="dot"' not in text and "min - max" not in text
-    assert "±" not in "".join(text.partition("<details>")[0])
-    assert "whiskers" in page(result)
-
-
-def test_the_page_can_be_read_on_a_telephone(result: SuiteResult):
-    text = page(result)
-    bars = [svg for svg in text.split("<svg ")[1:] if svg.startswith('class="bars"')]
-    assert len(bars) == 2
-    for svg in bars:  # words keep their size, bars are as wide as the screen
-        head = svg[: svg.index(">")]
-        assert 'width="100%"' in head and "viewBox" not in head
-        assert all("%" in rect for rect in svg.split("<rect")[1:])
-    assert text.count('<table class="stack">') == 2 and 'data-name="median s">' in text
-
-
 def test_json_lines_have_no_numbers_that_json_lacks(result: SuiteResult, tmp_path: Path):
     lines = JsonLines(tmp_path, result.suite_name, {**result.environment, "odd": float("nan")})
     lines.finish(result)
     for line in (tmp_path / "results.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda word: pytest.fail(word))
-
-
-def test_saves_that_a_power_cut_loses_are_pale(result: SuiteResult):
-    case = result.cases[0]
-    runs = tuple(dataclasses.replace(run, notes={"durable": "data files"}) for run in case.runs)
-    lost = dataclasses.replace(result, cases=(dataclasses.replace(case, runs=runs),))
-    assert "Pale: not durable" in page(lost) and page(lost).count('class="c0 pale"') == 1
-    assert "Pale: not durable" not in page(result)

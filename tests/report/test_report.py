@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from ckpt_core.report._page import embedded
 from ckpt_core.report._sharding import drawing_of
 from ckpt_core.report._table import shortened
 from tests.faults.crafted.signed import read_record, write_record
+from tests.support.browser import in_browser
 from tests.support.command_line import LOADED, make_call  # noqa: F401 (fixture)
 from tests.support.damage import turn_a_bit
 
@@ -30,28 +29,6 @@ def save_run(directory: Path, tree: Any, steps: tuple[int, ...] = (1, 2)) -> Non
     with ckpt.Checkpointer(directory, asynchronous=False) as checkpointer:
         for step in steps:
             checkpointer.save(step, tree, metrics={"loss": 1.0 / step, "odd": float("nan")})
-
-
-def in_browser(file: Path, folder: Path, width: int, script: str = "") -> tuple[str, str]:
-    """The page as Chromium has drawn it, and what it wrote to its log."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium on this machine")
-    copy = folder / f"copy{width}.html"
-    copy.write_text(file.read_text().replace("</body>", f"<script>{script}</script></body>"))
-    done = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-            *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-            *("--disable-sync", "--enable-logging=stderr", "--v=0", f"--window-size={width},900"),
-            *(f"--user-data-dir={folder}/profile{width}", "--virtual-time-budget=3000"),
-            *("--dump-dom", copy.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    return done.stdout, done.stderr
 
 
 def test_the_data_of_a_run(tmp_path: Path):

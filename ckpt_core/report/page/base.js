@@ -79,16 +79,16 @@ const report = {};
 
   report.shape = (shape) => (shape.length ? shape.join("×") : "scalar");
 
-  /** A table; cells are text or elements, and columns named in `right` are numbers. */
-  report.table = (names, rows, right = []) => {
+  /** A table; cells are text or elements, and columns named in `right` are numbers. A `stacked` one is a list on a narrow screen. */
+  report.table = (names, rows, right = [], stacked = false) => {
     const cell = (tag, content, index) =>
-      report.el(tag, { class: right.includes(names[index]) ? "n" : null }, content);
+      report.el(tag, { class: right.includes(names[index]) ? "n" : null, "data-name": stacked && names[index] }, content);
     return report.el(
       "div",
       { class: "scroll" },
       report.el(
         "table",
-        {},
+        { class: stacked && "stack" },
         report.el("thead", {}, report.el("tr", {}, names.map((name, index) => cell("th", name, index)))),
         report.el("tbody", {}, rows.map((row) => report.el("tr", {}, row.map((one, index) => cell("td", one, index))))),
       ),
@@ -106,6 +106,17 @@ const report = {};
     };
     show(shown);
     return place;
+  };
+
+  /** Draws the page. What goes wrong is shown, not hidden in the console. */
+  report.start = (draw) => {
+    try {
+      draw();
+      document.documentElement.dataset.drawn = "yes";
+    } catch (error) {
+      document.querySelector("main").prepend(report.el("p", { class: "note bad" }, `This page could not draw itself: ${error}. The data are in it all the same, in the element with the id "data".`));
+      throw error;
+    }
   };
 
   const listeners = { step: [], leaf: [] };

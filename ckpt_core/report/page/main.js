@@ -1,4 +1,4 @@
-// Puts the page together. What goes wrong is shown, not hidden in the console.
+// Puts the page of a run together.
 "use strict";
 (() => {
   const { el } = report;
@@ -25,7 +25,7 @@
     }
   };
 
-  try {
+  report.start(() => {
     const readable = report.steps.map((step, index) => (step.problem ? -1 : index)).filter((index) => index >= 0);
     report.selected.step = readable.length ? readable[readable.length - 1] : Math.max(0, report.steps.length - 1);
     chooser();
@@ -37,9 +37,5 @@
     report.health(place("health"));
     report.about(place("about"));
     links();
-    document.documentElement.dataset.drawn = "yes";
-  } catch (error) {
-    document.querySelector("main").prepend(el("p", { class: "note bad" }, `This page could not draw itself: ${error}. The data are in it all the same, in the element with the id "data".`));
-    throw error;
-  }
+  });
 })();

@@ -37,7 +37,7 @@
 
   /** What all charts have in common. */
   report.chartBase = () => ({
-    animation: !still && report.steps.length < 200,
+    animation: !still && !(report.steps?.length >= 200),
     animationDuration: 250,
     textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: colour("--fg") },
     color: report.colours(),
