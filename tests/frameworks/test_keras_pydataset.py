@@ -260,6 +260,13 @@ def test_a_change_is_seen(before, after):
     )
 
 
+@pytest.mark.parametrize(
+    "value", [{"a": np.ones(2)}, [np.ones(2)], {1: [2]}, keras.layers.Dense(1)]
+)
+def test_what_stays_is_no_change(value):
+    assert _attributes.seen(value).content == _attributes.seen(value).content
+
+
 def test_a_change_inside_an_object_is_seen():
     class Sampler:
         def __init__(self) -> None:

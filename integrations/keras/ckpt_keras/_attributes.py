@@ -66,6 +66,8 @@ def seen(value: Any, depth: int = _DEPTH) -> Seen:
         return _seen_array(value)
     if isinstance(value, (list, tuple, dict)):
         return _seen_elements(value)
+    if type(value).__module__.partition(".")[0] == "keras":  # a model has its own item
+        return Seen(_Same(value))
     parts = getattr(value, "__dict__", None)
     if depth and isinstance(parts, dict) and not isinstance(value, type):
         return Seen([_Same(value), *(seen(part, depth - 1).content for part in parts.values())])
@@ -176,7 +178,8 @@ def _seen_elements(value: Any) -> Seen:
     except TypeError:  # of lists, say
         text = _text(value) if len(value) <= MOST_ELEMENTS else None
         if text is None:
-            return Seen([kind, len(value), *map(_Same, list(parts)[:_SAMPLES])])
+            held = value.values() if isinstance(value, dict) else value
+            return Seen([kind, len(value), *map(_Same, list(held)[:_SAMPLES])])
         return Seen([kind, text])
     return Seen([kind, hash(tuple(hashes))], [kind, len(hashes), sum(hashes)])
 
