@@ -69,6 +69,8 @@ class Stateful(Protocol):
 
     With several processes, all must have the same state. An object whose state belongs to its process alone, such
     as a reader of data, has an attribute ``per_process = True``: then each process saves its own, and gets it back.
+    If it also has ``check_state(state)``, that is called before anything is changed, and decides where another number
+    of processes saved: process ``i`` gets the state of process ``i`` modulo that number, or ``check_state`` raises.
 
     Example:
         >>> class Counter:
@@ -125,8 +127,16 @@ class _StatefulOfProcessAdapter:
         return json.loads(text)
 
 
+class _CheckedOfProcessAdapter(_StatefulOfProcessAdapter):
+    """The same for objects that have check_state, too."""
+
+    def check_state(self, obj: Any, state: Any, /) -> None:
+        obj.check_state(state)
+
+
 _STATEFUL = _StatefulAdapter()
 _STATEFUL_OF_PROCESS = _StatefulOfProcessAdapter()
+_CHECKED_OF_PROCESS = _CheckedOfProcessAdapter()
 _LEAVES = (np.random.Generator, np.random.RandomState)
 """Types of leaves that also have get_state and set_state, and are not Stateful objects."""
 
@@ -230,7 +240,7 @@ def adapter_for(obj: Any) -> Adapter | None:
         return None
     found = _for_class(type(obj))
     if found is _STATEFUL and getattr(obj, "per_process", False) is True:
-        return _STATEFUL_OF_PROCESS
+        return _CHECKED_OF_PROCESS if hasattr(obj, "check_state") else _STATEFUL_OF_PROCESS
     return found
 
 
@@ -255,7 +265,7 @@ def accepts_any_structure(adapter: Any) -> bool:
 def is_written_anew(obj: Any) -> bool:
     """Whether an item is generated for each save, so that it need not be restored."""
     adapter = adapter_for(obj)
-    owner = obj if adapter in (_STATEFUL, _STATEFUL_OF_PROCESS) else adapter
+    owner = obj if isinstance(adapter, _StatefulAdapter | _StatefulOfProcessAdapter) else adapter
     return bool(getattr(owner, "written_anew", False))
 
 

@@ -23,7 +23,7 @@ class AbstractVocabulary:
     pass
 
 
-class VocabularyHandler(ocp.CheckpointableHandler):
+class VocabularyHandler(ocp.CheckpointableHandler[Vocabulary, AbstractVocabulary]):
     """Writes in the background, as most handlers do."""
 
     async def save(self, directory, checkpointable):

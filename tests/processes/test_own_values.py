@@ -166,3 +166,34 @@ def test_another_number_of_processes_gets_no_state_of_another(tmp_path: Path) ->
     (one,) = reports(launch(CODE + READER + ALONE, tmp_path / "saved", processes=1, devices=4))
     assert one["other"] is not None
     assert "Start as many processes as saved it" in one["other"]["text"]
+
+
+ELASTIC = """
+class Elastic(Own):
+    def check_state(self, state):
+        if len(state["order"]) > 1:
+            raise ValueError("two readers cannot become one")
+"""
+
+TAKEN = """
+data, refused = Elastic(), Elastic()
+ckpt.restore(directory + "/own", data=data, unexpected="ignore", options=options)
+error = raised(lambda: ckpt.restore(directory + "/two", data=refused, options=options))
+report(seen=data.seen, order=data.order, refused=refused.seen, error=error)
+"""
+
+
+def test_an_object_may_say_that_another_number_of_processes_can_go_on(tmp_path: Path) -> None:
+    """Process i of another number gets the state of process i modulo the saved number, after its check_state."""
+    (tmp_path / "saved").mkdir()
+    more = """
+ckpt.save(directory + "/two", data=Elastic(index, [1, 2]), options=options)
+report()
+"""
+    both = PER_PROCESS.replace("report(failed=failed)", more)
+    reports(launch(CODE + READER + ELASTIC + both, tmp_path / "saved"))
+    told = reports(launch(READER + ELASTIC + TAKEN, tmp_path / "saved", processes=4, devices=1))
+    assert [(one["seen"], one["order"]) for one in told] == [(4, [0]), (5, [1])] * 2
+    for one in told:
+        assert one["refused"] == 0
+        assert "two readers cannot become one" in one["error"]["text"]

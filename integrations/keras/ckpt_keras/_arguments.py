@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_core import Options, keep
+from ckpt_keras._host import HOST
 from ckpt_keras._monitor import checked_mode, direction
 
 DEFAULT_MONITOR = "val_loss"
 """The monitored metric if the caller names none, as in Keras."""
 
-ITEMS = ("pytree", "model", "model_config", "assets", "fit", "data")
+ITEMS = ("pytree", "model", "model_config", "assets", "fit", HOST, "data")
 """Names of the callback's items in a step; ``extra=`` may use any others."""
 
 

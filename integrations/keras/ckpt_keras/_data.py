@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpt_core import CheckpointError
 from ckpt_keras._inside_fit import InsideFit
+from ckpt_keras._kept import Kept
 
 
 class FitData:
@@ -29,6 +30,7 @@ class FitData:
         self._feed: _Feed | None = None
         self._next_feed: _Feed | None = None
         self._adapter: Any = None
+        self._kept: Kept | None = None
         self._each_epoch = False
         self._shuffles_by_torch = False
 
@@ -40,6 +42,20 @@ class FitData:
     def before_epoch(self) -> None:
         """Drops batches of the last epoch, so that the next one begins with its own."""
         _drop_carried_over(self._adapter)
+
+    def after_epoch(self) -> None:
+        """Looks at what a PyDataset has changed between epochs."""
+        if self._kept is not None:
+            self._kept.ended()
+
+    def kept(self) -> dict[str, Any]:
+        """What a PyDataset keeps from epoch to epoch; call it where no epoch is running."""
+        return {} if self._kept is None else self._kept.state()
+
+    def set_kept(self, state: dict[str, Any]) -> None:
+        """Sets the result of ``kept``."""
+        if self._kept is not None:
+            self._kept.set(state)
 
     @property
     def given(self) -> bool:
@@ -55,6 +71,8 @@ class FitData:
         adapter = self._adapter = inside.adapter
         _drop_carried_over(adapter)
         self._shuffles_by_torch = type(adapter).__name__ == "TorchDataLoaderAdapter"
+        dataset = getattr(adapter, "py_dataset", None)
+        self._kept = None if dataset is None else Kept(dataset)
         if self._given is None:
             return
         packages = {cls.__module__.partition(".")[0] for cls in type(self._given).__mro__}
@@ -63,6 +81,12 @@ class FitData:
                 "data= takes Grain datasets, loaders and iterators, whose position can be saved; "
                 f"a {type(self._given).__name__} of torch has none. Leave data= away: the batches that were trained already are then drawn again and "
                 "dropped, in the order of torch's global random state, which is saved"
+            )
+        if hasattr(type(self._given), "on_epoch_end"):
+            raise CheckpointError(
+                f"data= takes Grain datasets, loaders and iterators; a {type(self._given).__name__} is a PyDataset of Keras. "
+                "Leave data= away: the batches that were trained already are drawn again and dropped, and what the "
+                "dataset changes between epochs is saved"
             )
         if self._is_iterator:
             _refuse_reading_ahead()
@@ -82,7 +106,7 @@ class FitData:
         """Undoes the changes to ``fit``."""
         if self._adapter is not None and "get_jax_iterator" in vars(self._adapter):
             del self._adapter.get_jax_iterator
-        self._feed = self._next_feed = self._adapter = None
+        self._feed = self._next_feed = self._adapter = self._kept = None
 
     def target(self) -> Any:
         """The iterator to restore into: the one that ``fit`` draws from next."""
@@ -167,14 +191,16 @@ def _drop_carried_over(adapter: Any) -> None:
     """Drops batches that a PyDataset's workers made before, in the order of an earlier shuffle.
 
     Keras draws the first batches before training, and its queue carries the rest of them into the
-    next epoch, which then has some samples twice and others not at all, differently after a restart.
+    next epoch, which then has some samples twice and others not at all, differently after a restart. On a
+    busy machine it even leaves some that its workers began too late for it.
     """
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is None or adapter.num_batches is None or enqueuer.is_running():
         return
-    with contextlib.suppress(queue.Empty):
-        while True:
-            enqueuer.ready_queue.get(block=False)
+    for carried in (enqueuer.future_queue, enqueuer.ready_queue):
+        with contextlib.suppress(queue.Empty):
+            while True:
+                carried.get(block=False)
 
 
 def _reads_ahead() -> bool:

@@ -11,6 +11,7 @@ from ckpt_core import CheckpointInfo, CheckpointNotFound, Options
 from ckpt_keras._adapter import ADAPTER
 from ckpt_keras._assets import ASSETS, AssetsTarget, assets_of
 from ckpt_keras._config import CONFIG, ConfigItem
+from ckpt_keras._host import HOST
 from ckpt_keras._slots import NON_TRAINABLE, TRAINABLE
 
 MODEL = "pytree"
@@ -54,7 +55,7 @@ class Contents:
     def only_weights(self) -> list[str]:
         """The ``only=`` that selects weights and random state of the model, and the item ``fit``."""
         weights = [f"{self.item}/{name}/**" for name in WEIGHTS if name in self.tops]
-        return [*weights, *(f"{name}/**" for name in ("fit", ASSETS) if name in self.others)]
+        return [*weights, *(f"{name}/**" for name in ("fit", HOST, ASSETS) if name in self.others)]
 
 
 def contents_of(info: CheckpointInfo) -> Contents:

@@ -28,6 +28,7 @@ class Progress:
         batches_per_epoch: None if unknown.
         averages_swapped: whether weights and their averages are swapped.
         random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
+        dataset: what a PyDataset keeps from epoch to epoch.
         callbacks: state of tracked callbacks.
     """
 
@@ -44,6 +45,7 @@ class Progress:
     batches_per_epoch: int | None = None
     averages_swapped: bool = False
     random_state: dict[str, Any] = field(default_factory=dict[str, Any])
+    dataset: dict[str, Any] = field(default_factory=dict[str, Any])
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def next_run(self) -> Progress:

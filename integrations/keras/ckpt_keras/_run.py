@@ -18,6 +18,7 @@ from ckpt_keras._data import FitData
 from ckpt_keras._ema import Averages
 from ckpt_keras._ending import ending
 from ckpt_keras._entering import entered_at
+from ckpt_keras._host import process_count
 from ckpt_keras._inside_fit import InsideFit
 from ckpt_keras._progress import Progress
 from ckpt_keras._session import Session
@@ -52,7 +53,7 @@ class FitRun(keras.callbacks.Callback):
         self._iterations_before = 0
         self._stopping = False
         self._metric_values: list[Any] = []
-        self._random_state: dict[str, Any] = {}
+        self._host: dict[str, Any] = {}
 
     # ------------------------------------------------------------------------ events of fit
 
@@ -97,7 +98,7 @@ class FitRun(keras.callbacks.Callback):
         """Runs at the beginning of an epoch, before all other callbacks."""
         self.enter()
         self._data.before_epoch()
-        self._random_state = self._random_state_now()
+        self._host = self._host_now()
         self._progress.epoch = epoch
         self._seen = self._progress.batch
         self._iterations_before = self._iterations() - self._seen
@@ -109,6 +110,7 @@ class FitRun(keras.callbacks.Callback):
         resumed, self._entering = self._entering, None
         if resumed is None:
             return
+        self._data.set_kept(resumed.dataset)
         _progress.set_random_state(resumed.random_state)
         _tracked.set_states(self._arguments.track, resumed.callbacks)
         if resumed.averages_swapped:
@@ -153,6 +155,7 @@ class FitRun(keras.callbacks.Callback):
         """Saves after an epoch, after the ``on_epoch_end`` of all other callbacks."""
         if self._stopping:
             return
+        self._data.after_epoch()
         ended = self._batches_done()
         self._count(ended)
         self._seen = 0
@@ -199,7 +202,7 @@ class FitRun(keras.callbacks.Callback):
 
     @property
     def _alone(self) -> bool:
-        return self._arguments.host_only or _process_count() == 1
+        return self._arguments.host_only or process_count() == 1
 
     @property
     def _batches_per_epoch(self) -> int | None:
@@ -334,17 +337,18 @@ class FitRun(keras.callbacks.Callback):
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         in_epoch = self._progress.batch > 0
-        state = self._random_state if in_epoch else self._random_state_now()
+        host = self._host if in_epoch else self._host_now()
         batches = self._inside.batches
         self._progress.batch_size = batches.size
         self._progress.batches_per_epoch = batches.count
         self._progress.averages_swapped = self._averages.swapped
         model = self.model
         with self._averages.as_saved():
-            self._running.save(model, self._progress, self._data, metrics, state)
+            self._running.save(model, self._progress, self._data, metrics, host)
 
-    def _random_state_now(self) -> dict[str, Any]:
-        return _progress.random_state(torch=self._data.shuffles_by_torch)
+    def _host_now(self) -> dict[str, Any]:
+        state = _progress.random_state(torch=self._data.shuffles_by_torch)
+        return {"random_state": state, "dataset": self._data.kept()}
 
     def _metrics_now(self) -> Mapping[str, Any]:
         if self._arguments.monitor.startswith("val_"):
@@ -379,9 +383,3 @@ class _First(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._owner.enter()
-
-
-def _process_count() -> int:
-    import jax
-
-    return jax.process_count()

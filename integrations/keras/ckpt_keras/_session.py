@@ -16,6 +16,7 @@ from ckpt_keras._arguments import Arguments
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._config import ConfigItem, config_item
 from ckpt_keras._data import FitData
+from ckpt_keras._host import HOST, OfProcess, process_count
 from ckpt_keras._items import Contents, contents_of, model_items, model_targets
 from ckpt_keras._progress import Progress
 
@@ -45,6 +46,7 @@ class Session:
         self.closed = False
         self.failure: Exception | None = None
         self._closing = threading.RLock()
+        self._processes = 1 if arguments.host_only else process_count()
         self._place = _place(arguments.directory)
         before = _RUNNING.get(self._place)
         if before is not None:
@@ -107,9 +109,14 @@ class Session:
         progress: Progress,
         data: FitData,
         metrics: Mapping[str, float],
-        random_state: Mapping[str, Any],
+        host: Mapping[str, Any],
     ) -> None:
         """Starts a save of everything; waits for it if the callback was asked to.
+
+        Args:
+            model, progress, data: what is saved.
+            metrics: the values by which steps are compared.
+            host: the fields of ``progress`` that belong to this process alone.
 
         Raises:
             Exception: the error of the previous save.
@@ -117,7 +124,7 @@ class Session:
         started = time.perf_counter()
         step = self._step(progress)
         weights_only = self._arguments.save_weights_only
-        progress.random_state = dict(random_state)
+        vars(progress).update({name: {} for name in host} if self._processes > 1 else host)
         progress.callbacks = _tracked.states_of(self._arguments.track)
         if not weights_only and self._config is None:
             # Once: Keras needs longer for it than a save takes, and it does not change during fit.
@@ -125,6 +132,8 @@ class Session:
         with saved_beside():
             items = model_items(model, weights_only=weights_only, config=self._config)
         items |= {"fit": progress, **self._arguments.extra}
+        if self._processes > 1:
+            items[HOST] = OfProcess(dict(host), self._processes)
         if data.given:
             items["data"] = data.item(progress.batches, between_epochs=progress.batch == 0)
         again = step in self._stale or step == self._unfinished
@@ -187,19 +196,32 @@ class Session:
     def _newest(
         self, steps: list[int], model: Any, data: FitData
     ) -> tuple[Restored, Contents, Progress]:
-        progress = Progress(unit=self._arguments.unit)
+        progress, host = Progress(unit=self._arguments.unit), OfProcess({}, 1)
         info = self._inspect(steps)
         contents = contents_of(info)
         with saved_beside():
             targets = model_targets(model, contents, info, self._arguments.options)
             if contents.has_progress:
                 targets |= {"fit": progress, **self._arguments.extra}
+                targets |= {HOST: host} if HOST in contents.others else {}
                 if data.given:
                     targets["data"] = data.target()
             only = contents.only_weights() if contents.weights_only else None
             restored = self.checkpointer.restore_latest(items=targets, only=only)
         assert restored is not None
+        vars(progress).update(host.state)
+        if HOST in targets and host.count != self._processes:
+            self._tell_of_processes(host.count)
         return restored, contents, progress
+
+    def _tell_of_processes(self, saved: int) -> None:
+        logger.warning(
+            "%s: saved by %d processes, and %d run now: the random state of each host, which shuffles data, goes on as that of "
+            "one of them",
+            self.checkpointer.directory,
+            saved,
+            self._processes,
+        )
 
     def _inspect(self, steps: list[int]) -> CheckpointInfo:
         failure: Exception | None = None

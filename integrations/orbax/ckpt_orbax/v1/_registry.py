@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
@@ -15,6 +15,8 @@ from ckpt_orbax._refused import not_offered
 
 Checkpointable = Any
 AbstractCheckpointable = Any
+_Object = TypeVar("_Object")
+_Target = TypeVar("_Target")
 
 
 @runtime_checkable
@@ -33,14 +35,19 @@ class StatefulCheckpointable(Protocol):
         ...
 
 
-class CheckpointableHandler(Protocol):
-    """Saves objects of one type into a directory and loads them; see Orbax's class of this name."""
+class CheckpointableHandler(Protocol[_Object, _Target]):
+    """Saves objects of one type into a directory and loads them; see Orbax's class of this name.
 
-    async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]: ...
+    ``CheckpointableHandler[Config, AbstractConfig]`` says what it takes, and what its targets are.
+    """
 
-    async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]: ...
+    async def save(self, directory: Any, checkpointable: _Object) -> Awaitable[None]: ...
 
-    async def metadata(self, directory: Any) -> Any: ...
+    async def load(
+        self, directory: Any, abstract_checkpointable: _Target | None = None
+    ) -> Awaitable[_Object]: ...
+
+    async def metadata(self, directory: Any) -> _Target: ...
 
     def is_handleable(self, checkpointable: Any) -> bool: ...
 

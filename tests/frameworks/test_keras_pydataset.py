@@ -1,0 +1,288 @@
+"""A PyDataset that keeps something from epoch to epoch: restored, or said where it cannot be."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+import ckpt_keras
+from ckpt_keras import _attributes
+from ckpt_keras._kept import Kept
+from tests.support import keras_models as km
+
+keras = km.keras
+OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
+compiled_once = km.compiled_once
+ALL = 48
+
+
+class Batches(keras.utils.PyDataset):
+    """Twelve batches; subclasses change the order of the samples."""
+
+    def __init__(self, workers: int = 1) -> None:
+        super().__init__(workers=workers, max_queue_size=4)
+        self.x, self.y = km.data()
+        self.order: Any = np.arange(ALL)
+        self.rng: Any = np.random.default_rng(random.getrandbits(32))
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        part = [int(place) for place in self.order[index * 4 : index * 4 + 4]]
+        return self.x[part], self.y[part]
+
+
+class Global(Batches):
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+class OwnGenerator(Batches):
+    def on_epoch_end(self) -> None:
+        self.rng.shuffle(self.order)
+
+
+class Drawn(Batches):
+    """With replacement: each epoch has other elements, and not only another order."""
+
+    def on_epoch_end(self) -> None:
+        self.order = self.rng.integers(0, ALL, ALL)
+
+
+class Names(Batches):
+    def __init__(self, workers: int = 1) -> None:
+        super().__init__(workers)
+        self.samples = [(f"image-{place}", place) for place in range(ALL)]
+
+    def on_epoch_end(self) -> None:
+        random.shuffle(self.samples)
+        self.order = [place for _, place in self.samples]
+
+
+class Noisy(Batches):
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x + self.rng.random(x.shape).astype("f4"), y
+
+
+class Says(Batches):
+    """Has the two methods, which are then all that counts."""
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.order = state["order"]
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def train(directory: Any, make: Any, seed: int, *others: Any, save_freq: Any = 5) -> Any:
+    random.seed(seed)
+    model = km.small(seed)  # seeds numpy, too
+    callback = OrbaxCheckpointCallback(directory, save_freq=save_freq)
+    model.fit(make(), epochs=3, verbose=0, shuffle=False, callbacks=[callback, *others])
+    return model
+
+
+def goes_on(directory: Any, make: Any, stop: int, save_freq: Any = 5) -> None:
+    straight = train(directory / "a", make, 0, save_freq=save_freq)
+    with pytest.raises(KeyboardInterrupt):
+        train(directory / "b", make, 0, Stop(stop), save_freq=save_freq)
+    resumed = train(directory / "b", make, 1, save_freq=save_freq)
+    km.assert_same(km.values(straight), km.values(resumed))
+
+
+@pytest.mark.parametrize("kind", [Global, Names, Says])
+def test_what_it_shuffles_itself_goes_on(tmp_path, kind):
+    """20 of 23 variables had other bits: the order of the first epoch was taken again."""
+    goes_on(tmp_path, kind, 17)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [7, 12, 17, 30])
+@pytest.mark.parametrize("kind", [Global, OwnGenerator, Drawn, Names, Noisy, Says])
+def test_every_kind_goes_on_from_everywhere(tmp_path, kind, stop):
+    """Batch 7 is in the first epoch, before anything was seen to change."""
+    goes_on(tmp_path, kind, stop)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("save_freq", [5, "epoch"])
+def test_with_workers(tmp_path, save_freq):
+    goes_on(tmp_path, lambda: Global(2), 17, save_freq)
+
+
+class Frame:
+    """Stands for a table of another library, which is replaced by a shuffled one."""
+
+
+class Table(Batches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frame = Frame()
+
+    def on_epoch_end(self) -> None:
+        self.frame = Frame()
+
+
+class Rows(Batches):
+    """Shuffles the data itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = np.arange(5 << 20, dtype=np.int32)
+
+    def on_epoch_end(self) -> None:
+        self.images = np.roll(self.images, 1)
+
+
+@pytest.mark.parametrize(("kind", "what"), [(Table, "a Frame"), (Rows, "an array of 20 MiB")])
+def test_what_no_step_holds_is_said_in_fit(tmp_path, kind, what):
+    with pytest.warns(UserWarning, match=rf"{kind.__name__}\.\w+ changes .* is {what}") as caught:
+        train(tmp_path, kind, 0, save_freq="epoch")
+    told = [str(one.message) for one in caught if "changes from epoch" in str(one.message)]
+    assert len(told) == 1 and "get_state() and set_state(state)" in told[0]
+
+
+def test_a_pydataset_as_data_is_told_the_truth(tmp_path):
+    """It said "pass the same object to both", and it was the same."""
+    data = Global()
+    callback = OrbaxCheckpointCallback(tmp_path, data=data)
+    with pytest.raises(ckpt.CheckpointError, match=r"PyDataset of Keras. Leave data= away"):
+        km.small().fit(data, verbose=0, callbacks=[callback])
+
+
+# ------------------------------------------------------------------------- without fit
+
+
+def kept_after(make: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
+    dataset = make()
+    dataset.on_epoch_end()
+    kept = Kept(dataset)
+    for _ in range(epochs):
+        dataset.on_epoch_end()
+        kept.ended()
+    return dataset, kept.state()["attributes"]
+
+
+def test_the_data_itself_is_not_saved():
+    for epochs in (0, 2):
+        _, saved = kept_after(Global, epochs)
+        assert set(saved) == {"order", "rng"}
+    _, saved = kept_after(Batches, 2)
+    assert set(saved) == {"rng"}
+
+
+def test_an_order_is_one_of_what_is_there():
+    """A run whose files were renamed trains on the new ones."""
+    dataset, saved = kept_after(Names, 2)
+    again = Names()
+    again.samples[3] = ("renamed", 3)
+    with pytest.warns(
+        UserWarning, match=r"Names.samples is not as in the checkpoint \(48 elements"
+    ):
+        Kept(again).set({"attributes": {"samples": saved["samples"]}})
+    assert ("renamed", 3) in again.samples
+
+    same = Names()
+    same.on_epoch_end()
+    elements = {id(one) for one in same.samples}
+    Kept(same).set({"attributes": saved})
+    assert same.samples == dataset.samples and {id(one) for one in same.samples} == elements
+    assert same.order == dataset.order
+
+
+VALUES = [
+    3,
+    2.5,
+    "text",
+    None,
+    np.float32(1.5),
+    np.array([3, 1, 2]),
+    np.array(["b", "a"]),
+    np.ones((2, 2), np.float16),
+    [3, 1, 2],
+    {"a": [1, 2]},
+    random.Random(3),
+    np.random.default_rng(3),
+    np.random.RandomState(3),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("renewed", [False, True])
+def test_values_come_back_with_their_types(value, renewed):
+    held = _attributes.stored(value, renewed=renewed)
+    assert held is not None
+    back = _attributes.restored(copy.deepcopy(held), copy.deepcopy(value))
+    assert type(back) is type(value)
+    assert _attributes.seen(back).content == _attributes.seen(value).content
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([1, 2, 3], [1, 3, 2]),
+        (np.arange(3), np.arange(3)[::-1]),
+        (np.arange(5 << 20), np.arange(5 << 20)[::-1]),
+        ({"a": 1}, {"a": 2}),
+        ([[1], [2]], [[2], [1]]),
+        (np.array([[1], None], object), np.array([None, [1]], object)),
+    ],
+)
+def test_a_change_is_seen(before, after):
+    assert _attributes.seen(before).content == _attributes.seen(copy.copy(before)).content
+    assert _attributes.seen(before).content != _attributes.seen(after).content
+    assert _attributes.seen(before).elements == _attributes.seen(after).elements or isinstance(
+        before, dict
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": np.ones(2)}, [np.ones(2)], {1: [2]}, keras.layers.Dense(1)]
+)
+def test_what_stays_is_no_change(value):
+    assert _attributes.seen(value).content == _attributes.seen(value).content
+
+
+def test_a_change_inside_an_object_is_seen():
+    class Sampler:
+        def __init__(self) -> None:
+            self.order = [1, 2, 3]
+
+    sampler = Sampler()
+    before = _attributes.seen(sampler)
+    assert before.content == _attributes.seen(sampler).content
+    sampler.order.reverse()
+    assert before.content != _attributes.seen(sampler).content
+
+
+def test_a_dataset_without_a_state_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = Kept(keras.utils.PyDataset())
+        kept.ended()
+        kept.set({})
+    assert kept.state() == {"attributes": {}}
