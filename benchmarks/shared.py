@@ -70,6 +70,14 @@ def fresh(function: Callable[..., Any], *arguments: Any, **environment: str) -> 
     return told(start(function, *arguments, **environment))
 
 
+def import_secs(module: str) -> float:
+    """Seconds of an import beyond that of jax, for a new process; this module imports neither."""
+    import importlib
+
+    importlib.import_module("jax")
+    return timed(lambda: importlib.import_module(module))[0]
+
+
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds, and what the work gave."""
     began = time.perf_counter()
@@ -86,7 +94,8 @@ def middle(values: Iterable[float]) -> float:
 def spread(values: Iterable[float], form: str = ".2f", factor: float = 1.0) -> str:
     """Median, minimum and maximum."""
     found = [factor * value for value in values]
-    return f"{middle(found):{form}} ({min(found):{form}}-{max(found):{form}})"
+    to = " - " if min(found) < 0 else "-"
+    return f"{middle(found):{form}} ({min(found):{form}}{to}{max(found):{form}})"
 
 
 def header(*names: str, words: int = 1) -> None:
