@@ -9,18 +9,15 @@ from the page cache.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import shutil
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import header, middle, options, row, timed  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +25,7 @@ import numpy as np
 import optax
 
 import ckpt_core as ckpt
+from ckpt_core.bench._settle import inventory
 
 CODECS = (None, "zstd", "zstd:3", "blosc", "blosc:zstd:1", "blosc:zstd:3", "blosc:zstd:5")
 LAYERS, HEADS, CONTEXT, BATCH = 6, 8, 64, 8
@@ -118,49 +116,37 @@ def kinds(steps: int, width: int) -> dict[str, Any]:
     return found
 
 
-def stored_bytes(path: Path) -> int:
-    """Bytes of all files of a checkpoint."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
 def measure(path: Path, value: Any, codec: str | None) -> tuple[int, float, float]:
     """Stored bytes, and seconds of a save and of a load."""
-    options = ckpt.Options(compression=codec)
-    start = time.perf_counter()
-    ckpt.save(path, {"x": value}, options=options)
-    saved = time.perf_counter()
-    ckpt.load(path, as_numpy=True)
-    loaded = time.perf_counter()
-    size = stored_bytes(path)
+    saving = {"options": ckpt.Options(compression=codec)}
+    save_secs, _ = timed(lambda: ckpt.save(path, {"x": value}, **saving))
+    load_secs, _ = timed(lambda: ckpt.load(path, as_numpy=True))
+    size, _ = inventory(path)
     shutil.rmtree(path)
-    return size, saved - start, loaded - saved
+    return size, save_secs, load_secs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300, help="of training before measuring")
-    parser.add_argument("--width", type=int, default=512, help="of the model, a multiple of 8")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", help="on a real disk; the current one by default")
-    arguments = parser.parse_args()
-    print("| data | codec | size | save GB/s | load GB/s |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(dir=arguments.directory or ".") as directory:
-        for name, value in kinds(arguments.steps, arguments.width).items():
+    given = options(
+        __doc__,
+        steps=(300, "of training before measuring"),
+        width=(512, "of the model, a multiple of 8"),
+        rounds=5,
+    )
+    header("data", "codec", "size", "save GB/s", "load GB/s", words=2)
+    with tempfile.TemporaryDirectory(dir=given.directory or ".") as directory:
+        for name, value in kinds(given.steps, given.width).items():
             total = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
-            results: dict[str | None, list[tuple[int, float, float]]] = {c: [] for c in CODECS}
-            for number in range(arguments.rounds + 1):
+            found: dict[str | None, list[tuple[int, float, float]]] = {c: [] for c in CODECS}
+            for number in range(given.rounds + 1):
                 for codec in CODECS:
-                    found = measure(Path(directory) / "x", value, codec)
+                    one = measure(Path(directory) / "x", value, codec)
                     if number:  # the first round warms up
-                        results[codec].append(found)
-            plain = results[None][0][0]
-            for codec, rounds in results.items():
-                size, save_secs, load_secs = map(statistics.median, zip(*rounds, strict=True))
-                print(
-                    f"| {name} | {codec or 'none'} | {size / plain:.3f} "
-                    f"| {total / save_secs / 1e9:.2f} | {total / load_secs / 1e9:.2f} |",
-                    flush=True,
-                )
+                        found[codec].append(one)
+            for codec, rounds in found.items():
+                size, *secs = map(middle, zip(*rounds, strict=True))
+                rates = (f"{total / one / 1e9:.2f}" for one in secs)
+                row(name, codec or "none", f"{size / found[None][0][0]:.3f}", *rates)
 
 
 if __name__ == "__main__":

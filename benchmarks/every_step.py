@@ -1,6 +1,4 @@
-"""Trains on the CPU with one core to spare, and saves at every step; prints what the saves cost.
-
-    python benchmarks/every_step.py [--mib 100] [--batch 128] [--every 10] [--repeats 3] [--plot out.png]
+"""Trains on the CPU with one core to spare, and saves at every step; prints what the saves cost: python benchmarks/every_step.py
 
 The state (an MLP and Adam's moments) is saved at every step into a directory in memory, and every n-th time also to the
 disk; beside it, to the disk only. Each way is a process of its own, with the same loop, and the ways take turns. XLA gets
@@ -11,151 +9,151 @@ Orbax does not compress here, and fsyncs data files only.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from shared import MIB, fresh, header, middle, options, row, spread
+
 NONE = "no checkpoints"
 _QUIET_CORES = 0.15
 """Work of other processes, in cores, beside which a run counts; the kernel's threads are among them."""
-WAYS: dict[str, dict[str, bool]] = {
-    NONE: {},
-    "ckpt, every step": {"local": True},
-    "ckpt, every step, low": {"local": True, "low": True},
-    "ckpt, every step, donated": {"local": True, "donate": True},
-    "ckpt, continuously": {"local": True, "continuous": True},
-    "ckpt, continuously, low": {"local": True, "continuous": True, "low": True},
-    "ckpt, every n-th": {"cadence": True},
-    "Orbax, every n-th": {"orbax": True, "cadence": True},
-    "Orbax, continuously": {"orbax": True, "continuous": True},
+WAYS = {
+    NONE: "",
+    "ckpt, every step": "local",
+    "ckpt, every step, low": "local low",
+    "ckpt, every step, donated": "local donate",
+    "ckpt, continuously": "local continuous",
+    "ckpt, continuously, low": "local continuous low",
+    "ckpt, every n-th": "cadence",
+    "Orbax, every n-th": "orbax cadence",
+    "Orbax, continuously": "orbax continuous",
 }
+WARM = 4  # steps that are not measured
 
-CHILD = """
-import json, shutil, sys, time
-import jax, jax.numpy as jnp
+Saver = tuple[Callable[[int, Any], Any], Callable[[], dict[str, int]], Callable[[], None]]
+"""Saves a step, counts the saves that were committed, closes."""
 
-given = json.loads(sys.argv[1])
-WARM = 4
-side = max(8, int((given["mib"] * 2**20 / 4 / 3 / given["layers"]) ** 0.5))
-names = [f"layer{number:03}" for number in range(given["layers"])]
 
-def loss(params, x):
-    for name in names:
-        x = x + jnp.tanh(x @ params[name])
-    return (x**2).mean()
-
-def adam(p, g, m, v):
-    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
-    return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
-
-def train(state, x):
-    grads = jax.grad(loss)(state["params"], x)
-    new = {n: adam(state["params"][n], grads[n], state["m"][n], state["v"][n]) for n in names}
-    return {key: {n: new[n][i] for n in names} for i, key in enumerate(("params", "m", "v"))}
-
-step_of = jax.jit(train, donate_argnums=(0,) if given.get("donate") else ())
-params = {n: jax.random.normal(jax.random.key(i), (side, side)) / side for i, n in enumerate(names)}
-state = {"params": params, "m": jax.tree.map(jnp.zeros_like, params), "v": jax.tree.map(jnp.zeros_like, params)}
-x = jnp.ones((given["batch"], side))
-committed = {"local": 0, "persistent": 0}
-save, close, in_time = None, None, dict
-folder, local, every = given["folder"], given["local_folder"], given["every"]
-if given.get("orbax"):
-    from orbax.checkpoint import v1 as ocp
-    policies = ocp.training.save_decision_policies
-    policy = policies.FixedIntervalPolicy(every) if given.get("cadence") else policies.ContinuousCheckpointingPolicy()
-    context = ocp.Context()
-    context.array.saving.use_compression = False
-    keep = ocp.training.preservation_policies.LatestN(1)
-    manager = ocp.training.Checkpointer(
-        folder, context=context, save_decision_policy=policy, preservation_policy=keep
-    )
-
-    def save(step, state):
-        if manager.save_async(step, state):
-            committed["persistent"] += 1  # the last one perhaps not in time, see in_time
-
-    def in_time():
-        return committed | {"persistent": committed["persistent"] - manager.is_saving_in_progress()}
-
-    close = manager.close
-elif given.get("local") or given.get("cadence"):
+def ours(way: set[str], given: Any, committed: dict[str, int]) -> Saver:
     import ckpt_core as ckpt
 
-    def listen(event):
+    def listen(event: Any) -> None:
         if event.kind == "committed":
-            committed["local" if event.path.startswith(local) else "persistent"] += 1
+            committed["local" if event.path.startswith(given.local) else "persistent"] += 1
 
-    policy = ckpt.when.every_steps(every if given.get("cadence") else 1)
-    if given.get("continuous"):
-        policy = ckpt.when.continuously()
-    more = {"background_priority": "low"} if given.get("low") else {}
-    tier = {}
-    if given.get("local"):
-        tier["local_directory"] = local
-        more["persist_policy"] = ckpt.when.every_steps(every)
-        if given.get("continuous"):
-            more["persist_policy"] = ckpt.when.every_secs(given["persist_secs"])
+    when, continuous = ckpt.when, "continuous" in way
+    policy = when.every_steps(given.every if "cadence" in way else 1)
+    tier, more = {}, {"background_priority": "low"} if "low" in way else {}
+    if "local" in way:
+        persist = (
+            when.every_secs(given.persist_secs) if continuous else when.every_steps(given.every)
+        )
+        tier, more = {"local_directory": given.local}, more | {"persist_policy": persist}
     manager = ckpt.Checkpointer(
-        folder, save_policy=policy, max_to_keep=1, options=ckpt.Options(on_event=listen, **more), **tier
+        given.folder,
+        save_policy=when.continuously() if continuous else policy,
+        max_to_keep=1,
+        options=ckpt.Options(on_event=listen, **more),
+        **tier,
     )
-    save, close = manager.save, manager.close
-    in_time = lambda: dict(committed)
-ends, blocked = [], []
-for step in range(given["steps"] + WARM):
-    if step == WARM:
-        committed.update(local=0, persistent=0)
-        start = time.perf_counter()
-    state = jax.block_until_ready(step_of(state, x))
-    if save is not None:
+    return manager.save, lambda: dict(committed), manager.close
+
+
+def orbax(way: set[str], given: Any, committed: dict[str, int]) -> Saver:
+    from orbax.checkpoint import v1 as ocp
+
+    policies = ocp.training.save_decision_policies
+    cadence = policies.FixedIntervalPolicy(given.every)
+    context = ocp.Context()
+    context.array.saving.use_compression = False
+    manager = ocp.training.Checkpointer(
+        given.folder,
+        context=context,
+        save_decision_policy=cadence
+        if "cadence" in way
+        else policies.ContinuousCheckpointingPolicy(),
+        preservation_policy=ocp.training.preservation_policies.LatestN(1),
+    )
+
+    def save(step: int, state: Any) -> None:
+        committed["persistent"] += bool(manager.save_async(step, state))
+
+    def in_time() -> dict[str, int]:  # the last one perhaps was not
+        done = committed["persistent"] - manager.is_saving_in_progress()
+        return committed | {"persistent": done}
+
+    return save, in_time, manager.close
+
+
+def train(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """When each step ended, how long each save blocked, and how many were committed in time."""
+    import jax
+    import jax.numpy as jnp
+
+    given, way = SimpleNamespace(**settings), set(WAYS[name].split())
+    side = max(8, int((given.mib * MIB / 4 / 3 / given.layers) ** 0.5))
+    names = [f"layer{number:03}" for number in range(given.layers)]
+
+    def loss(params: Any, x: Any) -> Any:
+        for name in names:
+            x = x + jnp.tanh(x @ params[name])
+        return (x**2).mean()
+
+    def adam(p: Any, g: Any, m: Any, v: Any) -> Any:
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+    def update(state: Any, x: Any) -> Any:
+        grads = jax.grad(loss)(state["params"], x)
+        new = {n: adam(state["params"][n], grads[n], state["m"][n], state["v"][n]) for n in names}
+        return {key: {n: new[n][i] for n in names} for i, key in enumerate(("params", "m", "v"))}
+
+    step_of = jax.jit(update, donate_argnums=(0,) if "donate" in way else ())
+    keys = enumerate(names)
+    params = {n: jax.random.normal(jax.random.key(i), (side, side)) / side for i, n in keys}
+    zeros = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+    state = dict(zip(("params", "m", "v"), (params, *zeros), strict=True))
+    x, committed = jnp.ones((given.batch, side)), {"local": 0, "persistent": 0}
+    saver = None if not way else (orbax if "orbax" in way else ours)(way, given, committed)
+    ends, blocked, start = [], [], 0.0
+    for step in range(given.steps + WARM):
+        if step == WARM:
+            committed.update(local=0, persistent=0)
+            start = time.perf_counter()
+        state = jax.block_until_ready(step_of(state, x))
         began = time.perf_counter()
-        save(step, state)
+        if saver is not None:
+            saver[0](step, state)
         if step >= WARM:
             blocked.append(time.perf_counter() - began)
-    if step >= WARM:
-        ends.append(time.perf_counter() - start)
-done = in_time()
-if close is not None:
-    close()
-print(json.dumps({"ends": ends, "blocked": blocked, "committed": done}))
-"""
+            ends.append(time.perf_counter() - start)
+    done = committed
+    if saver is not None:
+        done = saver[1]()
+        saver[2]()
+    return {"ends": ends, "blocked": blocked if saver else [], "committed": done}
 
 
-def one_run(way: str, given: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """What one process of a way prints."""
+def one_run(way: str, given: Any, threads: int) -> dict[str, Any]:
+    """What one process of a way gives."""
+    names = ("mib", "layers", "batch", "steps", "every", "persist_secs")
     with (
         tempfile.TemporaryDirectory(dir=given.directory) as folder,
         tempfile.TemporaryDirectory(dir=given.local_directory) as local,
     ):
-        settings: dict[str, Any] = {
-            **WAYS[way],
-            **{name: getattr(given, name) for name in ("mib", "layers", "batch", "steps", "every")},
-            "folder": f"{folder}/run",
-            "local_folder": local,
-            "persist_secs": given.persist_secs,
-        }
-        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        result = subprocess.run(
-            [sys.executable, "-c", CHILD, json.dumps(settings)],
-            env=os.environ | {"PYTHONPATH": paths, "NPROC": str(threads)},  # NPROC: threads of XLA
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        settings = {name: getattr(given, name) for name in names}
+        settings |= {"folder": f"{folder}/run", "local": local}
+        found = fresh(train, way, settings, NPROC=str(threads))  # NPROC: threads of XLA
         os.sync()
-    return json.loads(result.stdout.splitlines()[-1])
+    return found
 
 
-def quiet_run(way: str, given: argparse.Namespace, threads: int) -> dict[str, Any]:
+def quiet_run(way: str, given: Any, threads: int) -> dict[str, Any]:
     """A run of a way beside which other processes used little of the cores; after some tries, the quietest."""
     found: list[dict[str, Any]] = []
     for _ in range(given.tries):
@@ -177,92 +175,52 @@ def busy_secs() -> float:
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
-def spread(values: list[float], form: str = ".0f") -> str:
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):{form}} ({low:{form}} - {high:{form}})"
-
-
-def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """One line for each way; ratios are to the run without checkpoints of the same turn."""
-    print(
-        "| way | step, ms | longer than without, % | goodput | blocked per save, ms | local | persistent |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    bare_secs = [step_secs(run) for run in runs[NONE]]
-    for way, found in runs.items():
-        medians = [statistics.median(step_secs(run)) for run in found]
-        longer = [
-            (median / statistics.median(bare) - 1) * 100
-            for median, bare in zip(medians, bare_secs, strict=True)
-        ]
-        goodput = [sum(bare) / run["ends"][-1] for run, bare in zip(found, bare_secs, strict=True)]
-        blocked = [statistics.median(run["blocked"]) * 1e3 for run in found if run["blocked"]]
-        saved = [
-            spread([run["committed"].get(tier, 0) for run in found])
-            for tier in ("local", "persistent")
-        ]
-        cells = [
-            spread([median * 1e3 for median in medians]),
-            spread(longer, ".1f"),
-            spread(goodput, ".2f"),
-            spread(blocked, ".1f") if blocked else "",
-            *saved,
-        ]
-        print(f"| {way} | {' | '.join(cells)} |")
-
-
 def step_secs(run: dict[str, Any]) -> list[float]:
     """Seconds of each step, with the part of the save that blocks."""
     return [after - before for before, after in pairwise([0.0, *run["ends"]])]
 
 
-def plot(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draws the steps per second over time, relative to the median without checkpoints."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    bare = statistics.median([secs for run in runs[NONE] for secs in step_secs(run)])
-    figure, axes = pyplot.subplots(figsize=(9, 5))
+def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """One line for each way; ratios are to the run without checkpoints of the same turn."""
+    columns = ("step, ms", "longer than without, %", "goodput", "blocked per save, ms")
+    header("way", *columns, "local", "persistent")
+    bare_secs = [step_secs(run) for run in runs[NONE]]
     for way, found in runs.items():
-        run = found[-1]
-        axes.plot(run["ends"], [bare / secs for secs in step_secs(run)], label=way, linewidth=1)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("goodput")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+        medians = [middle(step_secs(run)) for run in found]
+        pairs = list(zip(medians, found, bare_secs, strict=True))
+        blocked = [middle(run["blocked"]) for run in found if run["blocked"]]
+        row(
+            way,
+            spread(medians, ".0f", 1e3),
+            spread([(median / middle(bare) - 1) * 100 for median, _, bare in pairs], ".1f"),
+            spread([sum(bare) / run["ends"][-1] for _, run, bare in pairs]),
+            spread(blocked, ".1f", 1e3) if blocked else "",
+            *(
+                spread([run["committed"][tier] for run in found], ".0f")
+                for tier in ("local", "persistent")
+            ),
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What saves at every step cost a training loop.")
-    parser.add_argument("--mib", type=int, default=100, help="size of the state")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=128, help="more makes steps longer")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--every", type=int, default=20, help="steps between saves to the disk")
-    parser.add_argument(
-        "--persist-secs", type=float, default=2.0, help="the same, of continuous saves"
+    given = options(
+        __doc__,
+        mib=(100, "size of the state"),
+        layers=8,
+        batch=(128, "more makes steps longer"),
+        steps=40,
+        every=(20, "steps between saves to the disk"),
+        persist_secs=(2.0, "the same, of continuous saves"),
+        repeats=3,
+        tries=(3, "of each run, if the machine is busy"),
+        all_cores=(False, "leave no core to the saves"),
+        ways=("", "only those whose name contains one of these, by commas: 'low,n-th'"),
+        local_directory="/dev/shm",
     )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tries", type=int, default=3, help="of each run, if the machine is busy")
-    parser.add_argument("--all-cores", action="store_true", help="leave no core to the saves")
-    parser.add_argument(
-        "--ways", help="only those whose name contains one of these, by commas: 'low,n-th'"
-    )
-    parser.add_argument("--directory", type=Path, default=None)
-    parser.add_argument("--local-directory", type=Path, default=Path("/dev/shm"))
-    parser.add_argument("--plot", type=Path, default=None)
-    given = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     threads = cores if given.all_cores else max(1, cores - 1)
-    ways = [
-        way
-        for way in WAYS
-        if way == NONE or given.ways is None or any(part in way for part in given.ways.split(","))
-    ]
+    wanted = given.ways.split(",")
+    ways = [way for way in WAYS if way == NONE or any(part in way for part in wanted)]
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(given.repeats):
         for way in ways:
@@ -271,10 +229,8 @@ def main() -> None:
         f"{given.mib} MiB, {given.steps} steps, XLA on {threads} of {cores} cores, {given.repeats} turns"
     )
     others = [run["others"] for found in runs.values() for run in found]
-    print(f"other processes used {spread(others, '.2f')} cores")
+    print(f"other processes used {spread(others)} cores")
     print_table(runs)
-    if given.plot is not None:
-        plot(runs, given.plot)
 
 
 if __name__ == "__main__":

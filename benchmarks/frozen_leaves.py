@@ -8,22 +8,19 @@ does not share with the one before, and the median (minimum, maximum) time of a 
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import sys
+import contextlib
+import functools
 import tempfile
-import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import MIB, middle, options, spread, table, timed  # isort: skip
 
 import jax
 import jax.numpy as jnp
 
 import ckpt_core as ckpt
+from ckpt_core.bench import settle
 
-MIB = 1024 * 1024
 WHOLE, SAME, PASSED = "everything is written", "the same objects", "through a jitted function"
 
 
@@ -34,49 +31,46 @@ def own_bytes(path: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--leaves", type=int, default=128)
-    parser.add_argument("--leaf-mib", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", help="on a real disk; the current one by default")
-    arguments = parser.parse_args()
-    size = arguments.leaf_mib * MIB // 4
-    state = {f"leaf{i:04}": jnp.full(size, float(i)) for i in range(arguments.leaves)}
+    given = options(__doc__, leaves=128, leaf_mib=4, rounds=7)
+    size = given.leaf_mib * MIB // 4
+    state = {f"leaf{i:04}": jnp.full(size, float(i)) for i in range(given.leaves)}
     through = jax.jit(lambda tree: tree)
-    times: dict[str, list[float]] = {WHOLE: [], SAME: [], PASSED: []}
+    secs: dict[str, list[float]] = {WHOLE: [], SAME: [], PASSED: []}
     written: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(dir=arguments.directory or ".") as directory:
+    with (
+        tempfile.TemporaryDirectory(dir=given.directory or ".") as directory,
+        contextlib.ExitStack() as stack,
+    ):
         savers = {
-            name: ckpt.Checkpointer(
-                Path(directory) / str(number),
-                asynchronous=False,
-                max_to_keep=2,
-                options=ckpt.Options(link_unchanged=name != WHOLE),
+            name: stack.enter_context(
+                ckpt.Checkpointer(
+                    Path(directory) / str(number),
+                    asynchronous=False,
+                    max_to_keep=2,
+                    options=ckpt.Options(link_unchanged=name != WHOLE),
+                )
             )
-            for number, name in enumerate(times)
+            for number, name in enumerate(secs)
         }
-        for step in range(arguments.rounds + 1):
+        for step in range(given.rounds + 1):
             state["leaf0007"] = state["leaf0007"] + 1
             for name, saver in savers.items():
                 value = jax.block_until_ready(through(state) if name == PASSED else state)
-                os.sync()
-                begin = time.perf_counter()
-                saver.save(step, value)
+                with settle():
+                    took, _ = timed(functools.partial(saver.save, step, value))
                 if step:  # the first step has nothing to share
-                    times[name].append(time.perf_counter() - begin)
+                    secs[name].append(took)
                     written[name] = own_bytes(Path(saver.directory) / str(step))
-        for saver in savers.values():
-            saver.close()
-    print(
-        "| second save | bytes of its own | ms | times less | times faster |\n|---|---|---|---|---|"
-    )
-    for name, secs in times.items():
-        middle = statistics.median(secs)
-        print(
-            f"| {name} | {written[name]:,} | {middle * 1e3:.0f} ({min(secs) * 1e3:.0f}, "
-            f"{max(secs) * 1e3:.0f}) | {written[WHOLE] / written[name]:.1f} "
-            f"| {statistics.median(times[WHOLE]) / middle:.1f} |"
+    rows = {
+        name: (
+            f"{written[name]:,}",
+            spread(found, ".0f", 1e3),
+            f"{written[WHOLE] / written[name]:.1f}",
+            f"{middle(secs[WHOLE]) / middle(found):.1f}",
         )
+        for name, found in secs.items()
+    }
+    table(("second save", "bytes of its own", "ms", "times less", "times faster"), rows)
 
 
 if __name__ == "__main__":

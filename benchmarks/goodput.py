@@ -1,7 +1,5 @@
 """Simulates what a large job gains from local steps that processes give each other: python benchmarks/goodput.py
 
-    python benchmarks/goodput.py [--hosts 8,64,512,4096,10000] [--plot goodput.png] [--days 60]
-
 A job of N hosts trains until a failure, starts again, restores the newest step that survived, and computes again what came
 after it. Failures come at random, N times as often as those of one host; some take the host's memory with them, and some of
 those its partner's as well. Four set-ups take turns: `one tier` saves to the shared directory only; `two tiers` into the
@@ -16,14 +14,12 @@ useful share of time with the best intervals; `--plot` draws it.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import header, options, row  # isort: skip
 
 from ckpt_core._doctor import Tier, best_intervals
 
@@ -119,61 +115,60 @@ def simulate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--hosts", default="8,32,128,512,2048,4096,10000")
-    parser.add_argument("--days", type=float, default=60, help="length of the run")
-    parser.add_argument("--runs", type=int, default=5, help="simulated, with other failures")
-    parser.add_argument("--step-secs", type=float, default=5.0)
-    parser.add_argument("--gib", type=float, default=16, help="state of one host")
-    parser.add_argument("--host-hours", type=float, default=6300, help="between its failures")
-    parser.add_argument("--lost", type=float, default=0.5, help="failures that take the memory")
-    parser.add_argument("--both", type=float, default=0.01, help="of those, also the partner's")
-    parser.add_argument("--start-secs", type=float, default=180)
-    parser.add_argument("--slowdown", type=float, default=0.03, help="of steps beside a save")
-    parser.add_argument("--snapshot", type=float, default=8e9, help="bytes/s to the host")
-    parser.add_argument("--memory", type=float, default=1.3e9, help="bytes/s into its memory")
-    parser.add_argument("--memory-read", type=float, default=4e9, help="bytes/s out of it")
-    parser.add_argument("--network", type=float, default=1e9, help="bytes/s between hosts")
-    parser.add_argument(
-        "--shared", type=float, default=100e9, help="bytes/s of the shared directory, all hosts"
+    given = options(
+        __doc__,
+        directory=False,
+        hosts="8,32,128,512,2048,4096,10000",
+        days=(60.0, "length of the run"),
+        runs=(5, "simulated, with other failures"),
+        step_secs=5.0,
+        gib=(16.0, "state of one host"),
+        host_hours=(6300.0, "between its failures"),
+        lost=(0.5, "failures that take the memory"),
+        both=(0.01, "of those, also the partner's"),
+        start_secs=180.0,
+        slowdown=(0.03, "of steps beside a save"),
+        snapshot=(8e9, "bytes/s to the host"),
+        memory=(1.3e9, "bytes/s into its memory"),
+        memory_read=(4e9, "bytes/s out of it"),
+        network=(1e9, "bytes/s between hosts"),
+        shared=(100e9, "bytes/s of the shared directory, all hosts"),
+        shared_host=(1e9, "bytes/s of it, for one host"),
+        plot=("", "a .png or .svg"),
     )
-    parser.add_argument("--shared-host", type=float, default=1e9, help="bytes/s, for one host")
-    parser.add_argument("--plot", type=Path, help="a .png or .svg")
-    arguments = parser.parse_args()
-    size = arguments.gib * 2**30
+    size = given.gib * 2**30
     found: dict[str, list[tuple[int, float]]] = {setup: [] for setup in SETUPS}
-    print("| hosts | failures a day | " + " | ".join(SETUPS) + " |")
-    print("|---:|---:|" + "---:|" * len(SETUPS))
-    for hosts in map(int, arguments.hosts.split(",")):
-        rate = min(arguments.shared_host, arguments.shared / hosts)
+    header("hosts", "failures a day", *SETUPS, words=0)
+    for hosts in map(int, given.hosts.split(",")):
+        rate = min(given.shared_host, given.shared / hosts)
         costs = Costs(
-            step_secs=arguments.step_secs,
-            blocking_secs=size / arguments.snapshot,
-            slowdown=arguments.slowdown,
-            local_secs=size / arguments.memory,
+            step_secs=given.step_secs,
+            blocking_secs=size / given.snapshot,
+            slowdown=given.slowdown,
+            local_secs=size / given.memory,
             shared_secs=size / rate,
-            local_read_secs=size / arguments.memory_read,
+            local_read_secs=size / given.memory_read,
             shared_read_secs=size / rate,
-            peer_read_secs=size / arguments.network,
-            copy_secs=size / arguments.network,
-            start_secs=arguments.start_secs,
-            lost=arguments.lost,
-            both=arguments.both,
+            peer_read_secs=size / given.network,
+            copy_secs=size / given.network,
+            start_secs=given.start_secs,
+            lost=given.lost,
+            both=given.both,
         )
-        failure_secs = arguments.host_hours * 3600 / hosts
+        failure_secs = given.host_hours * 3600 / hosts
         cells: list[str] = []
         for setup in SETUPS:
             runs = [
-                simulate(setup, costs, failure_secs, arguments.days * 86_400, seed)
-                for seed in range(arguments.runs)
+                simulate(setup, costs, failure_secs, given.days * 86_400, seed)
+                for seed in range(given.runs)
             ]
             useful = sorted(share for share, _ in runs)
             found[setup].append((hosts, useful[len(useful) // 2]))
             every = ", ".join(map(str, runs[0][1]))
             cells.append(f"{found[setup][-1][1]:.2%} ({every})")
-        print(f"| {hosts:,} | {86_400 / failure_secs:.2g} | {' | '.join(cells)} |", flush=True)
-    if arguments.plot:
-        draw(found, arguments.plot)
+        row(f"{hosts:,}", f"{86_400 / failure_secs:.2g}", *cells)
+    if given.plot:
+        draw(found, Path(given.plot))
 
 
 def draw(found: dict[str, list[tuple[int, float]]], path: Path) -> None:

@@ -1,9 +1,4 @@
-"""Measures how an asynchronous save slows training on an accelerator, and the copy bandwidth.
-
-::
-
-    python benchmarks/gpu_snapshot.py                  # a state of 4 GiB
-    python benchmarks/gpu_snapshot.py --mib 256 --rounds 3
+"""Measures how a save in the background slows training on an accelerator, and copies: python benchmarks/gpu_snapshot.py
 
 Prints for each value of ``Options(snapshot=)``, measured in turn: how long ``save_async`` blocks,
 how much longer the next steps take while the save runs, and how long until it is committed. Also prints
@@ -14,16 +9,15 @@ there is one, because the copy is measured, not the disk.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from shared import middle, options, timed  # isort: skip
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +44,6 @@ def train_step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax
     return jax.tree.map(lambda leaf: leaf * 0.999, state), x
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    jax.block_until_ready(work())
-    return time.perf_counter() - began
-
-
 def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
     """GB/s of copies from the device to the host, medians."""
     size_bytes = sum(leaf.nbytes for leaf in state.values())
@@ -67,20 +55,21 @@ def bandwidths(state: dict[str, jax.Array], rounds: int) -> dict[str, float]:
         # jax caches the host copy of an array, so each round copies new arrays.
         fresh, many = one + 0, [leaf + 0 for leaf in state.values()]
         jax.block_until_ready((fresh, many))
-        found.setdefault("one array", []).append(seconds(functools.partial(np.asarray, fresh)))
+        found.setdefault("one array", []).append(timed(functools.partial(np.asarray, fresh))[0])
 
         def all_at_once(many: list[jax.Array] = many) -> list[Any]:
             for leaf in many:
                 leaf.copy_to_host_async()
             return [np.asarray(leaf) for leaf in many]
 
-        found.setdefault("all leaves at once", []).append(seconds(all_at_once))
+        found.setdefault("all leaves at once", []).append(timed(all_at_once)[0])
         if "pinned_host" in kinds:
             pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
             fresh = jax.block_until_ready(one + 0)
             put = functools.partial(jax.device_put, fresh, pinned)
-            found.setdefault("page-locked", []).append(seconds(put))
-    return {name: size_bytes / statistics.median(secs) / 1e9 for name, secs in found.items()}
+            secs, _ = timed(lambda put=put: jax.block_until_ready(put()))
+            found.setdefault("page-locked", []).append(secs)
+    return {name: size_bytes / middle(secs) / 1e9 for name, secs in found.items()}
 
 
 def save_during_training(
@@ -88,49 +77,39 @@ def save_during_training(
 ) -> tuple[dict[str, jax.Array], jax.Array, dict[str, float]]:
     """Measures one save and the training steps that run during it."""
     shutil.rmtree(folder, ignore_errors=True)
-    for _ in range(2):
-        state, x = train_step(state, x)
-    jax.block_until_ready(state)
-    alone: list[float] = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        state, x = jax.block_until_ready(train_step(state, x))
-        alone.append(time.perf_counter() - began)
+
+    def step() -> float:
+        nonlocal state, x
+        secs, (state, x) = timed(lambda: jax.block_until_ready(train_step(state, x)))
+        return secs
+
+    alone = [step() for _ in range(steps + 2)][2:]
     began = time.perf_counter()
     pending = ckpt.save_async(folder, state, options=ckpt.Options(snapshot=place))
-    blocked_secs = time.perf_counter() - began
-    beside: list[float] = []
+    blocked_secs, beside = time.perf_counter() - began, list[float]()
     while not pending.done or not beside:
-        step_began = time.perf_counter()
-        state, x = jax.block_until_ready(train_step(state, x))
-        beside.append(time.perf_counter() - step_began)
+        beside.append(step())
     pending.result()
-    total_secs = time.perf_counter() - began
-    return (
-        state,
-        x,
-        {
-            "blocked_secs": blocked_secs,
-            "committed_secs": total_secs,
-            "step_secs": statistics.median(alone),
-            "first_step_beside_secs": beside[0],
-            "step_beside_secs": statistics.median(beside),
-            "steps_beside": len(beside),
-        },
-    )
+    row = {
+        "blocked_secs": blocked_secs,
+        "committed_secs": time.perf_counter() - began,
+        "step_secs": middle(alone),
+        "first_step_beside_secs": beside[0],
+        "step_beside_secs": middle(beside),
+        "steps_beside": len(beside),
+    }
+    return state, x, row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        mib=(4096, "size of the state"),
+        leaves=64,
+        rounds=5,
+        steps=20,
+        width=(4096, "of the matrices of a step"),
     )
-    parser.add_argument("--mib", type=int, default=4096, help="size of the state")
-    parser.add_argument("--leaves", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--width", type=int, default=4096, help="of the matrices of a step")
-    parser.add_argument("--directory", type=Path, default=None, help="where to save")
-    given = parser.parse_args()
     shared = Path("/dev/shm")
     parent = given.directory or (shared if shared.is_dir() else None)
     device = jax.devices()[0]
@@ -151,7 +130,7 @@ def main() -> None:
                 if turn:  # the first round warms up
                     rows.setdefault(place, []).append(row)
     medians = {
-        place: {key: statistics.median(row[key] for row in found) for key in found[0]}
+        place: {key: middle(row[key] for row in found) for key in found[0]}
         for place, found in rows.items()
     }
     best = max(copies.values())

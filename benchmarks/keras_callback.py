@@ -1,9 +1,4 @@
-"""Measures how long Keras callbacks block training: ckpt's and Keras', in one process, in turn.
-
-::
-
-    python benchmarks/keras_callback.py                 # a state of about 200 MB
-    python benchmarks/keras_callback.py --width 512     # smaller
+"""Measures how long callbacks block training, ckpt's and Keras' own in turn: python benchmarks/keras_callback.py
 
 Blocking per save is the time inside the callback's methods, summed over one
 epoch. *First* is a save while no other is running, *pending* one that starts while the previous one
@@ -13,16 +8,16 @@ the callback, by epoch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from shared import middle, options, timed  # isort: skip
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -45,22 +40,19 @@ def state_bytes(model: Any) -> int:
     return sum(int(np.prod(v.shape)) * v.value.dtype.itemsize for v in variables)
 
 
-def timed(callback: Any) -> tuple[Any, list[float], list[float]]:
+def clocked(callback: Any) -> tuple[Any, list[float], list[float]]:
     """The callback, with its methods at the end of an epoch and of training timed."""
-    epochs: list[float] = []
-    ends: list[float] = []
 
-    def clocked(method: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+    def watch(name: str) -> list[float]:
+        method, seconds = getattr(callback, name), list[float]()
+
         def call(*arguments: Any, **named: Any) -> None:
-            started = time.perf_counter()
-            method(*arguments, **named)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(timed(lambda: method(*arguments, **named))[0])
 
-        return call
+        setattr(callback, name, call)
+        return seconds
 
-    callback.on_epoch_end = clocked(callback.on_epoch_end, epochs)
-    callback.on_train_end = clocked(callback.on_train_end, ends)
-    return callback, epochs, ends
+    return callback, watch("on_epoch_end"), watch("on_train_end")
 
 
 def callbacks(folder: Path) -> dict[str, Callable[[], Any]]:
@@ -77,26 +69,18 @@ def callbacks(folder: Path) -> dict[str, Callable[[], Any]]:
 
 def blocking(model: Any, data: Any, rounds: int, saves: int) -> dict[str, dict[str, float]]:
     """Seconds per save, medians over rounds; every round runs all callbacks in turn."""
-    first: dict[str, list[float]] = {}
-    pending: dict[str, list[float]] = {}
-    end: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as name:
             for label, make in callbacks(Path(name)).items():
-                callback, epochs, ends = timed(make())
-                model.fit(
-                    *data, batch_size=len(data[0]), epochs=saves, verbose=0, callbacks=[callback]
-                )
-                first.setdefault(label, []).append(epochs[0])
-                pending.setdefault(label, []).append(statistics.median(epochs[1:]))
-                end.setdefault(label, []).append(ends[0])
+                callback, epochs, ends = clocked(make())
+                settings = {"batch_size": len(data[0]), "epochs": saves, "verbose": 0}
+                model.fit(*data, **settings, callbacks=[callback])
+                found.setdefault(label, []).append((epochs[0], middle(epochs[1:]), ends[0]))
+    names = ("first_secs", "pending_secs", "end_secs")
     return {
-        label: {
-            "first_secs": statistics.median(first[label]),
-            "pending_secs": statistics.median(pending[label]),
-            "end_secs": statistics.median(end[label]),
-        }
-        for label in first
+        label: dict(zip(names, map(middle, zip(*runs, strict=True)), strict=True))
+        for label, runs in found.items()
     }
 
 
@@ -132,30 +116,25 @@ def step_times(rounds: int, steps: int) -> dict[str, dict[str, float]]:
                 extra = [] if make is None else [make()]
                 model.fit(x, y, batch_size=4, verbose=0, callbacks=[clock, *extra])
                 found.setdefault(label, []).append(clock.seconds / steps * 1e6)
+    ratios = {
+        label: [mine / bare for mine, bare in zip(values, found["none"], strict=True)]
+        for label, values in found.items()
+    }
     return {
         label: {
-            "micros": statistics.median(values),
-            "ratio": statistics.median(
-                mine / bare for mine, bare in zip(values, found["none"], strict=True)
-            ),
-            "lowest_ratio": min(map(float.__truediv__, values, found["none"])),
-            "highest_ratio": max(map(float.__truediv__, values, found["none"])),
+            "micros": middle(values),
+            "ratio": middle(ratios[label]),
+            "lowest_ratio": min(ratios[label]),
+            "highest_ratio": max(ratios[label]),
         }
         for label, values in found.items()
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    given = options(
+        __doc__, directory=False, width=2048, layers=4, rounds=5, step_rounds=15, saves=4, steps=500
     )
-    parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--step-rounds", type=int, default=15)
-    parser.add_argument("--saves", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500)
-    given = parser.parse_args()
     model = make_model(given.width, given.layers)
     data = np.ones((8, given.width), "f4"), np.ones((8, 1), "f4")
     model.fit(*data, verbose=0)

@@ -1,6 +1,4 @@
-"""Measures short waits: importing, opening a directory, one leaf of many, numpy arrays.
-
-    python benchmarks/latencies.py
+"""Measures short waits, importing, opening a directory, one leaf of many, numpy arrays: python benchmarks/latencies.py
 
 Each figure is the median over repeats, with minimum and maximum; figures that are compared are
 measured in turn.
@@ -8,18 +6,15 @@ measured in turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from shared import fresh, import_secs, options, spread, timed  # isort: skip
 
 import crc32c
 import jax
@@ -28,118 +23,84 @@ import numpy as np
 
 import ckpt_core as ckpt
 
-Milliseconds = dict[str, list[float]]
+BLOCK_BYTES = 2**22
+Seconds = dict[str, list[float]]
 
 
-def clock(found: Milliseconds, name: str, work: Callable[[], Any]) -> Any:
+def clock(found: Seconds, name: str, work: Callable[[], Any]) -> Any:
     """Runs ``work``, records its time, and returns its result."""
-    began = time.perf_counter()
-    result = work()
-    found.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
+    secs, result = timed(work)
+    found.setdefault(name, []).append(secs)
     return result
 
 
-def imports(found: Milliseconds, rounds: int) -> None:
-    """Times imports in new processes that have imported jax before."""
-    script = "import time, jax; a = time.perf_counter(); import {}; print(time.perf_counter() - a)"
-    for turn in range(rounds + 1):
-        for module in ("ckpt_core", "orbax.checkpoint"):
-            run = subprocess.run(
-                [sys.executable, "-c", script.format(module)], capture_output=True, text=True
-            )
-            if turn and run.returncode == 0:  # not the first, which reads files from the disk
-                found.setdefault(f"import {module}, beyond import jax", []).append(
-                    float(run.stdout) * 1e3
-                )
-
-
-def many_steps(found: Milliseconds, folder: Path, rounds: int, steps: int) -> None:
+def many_steps(found: Seconds, folder: Path, rounds: int, steps: int) -> None:
     """Times opening a directory of many steps, all copies of one."""
     ckpt.save(folder / "0", {"w": jnp.ones(4)})
     for step in range(1, steps):
         shutil.copytree(folder / "0", folder / str(step))
     for _ in range(rounds):
-        with clock(
-            found, f"Checkpointer on {steps:,} steps", lambda: ckpt.Checkpointer(folder)
-        ) as checkpointer:
+        name = f"Checkpointer on {steps:,} steps"
+        with clock(found, name, lambda: ckpt.Checkpointer(folder)) as checkpointer:
             clock(found, f"latest_step of {steps:,}", checkpointer.latest_step)
 
 
-def one_leaf(found: Milliseconds, folder: Path, rounds: int, leaves: int) -> None:
+def one_leaf(found: Seconds, folder: Path, rounds: int, leaves: int) -> None:
     """Times loading one leaf of thousands."""
     state = {f"layer{n}": jnp.full((16, 16), n, jnp.float32) for n in range(leaves)}
     ckpt.save(folder, state)
     for turn in range(rounds):
-        name = f"layer{(turn * 997) % leaves}"
-        loaded = clock(
-            found, f"one leaf of {leaves:,}", lambda name=name: ckpt.load(folder, only=name)
-        )
-        assert int(loaded[name][0, 0]) == (turn * 997) % leaves
+        number = (turn * 997) % leaves
+        load = lambda name=f"layer{number}": ckpt.load(folder, only=name)  # noqa: E731
+        loaded = clock(found, f"one leaf of {leaves:,}", load)
+        assert int(loaded[f"layer{number}"][0, 0]) == number
 
 
-def numpy_arrays(found: Milliseconds, folder: Path, rounds: int) -> None:
+def numpy_arrays(found: Seconds, folder: Path, rounds: int) -> None:
     """Times loading 0.5 GiB in 16 leaves as numpy, and checksums of as many bytes in mapped memory."""
     state = {f"w{n}": np.full((2048, 4096), n, np.float32) for n in range(16)}
     ckpt.save(folder, state)
-    blocks = [
-        leaf.reshape(-1).view(np.uint8)[start : start + 2**22]
-        for leaf in state.values()
-        for start in range(0, leaf.nbytes, 2**22)
-    ]
-    unchecked = ckpt.Options(checksums=False)
     files = [file for file in folder.glob("state/ocdbt.process_0/d/*") if file.is_file()]
+    unchecked = ckpt.Options(checksums=False)
 
-    def mapped_checksums() -> None:
-        maps = [np.memmap(file, np.uint8, "r") for file in files]
-        parts = [
-            data[start : start + 2**22] for data in maps for start in range(0, data.size, 2**22)
-        ]
+    def checksums(memory: list[Any]) -> None:
+        flat = [array.reshape(-1).view(np.uint8) for array in memory]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(crc32c.crc32c, parts))
+            starts = ((data, at) for data in flat for at in range(0, data.size, BLOCK_BYTES))
+            list(pool.map(lambda one: crc32c.crc32c(one[0][one[1] :][:BLOCK_BYTES]), starts))
 
-    def warm_checksums() -> None:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(crc32c.crc32c, blocks))
-
-    def read_fresh() -> None:
-        for file in files:
-            np.fromfile(file, np.uint8)
-
+    works: dict[str, Callable[[], Any]] = {
+        " as numpy, verified": lambda: ckpt.load(folder, as_numpy=True),
+        " as numpy, checksums=False": lambda: ckpt.load(folder, as_numpy=True, options=unchecked),
+        ": crc32c of warm memory": lambda: checksums([*state.values()]),
+        ": mapping files and crc32c": lambda: checksums(
+            [np.memmap(file, np.uint8, "r") for file in files]
+        ),
+        ": reading into fresh numpy arrays": lambda: [
+            np.fromfile(file, np.uint8).size for file in files
+        ],
+        " to jax arrays": lambda: jax.block_until_ready(ckpt.load(folder)),
+    }
     for _ in range(rounds):
-        clock(found, "0.5 GiB as numpy, verified", lambda: ckpt.load(folder, as_numpy=True))
-        clock(
-            found,
-            "0.5 GiB as numpy, checksums=False",
-            lambda: ckpt.load(folder, as_numpy=True, options=unchecked),
-        )
-        clock(found, "0.5 GiB: crc32c of warm memory", warm_checksums)
-        clock(found, "0.5 GiB: mapping files and crc32c", mapped_checksums)
-        clock(found, "0.5 GiB: reading into fresh numpy arrays", read_fresh)
-        clock(
-            found,
-            "0.5 GiB to jax arrays",
-            lambda: jax.block_until_ready(ckpt.load(folder, sharding=None)),
-        )
+        for name, work in works.items():
+            clock(found, f"0.5 GiB{name}", work)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Small things that are waited for.")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--leaves", type=int, default=5_000)
-    parser.add_argument("--directory", type=Path, default=None)
-    given = parser.parse_args()
-    found: Milliseconds = {}
-    imports(found, given.rounds)
+    given = options(__doc__, rounds=11, steps=10_000, leaves=5_000)
+    found: Seconds = {}
+    for turn in range(given.rounds + 1):
+        for module in ("ckpt_core", "orbax.checkpoint"):
+            secs = fresh(import_secs, module)
+            if turn:  # not the first, which reads files from the disk
+                found.setdefault(f"import {module}, beyond import jax", []).append(secs)
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         folder = Path(name)
         numpy_arrays(found, folder / "large", given.rounds)
         one_leaf(found, folder / "many", given.rounds, given.leaves)
         many_steps(found, folder / "steps", given.rounds, given.steps)
     for what, values in found.items():
-        print(
-            f"{what:45} {statistics.median(values):9.2f} ms ({min(values):.2f} - {max(values):.2f})"
-        )
+        print(f"{what:45} {spread(values, '.2f', 1e3)} ms")
     print(json.dumps(found))
 
 

@@ -1,7 +1,5 @@
 """Measures the resident memory of saves and loads, in multiples of the state: python benchmarks/memory.py
 
-    python benchmarks/memory.py [--gib 2] [--only save,load,...] [--directory .]
-
 Each case is a new process that has done the same with a small state before, so that everything is imported; the peak is
 that of the whole process (``VmHWM``, which begins anew right before the measured call), less what it held before. For a load
 the state itself is new memory, so 1.00 is the least; for a save, and for a restore into objects that have their values, 0.00 is.
@@ -10,144 +8,130 @@ Linux only.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
+import gc
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-
-COMMON = """
-import gc, json, sys
-import numpy as np, jax, jax.numpy as jnp
-import ckpt_core as ckpt
-
-folder, case, count, side = *sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
-
-def told(key):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key + ":"))
-
-def measured(work):
-    gc.collect()
-    before = told("VmRSS")
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    result = work()
-    return told("VmHWM") - before, result
-
-def state(count, side):
-    random = np.random.default_rng(0)
-    return {f"w{n:03}": jnp.asarray(random.standard_normal((side, side), np.float32)) for n in range(count)}
-
-def nnx_model(count, side, abstract=False):
-    from flax import nnx
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.layers = nnx.List([nnx.Linear(side, side, use_bias=False, rngs=rngs) for _ in range(count)])
-    make = lambda: Model(nnx.Rngs(0))
-    return nnx.eval_shape(make) if abstract else make()
-
-def keras_model(count, side):
-    import os
-    os.environ["KERAS_BACKEND"] = "jax"
-    import keras
-    return keras.Sequential([keras.Input((side,)), *[keras.layers.Dense(side, use_bias=False) for _ in range(count)]])
-
-def torch_model(count, side, device=None):
-    import torch
-    return torch.nn.Sequential(*[torch.nn.Linear(side, side, bias=False, device=device) for _ in range(count)])
-"""
-
-RESTORE = """
-for n, s, name in ((2, 64, "small-KIND"), (count, side, "KIND")):
-    model = MAKE
-    ckpt.save(f"{folder}/{name}", model=model, overwrite=True)
-    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
-"""
-TORCHAX = """
-from ckpt_torchax import shim
-shim.install()
-import torchax, ckpt_torchax
-torchax.enable_globally()
-"""
-
-
-def restore(kind: str, make: str) -> str:
-    """The code of a restore into an object that holds its values."""
-    return RESTORE.replace("KIND", kind).replace("MAKE", make)
-
+from shared import MIB, fresh, header, options, row
 
 CASES = {
-    "save": """
-for n, s, name in ((2, 64, "small"), (count, side, "plain")):
-    tree = state(n, s)
-    grown, _ = measured(lambda: ckpt.save(f"{folder}/{name}", tree, overwrite=True))
-""",
-    "load": """
-for name in ("small", "plain"):
-    grown, tree = measured(lambda: jax.block_until_ready(ckpt.load(f"{folder}/{name}")))
-""",
-    "load, cast to bfloat16": """
-for n, s, name in ((2, 64, "small"), (count, side, "plain")):
-    like = {f"w{k:03}": jax.ShapeDtypeStruct((s, s), jnp.bfloat16) for k in range(n)}
-    grown, tree = measured(lambda: jax.block_until_ready(ckpt.load(f"{folder}/{name}", like, cast=True)))
-""",
-    "restore into an NNX model": restore("nnx", "nnx_model(n, s)"),
-    "restore into an abstract NNX model": """
-for n, s, name in ((2, 64, "small-nnx"), (count, side, "nnx")):
-    model = nnx_model(n, s, abstract=True)
-    grown, _ = measured(lambda: ckpt.restore(f"{folder}/{name}", model=model))
-""",
-    "restore into a Keras model": restore("keras", "keras_model(n, s)"),
-    "restore into a torchax module": TORCHAX + restore("torchax", "torch_model(n, s).to('jax')"),
-    "load into a torchax module on the meta device": TORCHAX
-    + """
-for n, s, name in ((2, 64, "small-torchax"), (count, side, "torchax")):
-    model = torch_model(n, s, "meta")
-    grown, _ = measured(lambda: ckpt_torchax.load_into(f"{folder}/{name}", model))
-""",
+    "save": "plain",
+    "load": "plain",
+    "load, cast to bfloat16": "plain",
+    "restore into an NNX model": "nnx",
+    "restore into an abstract NNX model": "nnx",
+    "restore into a Keras model": "keras",
+    "restore into a torchax module": "torchax",
+    "load into a torchax module on the meta device": "torchax",
 }
-LAST = """
-print(json.dumps(grown))
-"""
+"""What is measured, and whose state it is; each needs the checkpoint of the first case of its kind."""
+
+
+def grown(work: Callable[[], Any]) -> int:
+    """By how many bytes the process grew at most."""
+    from ckpt_core.bench._collectors import _reset_peak, _resident
+
+    gc.collect()
+    before, _ = _resident()
+    _reset_peak()
+    kept = work()
+    _, peak = _resident()
+    del kept
+    return peak - before
+
+
+def state(kind: str, count: int, side: int, where: str | None = None) -> Any:
+    """A tree or a model of ``count`` matrices; ``where`` is "abstract" or torch's "meta" where it has no values."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    if kind == "plain":
+        rng = np.random.default_rng(0)
+        arrays = (rng.standard_normal((side, side), np.float32) for _ in range(count))
+        return {f"w{n:03}": jnp.asarray(array) for n, array in enumerate(arrays)}
+    if kind == "nnx":
+        from flax import nnx
+
+        class Model(nnx.Module):
+            def __init__(self, rngs):
+                made = (nnx.Linear(side, side, use_bias=False, rngs=rngs) for _ in range(count))
+                self.layers = nnx.List(list(made))
+
+        def make() -> Any:
+            return Model(nnx.Rngs(0))
+
+        return nnx.eval_shape(make) if where else make()
+    if kind == "keras":
+        import keras
+
+        dense = [keras.layers.Dense(side, use_bias=False) for _ in range(count)]
+        return keras.Sequential([keras.Input((side,)), *dense])
+    import torch
+
+    linear = (torch.nn.Linear(side, side, bias=False, device=where) for _ in range(count))
+    model = torch.nn.Sequential(*linear)
+    return model if where else model.to("jax")
+
+
+def measure(case: str, folder: str, count: int, side: int) -> int:
+    """Bytes of new memory at the peak of a case, after the same with a small state."""
+    import jax
+    import jax.numpy as jnp
+
+    import ckpt_core as ckpt
+
+    kind = CASES[case]
+    if kind == "torchax":
+        from ckpt_torchax import shim
+
+        shim.install()
+        import torchax
+
+        import ckpt_torchax
+
+        torchax.enable_globally()
+    found = 0
+    for leaves, size, name in ((2, 64, f"small-{kind}"), (count, side, kind)):
+        path = f"{folder}/{name}"
+        if case == "save":
+            tree = state(kind, leaves, size)
+            found = grown(lambda path=path, tree=tree: ckpt.save(path, tree, overwrite=True))
+        elif case == "load":
+            found = grown(lambda path=path: jax.block_until_ready(ckpt.load(path)))
+        elif kind == "plain":
+            described = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+            like = {f"w{n:03}": described for n in range(leaves)}
+            found = grown(
+                lambda path=path, like=like: jax.block_until_ready(ckpt.load(path, like, cast=True))
+            )
+        elif "meta" in case:
+            model = state(kind, leaves, size, "meta")
+            found = grown(lambda path=path, model=model: ckpt_torchax.load_into(path, model))
+        else:
+            where = "abstract" if "abstract" in case else None
+            model = state(kind, leaves, size, where)
+            if where is None:
+                ckpt.save(path, model=model, overwrite=True)
+            found = grown(lambda path=path, model=model: ckpt.restore(path, model=model))
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gib", type=float, default=2, help="size of the state")
-    parser.add_argument("--leaf-mib", type=float, default=64)
-    parser.add_argument("--only", default=",".join(CASES).replace(", ", " "))
-    parser.add_argument("--directory", default=None, help="where checkpoints are")
-    arguments = parser.parse_args()
-    side = int((arguments.leaf_mib * 2**20 / 4) ** 0.5)
-    count = max(1, round(arguments.gib * 1024 / arguments.leaf_mib))
-    paths = [ROOT, *(ROOT / "integrations").iterdir(), *filter(None, sys.path)]
-    print("| case | new resident memory at the peak, of the state |\n|---|---:|")
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        for case, code in CASES.items():
-            if case.replace(", ", " ") not in arguments.only.split(","):
-                continue
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-c",
-                    COMMON + code + LAST,
-                    folder,
-                    case,
-                    str(count),
-                    str(side),
-                ],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
-                stdout=subprocess.PIPE,
-                check=True,
-                text=True,
-            )
-            grown = json.loads(done.stdout.splitlines()[-1])
-            print(f"| {case} | {grown / (count * side * side * 4):.3f} |", flush=True)
+    given = options(
+        __doc__,
+        gib=(2.0, "size of the state"),
+        leaf_mib=64.0,
+        only=(",".join(CASES).replace(", ", " "), "cases, by commas"),
+    )
+    side = int((given.leaf_mib * MIB / 4) ** 0.5)
+    count = max(1, round(given.gib * 1024 / given.leaf_mib))
+    header("case", "new resident memory at the peak, of the state")
+    with tempfile.TemporaryDirectory(dir=given.directory) as folder:
+        for case in CASES:
+            if case.replace(", ", " ") in given.only.split(","):
+                found = fresh(measure, case, folder, count, side, KERAS_BACKEND="jax")
+                row(case, f"{found / (count * side * side * 4):.3f}")
 
 
 if __name__ == "__main__":

@@ -9,32 +9,25 @@ and in brackets the fastest and the slowest. The directory must be on a real dis
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import gc
 import importlib
-import os
 import shutil
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integrations" / "orbax"))
+from shared import ROOT, header, middle, options, row, spread, timed  # isort: skip
 
 import jax
 import numpy as np
 
+from ckpt_core.bench import settle
 from ckpt_core.bench._config import ArraySpec, CheckpointConfig, load_suite
 from ckpt_core.bench._data import HostData
 
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {"Orbax": "orbax.checkpoint.experimental.v1", "ckpt_orbax": "ckpt_orbax.v1"}
 MEASURES = ("save", "save_async, blocked", "save_async, in all", "load", "load, target")
 
@@ -56,38 +49,20 @@ def fewer(spec: Any, divide: int) -> Any:
     return {name: fewer(part, divide) for name, part in spec.items()}
 
 
-@contextmanager
-def settled() -> Iterator[None]:
-    """Syncs the disk and collects garbage before the block, and collects none inside it."""
-    os.sync()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
-
-
 def program(ocp: Any, directory: Path, state: Any) -> Iterator[tuple[str, float]]:
     """What is measured: calls of Orbax's second API, the same on both."""
     target = jax.tree.map(ocp.arrays.to_shape_dtype_struct, state)
-    with settled():
+    with settle():
         secs, _ = timed(lambda: ocp.save(directory / "saved", state))
     yield "save", secs
-    with settled():
+    with settle():
         blocked, response = timed(lambda: ocp.save_async(directory / "later", state))
         waited, _ = timed(response.result)
     yield "save_async, blocked", blocked
     yield "save_async, in all", blocked + waited
     for measure, arguments in (("load", ()), ("load, target", (target,))):
         load = functools.partial(ocp.load, directory / "later", *arguments)
-        with settled():
+        with settle():
             secs, loaded = timed(lambda load=load: jax.block_until_ready(load()))
         assert jax.tree.structure(loaded) == jax.tree.structure(state)
         for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(state), strict=True):
@@ -116,31 +91,24 @@ def measure(config: CheckpointConfig, rounds: int, parent: Path | None) -> tuple
     return found, size
 
 
-def row(title: str, what: str, found: Seconds) -> str:
-    cells = []
-    for name in LIBRARIES:
-        secs = found[what, name]
-        cells.append(f"{statistics.median(secs):.3f} ({min(secs):.3f} - {max(secs):.3f})")
-    theirs, ours = (statistics.median(found[what, name]) for name in LIBRARIES)
-    return f"| {title} | {what} | {' | '.join(cells)} | {theirs / ours:.1f} |"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default 5)")
-    parser.add_argument("--divide", type=int, default=1, help="only 1/n of the leaves")
-    parser.add_argument("--only", nargs="*", help="states whose names have one of these texts")
-    parser.add_argument("--directory", type=Path, help="on a real disk")
-    args = parser.parse_args()
+    given = options(
+        __doc__,
+        rounds=(5, "counted rounds"),
+        divide=(1, "only 1/n of the leaves"),
+        only=("", "states whose names have one of these texts, by semicolons"),
+    )
     from absl import logging
 
     logging.set_verbosity(logging.FATAL)  # Orbax's warnings about each load without a target
-    print("| state | | Orbax, s | ckpt_orbax, s | times as fast |\n|---|---|---|---|---|")
-    for config in states(args.divide, args.only):
-        found, size = measure(config, args.rounds, args.directory)
+    header("state", "", "Orbax, s", "ckpt_orbax, s", "times as fast", words=2)
+    for config in states(given.divide, list(filter(None, given.only.split(";")))):
+        found, size = measure(config, given.rounds, given.directory)
         for what in MEASURES:
             title = f"{config.name}: {size}" if what == MEASURES[0] else ""
-            print(row(title, what, found), flush=True)
+            secs = [found[what, name] for name in LIBRARIES]
+            theirs, ours = map(middle, secs)
+            row(title, what, *(spread(one, ".3f") for one in secs), f"{theirs / ours:.1f}")
 
 
 if __name__ == "__main__":

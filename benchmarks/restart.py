@@ -1,6 +1,4 @@
-"""Compares restarts: a new process, from its start until the state is loaded and the first step is done.
-
-    python benchmarks/restart.py [--gib 0.5] [--leaf-mib 32] [--repeats 4] [--directory .] [--only ckpt,disk]
+"""Compares restarts, a new process until the state is loaded and the first step is done: python benchmarks/restart.py
 
 Every case is a new process, with its imports; the cases take turns in random order, with the files in the page cache (warm) and not
 (cold: `drop_caches` where that is allowed, else `posix_fadvise`). Two floors run in the same turns: `disk` reads the files with
@@ -10,212 +8,179 @@ a load cannot beat is the slower of the two. Prints tables of medians with minim
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from shared import MIB, fresh, middle, options, spread, table
+
 LIBRARIES = ("ckpt", "safetensors", "orbax", "orbax uncompressed", "torch")
 FLOORS = ("disk", "memory")
-PHASES = ("import", "load", "step")
-
-SAVE = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-folder, leaves, side = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-random = np.random.default_rng(0)
-tree = {f"layer{n:03}": random.standard_normal((side, side), np.float32) for n in range(leaves)}
-tree = jax.tree.map(jnp.asarray, tree)
-way = sys.argv[4]
-if way == "ckpt":
-    import ckpt_core as ckpt
-    ckpt.save(f"{folder}/ckpt", tree)
-elif way == "safetensors":
-    from safetensors.flax import save_file
-    save_file(tree, f"{folder}/safetensors")
-elif way == "torch":
-    import torch
-    torch.save({n: torch.from_numpy(np.array(x)) for n, x in tree.items()}, f"{folder}/torch")
-else:
-    from orbax.checkpoint import v1 as ocp
-    zstd = way == "orbax"
-    saving = ocp.options.ArrayOptions.Saving(use_compression=zstd)
-    with ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving)):
-        ocp.save(f"{folder}/{way}", tree)
-"""
-
-# `began` is the moment at which the parent started the process.
-LOAD = """
-import json, sys, time
-began, folder, way, leaves, side = float(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:6])
-path = f"{folder}/{way}"
-import jax, jax.numpy as jnp
-like = {f"layer{n:03}": jax.ShapeDtypeStruct((side, side), jnp.float32) for n in range(leaves)}
-if way == "ckpt":
-    import ckpt_core as ckpt
-    load = lambda: ckpt.load(path)
-elif way == "safetensors":
-    from safetensors.flax import load_file
-    load = lambda: load_file(path)
-elif way == "torch":
-    import torch
-    load = lambda: torch.load(path)
-else:
-    from orbax.checkpoint import v1 as ocp
-    load = lambda: ocp.load(path, like)
-imported = time.time()
-tree = load()
-if way != "torch":
-    jax.block_until_ready(tree)
-loaded = time.time()
-if way == "torch":  # no jax array is made of them: the cheapest thing that torch can do
-    grown = sum(float((x * 0.999)[0, 0]) for x in tree.values())
-else:
-    step = jax.jit(lambda t: jax.tree.map(lambda x: x * 0.999, t), donate_argnums=0)
-    grown = jax.block_until_ready(step(tree))
-stepped = time.time()
-print(json.dumps([imported - began, loaded - imported, stepped - loaded]))
-"""
-
-DISK = """
-import json, os, sys, threading, time
-began, folder, way, leaves, side = float(sys.argv[1]), *sys.argv[2:4], *map(int, sys.argv[4:6])
-import numpy as np
-imported = time.time()
-if way == "disk":
-    files = [os.path.join(d, f) for d, _, fs in os.walk(f"{folder}/ckpt") for f in fs]
-    step = 8 * 2**20
-    reads = [(f, o) for f in files for o in range(0, os.path.getsize(f), step)]
-    lock = threading.Lock()
-    def work():
-        buffer = bytearray(step)
-        opened = {}
-        while True:
-            with lock:
-                if not reads:
-                    return
-                file, offset = reads.pop(0)
-            if file not in opened:
-                opened[file] = os.open(file, os.O_RDONLY)
-            os.preadv(opened[file], [buffer], offset)
-    count = 4
-else:
-    memory = [np.empty((side, side), np.float32) for _ in range(leaves)]
-    parts = iter(memory)
-    lock = threading.Lock()
-    def work():
-        while True:
-            with lock:
-                part = next(parts, None)
-            if part is None:
-                return
-            part.reshape(-1)[::1024] = 0
-    count = os.cpu_count()
-threads = [threading.Thread(target=work) for _ in range(count)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-loaded = time.time()
-print(json.dumps([imported - began, loaded - imported, 0.0]))
-"""
 
 
-def child(code: str, *arguments: object) -> str:
-    """What a new process prints."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have their byte code
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
-        env=environment,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return result.stdout
+def save(folder: str, way: str, leaves: int, side: int) -> None:
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    arrays = {f"layer{n:03}": rng.standard_normal((side, side), np.float32) for n in range(leaves)}
+    tree = {name: jnp.asarray(array) for name, array in arrays.items()}
+    if way == "ckpt":
+        import ckpt_core as ckpt
+
+        ckpt.save(f"{folder}/ckpt", tree)
+    elif way == "safetensors":
+        from safetensors.flax import save_file
+
+        save_file(tree, f"{folder}/safetensors")
+    elif way == "torch":
+        import torch
+
+        torch.save({n: torch.from_numpy(x) for n, x in arrays.items()}, f"{folder}/torch")
+    else:
+        from orbax.checkpoint import v1 as ocp
+
+        saving = ocp.options.ArrayOptions.Saving(use_compression=way == "orbax")
+        with ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving)):
+            ocp.save(f"{folder}/{way}", tree)
+
+
+def restart(began: float, folder: str, way: str, leaves: int, side: int) -> list[float]:
+    """Seconds until everything is imported, of the load, and of the first step."""
+    import jax
+    import jax.numpy as jnp
+
+    path = f"{folder}/{way}"
+    like = {f"layer{n:03}": jax.ShapeDtypeStruct((side, side), jnp.float32) for n in range(leaves)}
+    load: Callable[[], Any]
+    if way == "ckpt":
+        import ckpt_core as ckpt
+
+        load = lambda: ckpt.load(path)  # noqa: E731
+    elif way == "safetensors":
+        from safetensors.flax import load_file
+
+        load = lambda: load_file(path)  # noqa: E731
+    elif way == "torch":
+        import torch
+
+        load = lambda: torch.load(path)  # noqa: E731
+    else:
+        from orbax.checkpoint import v1 as ocp
+
+        load = lambda: ocp.load(path, like)  # noqa: E731
+    imported = time.time()
+    tree = load()
+    if way != "torch":
+        jax.block_until_ready(tree)
+    loaded = time.time()
+    if way == "torch":  # no jax array is made of them: the cheapest thing that torch can do
+        sum(float((x * 0.999)[0, 0]) for x in tree.values())
+    else:
+        step = jax.jit(lambda t: jax.tree.map(lambda x: x * 0.999, t), donate_argnums=0)
+        jax.block_until_ready(step(tree))
+    return [imported - began, loaded - imported, time.time() - loaded]
+
+
+def floor(began: float, folder: str, way: str, leaves: int, side: int) -> list[float]:
+    """The same of reading the files into used memory, or of touching fresh memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    imported, step = time.time(), 8 * MIB
+    if way == "disk":
+        buffers = [bytearray(step) for _ in range(4)]
+        files = [file for file in Path(folder, "ckpt").rglob("*") if file.is_file()]
+        parts = [(file, start) for file in files for start in range(0, file.stat().st_size, step)]
+
+        def work(number: int) -> None:
+            for file, start in parts[number :: len(buffers)]:
+                with open(file, "rb", buffering=0) as opened:
+                    os.preadv(opened.fileno(), [buffers[number]], start)
+
+        count = len(buffers)
+    else:
+        memory = [np.empty((side, side), np.float32) for _ in range(leaves)]
+        count = os.cpu_count() or 1
+
+        def work(number: int) -> None:
+            for part in memory[number::count]:
+                part.reshape(-1)[::1024] = 0
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
+    return [imported - began, time.time() - imported, 0.0]
 
 
 def forget(folder: str) -> str:
     """Takes the files out of the page cache; gives how."""
+    from ckpt_core.bench._settle import drop_page_cache
+
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
         return "drop_caches"
     except OSError:
-        pass
-    for file in Path(folder).rglob("*"):
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return "posix_fadvise"
+        drop_page_cache(Path(folder))
+        return "posix_fadvise"
 
 
-def remember(folder: str, way: str) -> None:
+def remember(top: Path) -> None:
     """Reads the files of a case, so that they are in the page cache."""
-    name = "ckpt" if way in FLOORS else way
-    top = Path(folder) / name
-    buffer = bytearray(2**23)
-    for file in [top] if top.is_file() else top.rglob("*"):
-        if file.is_file():
-            with file.open("rb", buffering=0) as opened:
-                while opened.readinto(buffer):
-                    pass
-
-
-def spread(found: list[float]) -> str:
-    """Median, minimum and maximum."""
-    return f"{statistics.median(found):.2f} ({min(found):.2f} - {max(found):.2f})"
+    buffer = bytearray(8 * MIB)
+    for file in [top] if top.is_file() else filter(Path.is_file, top.rglob("*")):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gib", type=float, default=0.5, help="size of the state")
-    parser.add_argument("--leaf-mib", type=float, default=32)
-    parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--directory", default=None, help="where the files are; default: temporary")
-    parser.add_argument("--only", default=",".join((*LIBRARIES, *FLOORS)))
-    arguments = parser.parse_args()
-    ways = arguments.only.split(",")
-    side = int((arguments.leaf_mib * 2**20 / 4) ** 0.5)
-    leaves = max(1, round(arguments.gib * 1024 / arguments.leaf_mib))
+    given = options(
+        __doc__,
+        gib=(0.5, "size of the state"),
+        leaf_mib=32.0,
+        repeats=4,
+        only=(",".join((*LIBRARIES, *FLOORS)), "ways, by commas"),
+    )
+    ways = given.only.split(",")
+    side = int((given.leaf_mib * MIB / 4) ** 0.5)
+    leaves = max(1, round(given.gib * 1024 / given.leaf_mib))
     order = random.Random(0)
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+    with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         for way in {"ckpt", *ways} - set(FLOORS):
-            child(SAVE, folder, leaves, side, way)
+            fresh(save, folder, way, leaves, side)
         for state in ("warm", "cold"):
-            how = state
-            secs: dict[str, list[list[float]]] = {way: [] for way in ways}
-            for _ in range(arguments.repeats):
+            how, secs = state, {way: [] for way in ways}
+            for _ in range(given.repeats):
                 # who runs next gets memory that the last one gave back, which costs less to touch
                 for way in order.sample(ways, len(ways)):
                     if state == "cold":
                         how = f"cold, by {forget(folder)}"
                     else:
-                        remember(folder, way)
-                    code = DISK if way in FLOORS else LOAD
-                    told = child(code, time.time(), folder, way, leaves, side)
-                    secs[way].append(json.loads(told.splitlines()[-1]))
-            print_table(f"{leaves} x {arguments.leaf_mib:g} MiB, page cache {how}", secs)
+                        remember(Path(folder) / ("ckpt" if way in FLOORS else way))
+                    work = floor if way in FLOORS else restart
+                    secs[way].append(fresh(work, time.time(), folder, way, leaves, side))
+            print_table(f"{leaves} x {given.leaf_mib:g} MiB, page cache {how}", secs)
 
 
 def print_table(title: str, secs: dict[str, list[list[float]]]) -> None:
     """One row a way: each phase, their sum, and the load beside the higher floor."""
-    floor = max(
-        (statistics.median(row[1] for row in secs[way]) for way in FLOORS if way in secs), default=0
-    )
+    lowest = max((middle(run[1] for run in secs[way]) for way in FLOORS if way in secs), default=0)
     print(f"\n{title}\n")
-    print("| | import | load | first step | all | load / floor |")
-    print("|---|---:|---:|---:|---:|---:|")
-    for way, rows in secs.items():
-        phases = [spread([row[number] for row in rows]) for number in range(len(PHASES))]
-        ratio = statistics.median(row[1] for row in rows) / floor if floor else 0
-        total = spread([sum(row) for row in rows])
-        print(f"| {way} | {' | '.join(phases)} | {total} | {ratio:.2f} |")
+    rows = {
+        way: [
+            *map(spread, zip(*runs, strict=True)),
+            spread(map(sum, runs)),
+            f"{middle(run[1] for run in runs) / lowest if lowest else 0:.2f}",
+        ]
+        for way, runs in secs.items()
+    }
+    table(("", "import", "load", "first step", "all", "load / floor"), rows)
 
 
 if __name__ == "__main__":

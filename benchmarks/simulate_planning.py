@@ -1,6 +1,4 @@
-"""Simulates planning, agreements and merging of thousands of processes in one process.
-
-    python benchmarks/simulate_planning.py
+"""Simulates planning, agreements and merging of thousands of processes: python benchmarks/simulate_planning.py
 
 Runs the code of a save without the processes: the planner of `ckpt_core` with shardings over devices
 that do not exist, agreements of many clients of one coordination service, the digests of the files of
@@ -10,18 +8,15 @@ docs/scaling.md draws the conclusions.
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
-import statistics
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import header, middle, options, row, timed  # isort: skip
 
 import numpy as np
 from jax._src.lib import _jax  # the service that jax.distributed starts; it has no public name
@@ -86,27 +81,18 @@ def plan(leaves: list[tuple[Any, Shape]], process: int) -> int:
     )
 
 
-def planning(processes: int, layers: int) -> str:
+def planning(processes: int, layers: int) -> None:
     """One row: planning time of a process, and the balance of the written bytes."""
     leaves = model(processes, layers)
     chosen = sorted({*range(0, processes, max(1, processes // SAMPLED)), processes - 1})
-    secs: list[float] = []
-    sizes: list[int] = []
-    for process in chosen:
-        began = time.monotonic()
-        sizes.append(plan(leaves, process))
-        secs.append(time.monotonic() - began)
-    began = time.monotonic()
-    plan(leaves, chosen[-1])
-    again_secs = time.monotonic() - began
-    uneven = max(sizes) / statistics.mean(sizes) - 1
-    return (
-        f"{processes:9} {len(leaves):7} {statistics.median(secs):9.3f} {max(secs):9.3f} {again_secs:9.3f}"
-        f" {uneven * 100:10.2f} {sum(sizes) / len(sizes) / 1e6:12.1f}"
-    )
+    secs, sizes = zip(*(timed(lambda p=p: plan(leaves, p)) for p in chosen), strict=True)
+    again_secs, _ = timed(lambda: plan(leaves, chosen[-1]))
+    mean = sum(sizes) / len(sizes)
+    row(processes, len(leaves), *(f"{one:.3f}" for one in (middle(secs), max(secs), again_secs)),
+        f"{(max(sizes) / mean - 1) * 100:.2f}", f"{mean / 1e6:.1f}")  # fmt: skip
 
 
-def agreeing(processes: int) -> str:
+def agreeing(processes: int) -> None:
     """One row: an agreement of many clients, each in a thread, of one real service."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -140,10 +126,10 @@ def agreeing(processes: int) -> str:
         thread.join()
     del service
     secs = max(took) / rounds
-    return f"{processes:9} {secs * 1e3:12.1f} {secs * 1e6 / processes:12.1f}"
+    row(processes, f"{secs * 1e3:.1f}", f"{secs * 1e6 / processes:.1f}")
 
 
-def merging(processes: int, arrays: int) -> str:
+def merging(processes: int, arrays: int) -> None:
     """One row: process 0 merges a database from each process, with one chunk of each array."""
     with tempfile.TemporaryDirectory() as folder:
         item = NewDatabase(Location(folder, True), "", CHUNK_BYTES)
@@ -151,35 +137,24 @@ def merging(processes: int, arrays: int) -> str:
         data = np.zeros(16, np.float32)
         spec = leaf_spec("jax", "float32", (16 * processes,))
         for process in range(processes):
-            writer = ArrayWriter(
-                item,
-                process,
-                processes,
-                context,
-                max_host_bytes=CHUNK_BYTES,
-            )
-            writer.put(
-                [
-                    ArrayToWrite(
-                        f"layer.{array}",
-                        spec,
-                        (16,),
-                        [(((16 * process, 16 * process + 16),), data)],
-                        64,
-                    )
-                    for array in range(arrays)
-                ]
-            )
+            writer = ArrayWriter(item, process, processes, context, max_host_bytes=CHUNK_BYTES)
+            own = [(((16 * process, 16 * process + 16),), data)]
+            names = (f"layer.{array}" for array in range(arrays))
+            writer.put([ArrayToWrite(name, spec, (16,), own, 64) for name in names])
             writer.finish()
-        began = time.monotonic()
-        merge(item, processes, context)
-        secs = time.monotonic() - began
+        secs, _ = timed(lambda: merge(item, processes, context))
         index_bytes = sum(file.stat().st_size for file in (Path(folder) / "d").iterdir())
     shards = processes * arrays
-    return f"{processes:9} {shards:9} {secs:9.3f} {secs * 1e6 / processes:12.1f} {index_bytes / shards:16.1f}"
+    row(
+        processes,
+        shards,
+        f"{secs:.3f}",
+        f"{secs * 1e6 / processes:.1f}",
+        f"{index_bytes / shards:.1f}",
+    )
 
 
-def digesting(processes: int) -> str:
+def digesting(processes: int) -> None:
     """One row: process 0 combines the others' lists of files, and compares sizes."""
     with tempfile.TemporaryDirectory() as folder:
         attempt = PosixBackend().begin(f"{folder}/one", overwrite=False, durable=False, token="t")
@@ -192,40 +167,39 @@ def digesting(processes: int) -> str:
             for name in names:
                 attempt.write(name, b"1234")
             told.append(json.dumps([[name, 4, 2**31, 0] for name in names], separators=(",", ":")))
-        began = time.monotonic()
-        found = digest_all(attempt, [], told, {}, True, None)
-        secs = time.monotonic() - began
+        secs, found = timed(lambda: digest_all(attempt, [], told, {}, True, None))
         attempt.abort()
-    size_bytes = sum(map(len, told))
-    return (
-        f"{processes:9} {len(found):9} {secs:9.3f} {secs * 1e6 / processes:12.1f}"
-        f" {size_bytes / processes:16.0f}"
-    )
+    told_bytes = sum(map(len, told)) / processes
+    row(processes, len(found), f"{secs:.3f}", f"{secs * 1e6 / processes:.1f}", f"{told_bytes:.0f}")
 
 
 def main() -> None:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[16, 256, 4096])
-    parser.add_argument("--clients", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--layers", type=int, default=80)
-    parser.add_argument("--arrays", type=int, default=32)
-    arguments = parser.parse_args()
-    print("planning, seconds of one process (again: shardings known from the save before)")
-    print("processes  leaves    median       max     again  uneven, %  MB a process")
-    for processes in arguments.processes:
-        print(planning(processes, arguments.layers), flush=True)
-    print("\nan agreement\nprocesses  milliseconds  us a process")
-    for processes in arguments.clients:
-        print(agreeing(processes), flush=True)
-    print(
-        "\ndigests, at process 0\nprocesses     files   seconds  us a process  bytes told by each"
+    given = options(
+        __doc__,
+        directory=False,
+        processes=[16, 256, 4096],
+        clients=[4, 16, 64],
+        layers=80,
+        arrays=32,
     )
-    for processes in arguments.processes:
-        print(digesting(processes), flush=True)
-    print("\nmerging\nprocesses    chunks   seconds  us a process  bytes per chunk")
-    for processes in arguments.processes:
-        print(merging(processes, arguments.arrays), flush=True)
+    print("planning, seconds of one process (again: shardings known from the save before)\n")
+    columns = ("leaves", "median", "max", "again", "uneven, %", "MB a process")
+    header("processes", *columns, words=0)
+    for processes in given.processes:
+        planning(processes, given.layers)
+    print("\nan agreement\n")
+    header("processes", "milliseconds", "us a process", words=0)
+    for processes in given.clients:
+        agreeing(processes)
+    print("\ndigests, at process 0\n")
+    header("processes", "files", "seconds", "us a process", "bytes told by each", words=0)
+    for processes in given.processes:
+        digesting(processes)
+    print("\nmerging\n")
+    header("processes", "chunks", "seconds", "us a process", "bytes per chunk", words=0)
+    for processes in given.processes:
+        merging(processes, given.arrays)
 
 
 if __name__ == "__main__":

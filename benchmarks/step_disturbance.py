@@ -1,6 +1,4 @@
-"""Measures how much a save slows concurrent training, compared with plain writing threads.
-
-    python benchmarks/step_disturbance.py
+"""Measures how much a save slows training beside it, as plain threads do: python benchmarks/step_disturbance.py
 
 A loop of jitted steps runs in turn: alone, during saves of a state, and while plain threads write,
 fsync and checksum the same bytes. A step is slower during a save because both share the
@@ -11,19 +9,18 @@ after a save takes, since it cannot reuse the memory that is being written.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
 import shutil
-import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from shared import middle, options, spread, timed  # isort: skip
 
 import crc32c
 import jax
@@ -43,29 +40,16 @@ def step(x: jax.Array) -> jax.Array:
     return x
 
 
-def steps_while(x: jax.Array, work: Callable[[], Any], least: int) -> tuple[list[float], float]:
-    """Seconds of each step while ``work`` runs in another thread, and seconds of the work."""
-    done = threading.Event()
-    took: list[float] = []
-
-    def run() -> None:
-        began = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - began)
-        done.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    found: list[float] = []
-    while not done.is_set() or len(found) < least:
-        began = time.perf_counter()
-        x = step(x).block_until_ready()
-        if not done.is_set() or not found:
-            found.append(time.perf_counter() - began)
-        elif done.is_set():
-            break
-    thread.join()
-    return found, took[0]
+def steps_while(x: jax.Array, work: Callable[[], Any]) -> tuple[list[float], float]:
+    """Seconds of each step while ``work`` runs in another thread, one at least, and seconds of the work."""
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(timed, work)
+        found: list[float] = []
+        while not found or not pending.done():
+            secs, x = timed(lambda x=x: step(x).block_until_ready())
+            if not found or not pending.done():
+                found.append(secs)
+        return found, pending.result()[0]
 
 
 def write_plainly(arrays: list[np.ndarray[Any, Any]], folder: Path) -> None:
@@ -113,13 +97,7 @@ def new_memory(donate: Any, state: dict[str, jax.Array]) -> tuple[int, dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How much a save slows the training beside it.")
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--leaves", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--directory", type=Path, default=None)
-    given = parser.parse_args()
+    given = options(__doc__, mib=512, leaves=16, rounds=7, width=512)
     size = given.mib * 2**20 // given.leaves // 4
     state = {f"w{n}": jnp.full((size // 1024, 1024), n, jnp.float32) for n in range(given.leaves)}
     hosts = [np.asarray(leaf) for leaf in state.values()]
@@ -142,9 +120,9 @@ def main() -> None:
         for turn in range(given.rounds + 1):
             for what, work in choices.items():
                 os.sync()
-                found, secs = steps_while(x, work, 1)
+                found, secs = steps_while(x, work)
                 if turn:
-                    rows.setdefault(what, []).append(statistics.mean(found))
+                    rows.setdefault(what, []).append(sum(found) / len(found))
                     works.setdefault(what, []).append(secs)
         many = {f"w{n}": np.full((16, 16), n, np.float32) for n in range(5000)}
         for turn in range(given.rounds):
@@ -161,22 +139,18 @@ def main() -> None:
         pending = ckpt.save_async(folder / "donated", state)
         extra_bytes, state = new_memory(donate, state)
         pending.result()
-    alone = statistics.median(rows["alone"])
+    alone = middle(rows["alone"])
     for what, values in rows.items():
         ratios = [value / bare for value, bare in zip(values, rows["alone"], strict=True)]
         print(
-            f"{what:14} step {statistics.median(values) * 1e3:7.2f} ms "
-            f"({min(values) * 1e3:.2f} - {max(values) * 1e3:.2f}), "
-            f"{(statistics.median(values) / alone - 1) * 100:6.1f} % slower "
+            f"{what:14} step {spread(values, '.2f', 1e3)} ms, "
+            f"{(middle(values) / alone - 1) * 100:6.1f} % slower "
             f"({(min(ratios) - 1) * 100:.0f} - {(max(ratios) - 1) * 100:.0f}), "
-            f"work {statistics.median(works[what]):.3f} s"
+            f"work {middle(works[what]):.3f} s"
         )
     for what, pairs in shares.items():
-        cpu_secs = statistics.median(pair[0] for pair in pairs)
-        secs = statistics.median(pair[1] for pair in pairs)
-        print(
-            f"a save of {what}: the interpreter lock for {cpu_secs * 1e3:.0f} ms at most, of {secs * 1e3:.0f}"
-        )
+        cpu, wall = (middle(secs) * 1e3 for secs in zip(*pairs, strict=True))
+        print(f"a save of {what}: the interpreter lock for {cpu:.0f} ms at most, of {wall:.0f}")
     print(
         f"a step that donates {given.mib} MiB takes new memory for {undisturbed_bytes >> 20} MiB, "
         f"the first one after a save for {extra_bytes >> 20}"

@@ -8,25 +8,21 @@ proxy. Needs boto3 or gcsfs for their rows, and Orbax with gcsfs for its. ``TMPD
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
 import itertools
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
+from shared import MIB, ROOT, fresh, header, middle, options, row, spread, timed  # isort: skip
 
 import numpy as np
 import tensorstore as ts
@@ -34,8 +30,6 @@ import tensorstore as ts
 import ckpt_core as ckpt
 from tests.support import counting_proxy, s3_server
 
-ROOT = Path(__file__).resolve().parent.parent
-MIB = 2**20
 THREADS = 10  # as many as boto3's managed transfers take
 SIZES = {"4 x 16 MiB": (4, 16 * MIB), "16 x 32 MiB": (16, 32 * MIB), "2,000 x 4 KiB": (2000, 4096)}
 TINY = {"4 x 64 KiB": (4, 65536)}
@@ -242,16 +236,16 @@ def measure(
              "save": [], "load": []} for tool in tools
         ]  # fmt: skip
         for turn in range(rounds + 1):
-            for tool, row in zip(tools, found, strict=True):
+            for tool, one in zip(tools, found, strict=True):
                 place = f"{PLACES}{os.getpid()}-{next(_places)}"
                 for verb, work in (("save", tool.save), ("load", tool.load)):
                     if count:
                         counting_proxy.counted(url)
-                    began = time.perf_counter()
-                    result = work(place, state)
-                    secs = time.perf_counter() - began
+                    secs, result = timed(
+                        lambda work=work, place=place, state=state: work(place, state)
+                    )
                     if turn:  # the first connects, and imports
-                        row[verb].append(counting_proxy.counted(url) if count else secs)
+                        one[verb].append(counting_proxy.counted(url) if count else secs)
                     print(store, size, tool.name, verb, f"{secs:.2f} s", file=sys.stderr)
                 checked(state, result)
                 del result
@@ -284,51 +278,42 @@ def server(store: str) -> Iterator[list[str]]:
             yield stack.enter_context(child("tests.support.gcs_server"))
 
 
-def apart(store: str, url: str, bucket: str, sizes: list[str], rounds: int, count: bool) -> Any:
-    """As ``measure``, in a new process: TensorStore keeps what it has opened."""
-    asked = json.dumps([store, url, bucket, sizes, rounds, count])
-    run = [sys.executable, __file__, "--measure", asked]
-    return json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE).stdout)
-
-
-def told(row: Row, counts: Row, verb: str, best: float) -> str:
-    secs = row[verb]
-    middle, (seen,) = statistics.median(secs), counts[verb]
-    moved = (
-        seen.pop("up" if verb == "save" else "down"),
-        seen.pop("down" if verb == "save" else "up"),
-    )
-    spread = f"{middle:.2f} s ({min(secs):.2f} - {max(secs):.2f})"
-    return f"{spread}, {row['mib'] / middle:.0f} MiB/s | {best / middle:.2f} | {sum(seen.values())} | {moved[0] / MIB:.0f} |"
+def told(found: Row, counts: Row, verb: str, best: float) -> list[str]:
+    secs, (seen,) = found[verb], counts[verb]
+    moved = {name: seen.pop(name) / MIB for name in ("up", "down")}
+    speed = f"{spread(secs)} s, {found['mib'] / middle(secs):.0f} MiB/s"
+    ratio = f"{best / middle(secs):.2f}"
+    return [
+        speed,
+        ratio,
+        str(sum(seen.values())),
+        f"{moved['up' if verb == 'save' else 'down']:.0f}",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", choices=SIZES | TINY, default=list(SIZES))
-    parser.add_argument("--stores", nargs="+", choices=["S3", "GCS"], default=["S3", "GCS"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(*json.loads(arguments.measure))))
-        return
-    print(
-        "| | save | of the fastest plain one | requests | MiB up | load | of it | requests | MiB down |"
+    given = options(
+        __doc__,
+        directory=False,
+        sizes=([*SIZES], f"of {', '.join(SIZES | TINY)}"),
+        stores=["S3", "GCS"],
+        rounds=5,
     )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for store in arguments.stores:
+    of_it = ("of the fastest plain one", "requests")
+    header("", "save", *of_it, "MiB up", "load", "of it", "requests", "MiB down")
+    for store in given.stores:
         if store == "S3" and s3_server.program() is None:
             print(f"S3: {s3_server.MISSING}", file=sys.stderr)
             continue
         with server(store) as (url, bucket):
-            rows = apart(store, url, bucket, arguments.sizes, arguments.rounds, False)
+            rows = fresh(measure, store, url, bucket, given.sizes, given.rounds, False)
             with child("tests.support.counting_proxy", url) as (proxy,):
-                counts = apart(store, proxy, bucket, arguments.sizes, 1, True)
-        for row, seen in zip(rows, counts, strict=True):
-            rivals = [r for r in rows if r["plain"] and r["size"] == row["size"]]
-            best = {v: min(statistics.median(r[v]) for r in rivals) for v in ("save", "load")}
-            cells = " ".join(told(row, seen, verb, best[verb]) for verb in ("save", "load"))
-            print(f"| {store}, {row['size']}: {row['tool']} | {cells}")
+                counts = fresh(measure, store, proxy, bucket, given.sizes, 1, True)
+        for found, seen in zip(rows, counts, strict=True):
+            rivals = [r for r in rows if r["plain"] and r["size"] == found["size"]]
+            best = {v: min(middle(r[v]) for r in rivals) for v in ("save", "load")}
+            cells = (told(found, seen, verb, best[verb]) for verb in ("save", "load"))
+            row(f"{store}, {found['size']}: {found['tool']}", *itertools.chain(*cells))
 
 
 if __name__ == "__main__":

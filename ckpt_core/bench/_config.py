@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from ckpt_core.bench._yaml import (
     Is,
     LinedDict,
-    LinedList,
     Natural,
     Positive,
     Reader,
@@ -64,11 +63,11 @@ def _is_degrees(value: Any) -> bool:
 _IS_DTYPE = Is("the name of a dtype such as float32 or bfloat16", _is_dtype)
 _IS_SHARDING = Is("a list of axis names, null, or lists of these", _is_sharding)
 _IS_DEGREES = Is("a mapping of axis names to integers of at least 1", _is_degrees)
-_SOME = Is("a list of at least one", _is_list_of(Any, least=1))
 _IS_SHAPE = Is("a list of integers", _is_list_of(Natural))
 _IS_AXES = Is("a list of axis names", _is_list_of(str, least=1))
 _IS_OPTIONS = Is("a mapping", lambda value: value is None or isinstance(value, LinedDict))
 _IS_SPEC = Is("a mapping of names to arrays", _IS_OPTIONS.test)
+_IS_SOME = Is("a list of at least one", _is_list_of(Any, least=1))
 _Degrees: TypeAlias = Annotated[Mapping[str, int], _IS_DEGREES]
 
 
@@ -155,7 +154,7 @@ class SuiteConfig:
 
     file: str
     suite_name: Text
-    benchmarks: Annotated[tuple[BenchmarkConfig, ...], _SOME]
+    benchmarks: Annotated[tuple[BenchmarkConfig, ...], _IS_SOME]
     num_repeats: Positive = 1
     warmup_repeats: Natural = 1
     order: Literal["interleaved", "sequential"] = "interleaved"
@@ -198,12 +197,7 @@ def parse_suite(text: str, file: str = "<suite>") -> SuiteConfig:
         reader.complain(given.lines["simdevice"], f"simdevice: {PATHWAYS}")
     checkpoints = _one_or_many(reader, given, "checkpoint_config", _checkpoint)
     meshes = _one_or_many(reader, given, "mesh_config", _mesh)
-    entries = found.get("benchmarks", LinedList())
-    benchmarks = (
-        [_benchmark(reader, *one) for one in zip(entries, entries.lines, strict=True)]
-        if entries
-        else []
-    )
+    benchmarks = _each(reader, found.pop("benchmarks", ()), _benchmark)
     reader.finish()
     found |= {"benchmarks": tuple(benchmarks), "meshes": tuple(meshes) or (None,)}
     return SuiteConfig(file=file, checkpoints=_named(checkpoints) or (CheckpointConfig(),), **found)
@@ -220,10 +214,14 @@ def _one_or_many(reader: Reader, given: LinedDict, key: str, parse: Any) -> list
     elif key in given:
         return [parse(reader, given[key], given.lines[key])]
     elif many in given and reader.value(
-        many, given[many], Annotated[Any, _SOME], given.lines[many]
+        many, given[many], Annotated[Any, _IS_SOME], given.lines[many]
     ):
-        return [parse(reader, *one) for one in zip(given[many], given[many].lines, strict=True)]
+        return _each(reader, given[many], parse)
     return []
+
+
+def _each(reader: Reader, given: Any, parse: Any) -> list[Any]:
+    return [parse(reader, *one) for one in zip(given, given.lines, strict=True)] if given else []
 
 
 def _named(checkpoints: list[CheckpointConfig]) -> tuple[CheckpointConfig, ...]:

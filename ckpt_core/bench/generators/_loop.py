@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,26 +60,29 @@ class CheckpointerLoop(BenchmarksGenerator):
         train = _training(options.trained)
         metrics, size = Metrics(), total_bytes(state)
         state = train(state)  # compiles
-        with settle(), _manager(directory, options) as manager, metrics.measure("train_steps"):
+        manager, save, _ = _manager(directory, options)
+        with settle(), closing(manager), metrics.measure("train_steps"):
             for step in range(options.train_steps):
                 with metrics.measure("step", ["time"]):
                     state = jax.block_until_ready(train(state))
                 with metrics.measure("save", ["time"]):
-                    manager.save(step, state)
+                    save(step, state)
             with metrics.measure("wait_until_finished", ["time"]):
-                manager.wait()
+                manager.wait_until_finished()
         saved = options.train_steps - 1 - (options.train_steps - 1) % options.save_interval_steps
-        with settle(), _manager(directory, options) as manager:
+        manager, _, restore = _manager(directory, options)
+        with settle(), closing(manager):
             with metrics.measure("restore", nbytes=size):
-                step, loaded = manager.restore(abstract(state))
+                step, loaded = restore(abstract(state))
                 jax.block_until_ready(loaded)
-            steps = manager.steps()
+            steps = list(manager.all_steps())
         if step != saved or len(steps) > options.max_to_keep:
             raise ckpt.CheckpointError(f"restored step {step} of {steps}, wanted {saved}")
         if saved == options.train_steps - 1:
             check_equal(state, loaded)
+        durable = library(options.library).default_durability
         return TestResult(
-            metrics=metrics, notes={"steps kept": str(len(steps)), "durable": manager.durable}
+            metrics=metrics, notes={"steps kept": str(len(steps)), "durable": durable}
         )
 
 
@@ -119,75 +123,48 @@ def _training(prefix: str) -> Callable[[Any], Any]:
     return train
 
 
-class _Ours:
-    durable = library("ckpt").default_durability
+_Manager = tuple[Any, Callable[[int, Any], Any], Callable[[Any], tuple[int | None, Any]]]
+"""Of a library: an object to wait for, list and close; what saves a step; and what restores the latest one."""
 
-    def __init__(self, directory: Path, options: Any) -> None:
-        self._checkpointer = ckpt.Checkpointer(
-            directory,
-            save_interval_steps=options.save_interval_steps,
-            max_to_keep=options.max_to_keep,
-            asynchronous=options.async_enabled,
-        )
 
-    def __enter__(self) -> _Ours:
-        return self
+def _manager(directory: Path, options: Any) -> _Manager:
+    try:
+        return (_ours if options.library == "ckpt" else _orbax)(directory, options)
+    except ModuleNotFoundError as error:
+        raise Skipped(f"{options.library} is not installed: {error}") from error
 
-    def __exit__(self, *_: object) -> None:
-        self._checkpointer.close()
 
-    def save(self, step: int, state: Any) -> None:
-        self._checkpointer.save(step, state)
+def _ours(directory: Path, options: Any) -> _Manager:
+    manager = ckpt.Checkpointer(
+        directory,
+        save_interval_steps=options.save_interval_steps,
+        max_to_keep=options.max_to_keep,
+        asynchronous=options.async_enabled,
+    )
 
-    def wait(self) -> None:
-        self._checkpointer.wait_until_finished()
-
-    def steps(self) -> list[int]:
-        return self._checkpointer.all_steps()
-
-    def restore(self, like: Any) -> tuple[int | None, Any]:
-        restored = self._checkpointer.restore_latest(state=like)
+    def restore(like: Any) -> tuple[int | None, Any]:
+        restored = manager.restore_latest(state=like)
         return (None, None) if restored is None else (restored.step, restored["state"])
 
-
-class _Orbax:
-    durable = library("orbax_v0_manager").default_durability
-
-    def __init__(self, directory: Path, options: Any) -> None:
-        import orbax.checkpoint as ocp
-
-        settings: Any = ocp.CheckpointManagerOptions(
-            save_interval_steps=options.save_interval_steps,
-            max_to_keep=options.max_to_keep,
-            enable_async_checkpointing=options.async_enabled,
-        )
-        self._ocp: Any = ocp
-        self._manager: Any = ocp.CheckpointManager(directory, options=settings)
-
-    def __enter__(self) -> _Orbax:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._manager.close()
-
-    def save(self, step: int, state: Any) -> None:
-        self._manager.save(step, args=self._ocp.args.StandardSave(state))
-
-    def wait(self) -> None:
-        self._manager.wait_until_finished()
-
-    def steps(self) -> list[int]:
-        return list(self._manager.all_steps())
-
-    def restore(self, like: Any) -> tuple[int | None, Any]:
-        step = self._manager.latest_step()
-        return step, self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
+    return manager, manager.save, restore
 
 
-def _manager(directory: Path, options: Any) -> _Ours | _Orbax:
-    if options.library == "ckpt":
-        return _Ours(directory, options)
-    try:
-        return _Orbax(directory, options)
-    except ModuleNotFoundError as error:
-        raise Skipped(f"orbax_v0_manager is not installed: {error}") from error
+def _orbax(directory: Path, options: Any) -> _Manager:
+    import orbax.checkpoint as ocp
+
+    settings: Any = ocp.CheckpointManagerOptions(
+        save_interval_steps=options.save_interval_steps,
+        max_to_keep=options.max_to_keep,
+        enable_async_checkpointing=options.async_enabled,
+    )
+    manager: Any = ocp.CheckpointManager(directory, options=settings)
+    arguments: Any = ocp.args
+
+    def restore(like: Any) -> tuple[int | None, Any]:
+        step = manager.latest_step()
+        return step, manager.restore(step, args=arguments.StandardRestore(like))
+
+    def save(step: int, state: Any) -> None:
+        manager.save(step, args=arguments.StandardSave(state))
+
+    return manager, save, restore
