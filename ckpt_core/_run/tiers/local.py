@@ -239,8 +239,14 @@ class LocalTier:
                 self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
             folders.discard_leftovers(of_others=False)
 
-        told = lambda: self._copier.told  # noqa: E731
-        save = LocalSave(job, folders.lease, committed, told, self._tables, self._make_room)
+        save = LocalSave(
+            job,
+            folders.lease,
+            committed,
+            lambda: self._copier.told,
+            self._tables,
+            None if self._options.local_max_bytes is None else self._make_room,
+        )
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
@@ -267,8 +273,7 @@ class LocalTier:
     def _make_room(self, needed_bytes: int) -> None:
         """Before a save: removes what ended runs left, if ``Options.local_max_bytes`` leaves no room beside it."""
         limit_bytes = self._options.local_max_bytes
-        if limit_bytes is None:
-            return
+        assert limit_bytes is not None
         try:
             room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes)
         except OSError as error:

@@ -107,7 +107,7 @@ class LocalSave:
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],
         tables: Tables,
-        make_room: Callable[[int], None] = lambda _: None,
+        make_room: Callable[[int], None] | None = None,
     ) -> None:
         self._job = job
         self._lease = lease
@@ -182,7 +182,8 @@ class LocalSave:
         job, written = self._job, self._snapshot.on_all
         try:
             self._lease.take()
-            self._make_room(self._size_bytes)
+            if self._make_room is not None:
+                self._make_room(self._size_bytes)
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
