@@ -193,10 +193,12 @@ class Peers:
             self.server.close()
 
     def leave(self) -> None:
-        """Serves no longer, and takes the address back."""
+        """Serves no longer, and takes the address back; the tables go when directories are opened the next time."""
         self.close()
         if self.folder:
             self.processes.drop(f"{self.folder}/{self.index}")
+            if self.index == 0:
+                self.processes.retire(self.folder)
 
 
 @dataclass(frozen=True)
@@ -247,6 +249,7 @@ def exchange_addresses(
     network, route = this_network(), route_to(coordinator_host())
 
     def answer_all(texts: list[str]) -> str:
+        processes.drop_retired()  # all have closed what was closed here before they came to this call
         told = [json.loads(text) for text in texts]
         machines.extend(machine for machine, _, _ in told)
         networks = networks_of([(network, route) for _, network, route in told])
