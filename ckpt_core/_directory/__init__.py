@@ -20,8 +20,10 @@ from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.locks import Claim as Claim
+from ckpt_core._directory.locks import LockFile as LockFile
 from ckpt_core._directory.locks import deleting as deleting
 from ckpt_core._directory.locks import is_locked as is_locked
+from ckpt_core._directory.locks import lock_folder as lock_folder
 from ckpt_core._directory.locks import locks_work_in as locks_work_in
 from ckpt_core._directory.locks import reading as reading
 from ckpt_core._directory.object_store import ObjectStoreBackend as ObjectStoreBackend
@@ -47,4 +49,3 @@ from ckpt_core._directory.syscalls import is_local_disk as is_local_disk
 from ckpt_core._directory.traces import Trace as Trace
 from ckpt_core._directory.traces import traces as traces
 from ckpt_core._directory.writing import remove_empty as remove_empty
-from ckpt_core._directory.writing import walk_files as walk_files

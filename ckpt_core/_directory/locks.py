@@ -108,9 +108,26 @@ def _open_to_lock(path: str) -> LockFile:
     except PermissionError:
         return LockFile(path, os.O_RDONLY)
     except OSError as error:
-        if error.errno != errno.EROFS:
+        if error.errno not in (errno.EROFS, errno.EISDIR):
             raise
         return LockFile(path, os.O_RDONLY)
+
+
+def lock_folder(path: str, *, exclusive: bool) -> LockFile | None:
+    """Holds a lock on a folder itself until it is closed; None if another process holds one that excludes it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = LockFile(path, os.O_RDONLY)
+    try:
+        if file.lock(EXCLUSIVE if exclusive else SHARED):
+            return file
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
 
 
 def is_locked(path: str) -> bool:

@@ -32,6 +32,7 @@ from ckpt_core._processes.tables import Table as Table
 logger = logging.getLogger("ckpt_core")
 _REPORT_SECS = 5.0
 """Interval at which a waiting process logs which processes it waits for."""
+_RETIRED = "ckpt/retired/"
 _LOOK_SECS = 1.0
 """Interval at which a waiting process looks whether another one has left."""
 
@@ -175,6 +176,22 @@ class Processes:
         if client is not None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 client.key_value_delete(f"ckpt/{name}")
+
+    def retire(self, name: str) -> None:
+        """Like ``drop``, but only at the next ``drop_retired``: other processes may be about to read it."""
+        client = _client()
+        if client is not None:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                client.key_value_set(f"{_RETIRED}{name}", "1", allow_overwrite=True)
+
+    def drop_retired(self) -> None:
+        """Deletes what was retired; called when all processes have begun with what came after that."""
+        client = _client()
+        if client is not None:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                for name, _ in service.listing(client, _RETIRED):
+                    self.drop(name)
+                    client.key_value_delete(_RETIRED + name)
 
     def _left(self, client: Any, tag: str) -> dict[int, str]:
         """The processes that left in the life of a round, and why: they set no key after that."""

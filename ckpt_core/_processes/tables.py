@@ -15,6 +15,8 @@ from typing import Protocol
 from ckpt_core._errors import CheckpointError
 
 _BLOCK_BYTES = 1024
+_ROW_BYTES = 3
+"""Of an empty row too, which most may be."""
 
 
 class Keys(Protocol):
@@ -55,7 +57,8 @@ class Table:
         if not any(rows):
             return ""
         digest = hashlib.sha256(json.dumps(list(rows)).encode()).hexdigest()[:16]
-        rows_each = max(1, _BLOCK_BYTES * len(rows) // sum(map(len, rows)))
+        size_bytes = sum(map(len, rows)) + _ROW_BYTES * len(rows)
+        rows_each = max(1, _BLOCK_BYTES * len(rows) // size_bytes)
         table = f"{digest}.{rows_each}"
         before, _ = self._published
         if table == before:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from ckpt_core._errors import CheckpointError, CheckpointNotFound
+from ckpt_core._errors import CheckpointError, CheckpointNotFound, raised_by_a_handler
 from ckpt_core._run.tiers.ended import LocalRun, remove_run, runs_in
 from ckpt_core._run.tiers.folders import local_root
 from ckpt_core.cli._change import agreed
@@ -92,8 +92,18 @@ def remove_runs(
     if not chosen or (not yes and not agreed(f"what {what} left here")):
         out.print("nothing was removed", markup=False)
         return 0 if not chosen else 1
-    stays = [run.path for run in chosen if not remove_run(run)]
+    stays = [f"{run.path} stays: {why}" for run in chosen if (why := _remove(run))]
     out.print(f"{len(chosen) - len(stays)} of {what} removed", markup=False)
-    for path in stays:
-        out.print(one_line(f"{path} stays: somebody uses it now"), markup=False, soft_wrap=True)
+    for text in stays:
+        out.print(one_line(text), markup=False, soft_wrap=True)
     return 1 if stays else 0
+
+
+def _remove(run: LocalRun) -> str:
+    """Removes what a run left; why that is not gone, or an empty text."""
+    try:
+        return "" if remove_run(run) else "somebody uses it now, or there is more than ckpt wrote"
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return str(error)

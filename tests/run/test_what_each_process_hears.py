@@ -90,3 +90,32 @@ def test_a_few_hundred_bytes_each(
         assert max(sent[what][1:]) <= OPENING_BYTES + 2 * 1024 * (partners is not None), what
     for step in (1, 2):
         assert max(sent[f"save {step}"][1:]) <= SAVE_BYTES
+
+
+def test_what_closed_directories_had_at_the_service_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation in the same job may open them at each epoch."""
+    service, kept, count = Service(), list[int](), 4
+    options = ckpt.Options(partners="host", timeout_secs=60, durable=False)
+    directory = open_run_directory(tmp_path / "persistent", StepNames(), options, False)
+    (tmp_path / "persistent").mkdir()
+    barrier = threading.Barrier(count, action=lambda: kept.append(of_peers(service)))
+
+    def work(processes: Processes) -> None:
+        run = dataclasses.replace(directory, processes=processes)
+        for step in range(5):
+            tier = LocalTier(str(tmp_path / "local" / str(processes.index)), RUN, run)
+            items = {"state": {"w": np.full(16, processes.index)}}
+            what = StepToSave(step, items, RecordFields(True), f"{LINEAGE}{step:016x}")
+            tier.prepare(what, None)()
+            barrier.wait(60)
+            tier.close(0)
+
+    run_all(monkeypatch, service, count, work)
+    assert len(set(kept[1:])) == 1 and kept[0] > 0, kept
+
+
+def of_peers(service: Service) -> int:
+    """How many keys local directories have at the service."""
+    return sum(key.startswith(("ckpt/peers/", "ckpt/retired/")) for key in service.values)

@@ -9,20 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from ckpt_core._directory import (
+    LockFile,
     PosixBackend,
     StepNames,
+    is_locked,
+    lock_folder,
     locks_work_in,
     remove_empty,
-    walk_files,
 )
+from ckpt_core._errors import CheckpointError, raised_by_a_handler
+from ckpt_core._events import logger
 from ckpt_core._run.lease import is_abandoned
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
+_TURN_SECS = 30.0
+"""For so long one waits for others of this host that make room in the same directory."""
+_LOOK_SECS = 0.05
+_LEVELS = 3
+"""Folders of processes, of steps and copies, and of copied steps."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,10 @@ class LocalRun:
         steps: numbers of which there are parts, or copies of parts of other hosts.
         size_bytes: of all files.
         used_unix_secs: when the newest of its folders of steps was changed.
-        in_use: whether a writer of it may live.
+        in_use: whether a writer or a reader of it may live.
         mine: whether its folder belongs to this user.
+        live: how many of its processes have writers that may live.
+        unfinished_bytes: of files that are being written or deleted.
     """
 
     path: str
@@ -46,6 +59,8 @@ class LocalRun:
     used_unix_secs: float
     in_use: bool
     mine: bool
+    live: int
+    unfinished_bytes: int
 
 
 def runs_in(root: str) -> list[LocalRun]:
@@ -62,18 +77,31 @@ def runs_in(root: str) -> list[LocalRun]:
 
 
 def remove_run(run: LocalRun) -> bool:
-    """Removes what a run left; returns whether all of it is gone. A folder that a writer has claimed meanwhile stays.
+    """Removes what a run left; returns whether all of it is gone. If somebody uses the run again, nothing is removed.
 
     Each folder of a process is hidden first, so that nobody meets half of a step.
+
+    Raises:
+        OSError: it cannot be deleted.
     """
-    backend = PosixBackend()
-    locks_work = locks_work_in(os.path.dirname(run.path))
-    for folder in _folders(run.path):
-        if is_abandoned(folder, backend, locks_work):
+    backend, path = PosixBackend(), run.path
+    locks_work = locks_work_in(os.path.dirname(path))
+    try:
+        held = lock_folder(path, exclusive=True)
+    except FileNotFoundError:
+        return True
+    if held is None:
+        return False
+    with held:
+        folders = _folders(path)
+        if not all(_is_unused(folder, locks_work) for folder in folders):
+            return False
+        for folder in folders:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 backend.delete(folder)
-    remove_empty([run.path])
-    return not os.path.lexists(run.path)
+        backend.clean(path)  # what a remover hid that was killed
+        remove_empty([path])
+    return not os.path.lexists(path)
 
 
 @dataclass(frozen=True)
@@ -96,63 +124,140 @@ def make_room(root: str, max_bytes: int, own: str, needed_bytes: int) -> Room:
         root: of all runs.
         max_bytes: what the runs may have together.
         own: folder of the run that needs the room.
-        needed_bytes: how much it is about to write.
+        needed_bytes: how much one of its processes is about to write; its others on this host, which have
+            claimed their folders, are taken to write as much.
 
     Raises:
         OSError: the directory cannot be listed.
     """
-    runs = runs_in(root) if os.path.isdir(root) else []
-    over_bytes = sum(run.size_bytes for run in runs) + needed_bytes - max_bytes
-    removed: list[LocalRun] = []
-    for run in runs:
-        if over_bytes <= 0:
-            break
-        if run.mine and not run.in_use and run.path != own and remove_run(run):
-            removed.append(run)
-            over_bytes -= run.size_bytes
+    if not os.path.isdir(root):
+        return Room((), needed_bytes - max_bytes)
+    with _turn(root):
+        runs = runs_in(root)
+        writers = max([1, *(run.live for run in runs if run.path == own)])
+        begun_bytes = sum(run.unfinished_bytes for run in runs if run.path == own)
+        needed_bytes = max(needed_bytes * writers - begun_bytes, 0)
+        over_bytes = sum(run.size_bytes for run in runs) + needed_bytes - max_bytes
+        removed: list[LocalRun] = []
+        for run in runs:
+            if over_bytes <= 0:
+                break
+            if run.mine and not run.in_use and run.path != own and _is_removed(run):
+                removed.append(run)
+                over_bytes -= run.size_bytes
     return Room(tuple(removed), over_bytes)
 
 
-def _run_at(path: str, locks_work: bool) -> LocalRun | None:
-    """What is in one folder; None if it is gone, or holds something else."""
-    backend = PosixBackend()
+def _is_removed(run: LocalRun) -> bool:
+    """Removes a run; what cannot be deleted stays, and keeps no other from making room."""
     try:
-        folders = list(_folders(path))
-        inside = [f"{folder}/{name}" for folder in folders for name in os.listdir(folder)]
-        steps = {number for one in inside for number in _steps_at(one)}
-        return LocalRun(
-            path,
-            len(folders),
-            tuple(sorted(steps)),
-            _size_of(path),
-            max((os.stat(one).st_mtime for one in (path, *folders, *inside)), default=0.0),
-            not all(is_abandoned(folder, backend, locks_work) for folder in folders),
-            os.stat(path).st_uid == os.getuid() if hasattr(os, "getuid") else True,
-        )
-    except (FileNotFoundError, NotADirectoryError):  # somebody removes it
+        return remove_run(run)
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        logger.warning("%s: it cannot be removed: %s", run.path, error)
+        return False
+
+
+@contextlib.contextmanager
+def _turn(root: str) -> Generator[None]:
+    """One after the other: the processes of a host save at the same moment, and each would remove another run."""
+    deadline = time.monotonic() + _TURN_SECS
+    held: LockFile | None = None
+    try:
+        while (held := lock_folder(root, exclusive=True)) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECS)
+        yield
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _run_at(path: str, locks_work: bool) -> LocalRun | None:
+    """What is in one folder; None if it is gone, or no folder."""
+    try:
+        about = os.lstat(path)
+    except FileNotFoundError:
         return None
+    if not stat.S_ISDIR(about.st_mode):  # what a link leads to lies in another directory
+        return None
+    found = _Found(path, about.st_mtime)
+    folders = [] if found.unread else _folders(path)
+    live = sum(not _is_unused(folder, locks_work) for folder in folders)
+    return LocalRun(
+        path,
+        len(folders),
+        tuple(sorted(found.steps)),
+        sum(found.files.values()),
+        found.used_unix_secs,
+        live > 0 or found.unread or is_locked(path),
+        about.st_uid == os.getuid() if hasattr(os, "getuid") else True,
+        live,
+        found.unfinished_bytes,
+    )
 
 
-def _size_of(path: str) -> int:
-    """Of the files below a folder; steps share unchanged ones by hard links."""
-    found: dict[tuple[int, int], int] = {}
-    for file in walk_files(path):
-        with contextlib.suppress(FileNotFoundError):
-            about = os.lstat(file)
-            found[about.st_dev, about.st_ino] = about.st_size
-    return sum(found.values())
+class _Found:
+    """What is below the folder of a run; its writer may live, and change it meanwhile.
+
+    Attributes:
+        files: sizes; steps share unchanged ones by hard links.
+        unfinished_bytes: of those that are in hidden folders.
+        steps: numbers.
+        used_unix_secs: of the newest change of a step's folder, or one above.
+        unread: whether something could not be looked at.
+    """
+
+    def __init__(self, path: str, changed_unix_secs: float) -> None:
+        self.files: dict[tuple[int, int], int] = {}
+        self.unfinished_bytes = 0
+        self.steps: set[int] = set()
+        self.used_unix_secs = changed_unix_secs
+        self.unread = False
+        for top, directories, files in os.walk(path, onerror=self._missed):
+            inside = top[len(path) + 1 :].split("/") if top != path else []
+            hidden = any(name.startswith(".") for name in inside)
+            for name in files:
+                if about := self._about(f"{top}/{name}"):
+                    self.unfinished_bytes += about.st_size if hidden else 0
+                    self.files[about.st_dev, about.st_ino] = about.st_size
+            if len(inside) < _LEVELS:
+                changed = (self._about(f"{top}/{name}") for name in directories)
+                times = (about.st_mtime for about in changed if about)
+                self.used_unix_secs = max(self.used_unix_secs, *times, 0.0)
+            if inside and _PROCESS.fullmatch(inside[0]) and _holds_steps(inside):
+                numbers = map(StepNames().parse, directories)
+                self.steps.update(number for number in numbers if number is not None)
+
+    def _missed(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            self.unread = True
+
+    def _about(self, path: str) -> os.stat_result | None:
+        try:
+            return os.lstat(path)
+        except OSError as error:
+            self._missed(error)
+            return None
 
 
-def _folders(path: str) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        yield from (f"{path}/{name}" for name in os.listdir(path) if _PROCESS.fullmatch(name))
+def _holds_steps(inside: Sequence[str]) -> bool:
+    return len(inside) == 1 or (len(inside) == 2 and inside[1].startswith("partner-of_"))
 
 
-def _steps_at(path: str) -> Iterator[int]:
-    """The number of a step's directory, or those in a folder of copies."""
-    name = os.path.basename(path)
-    names = os.listdir(path) if name.startswith("partner-of_") else [name]
-    for one in names:
-        number = StepNames().parse(one)
-        if number is not None:
-            yield number
+def _is_unused(folder: str, locks_work: bool) -> bool:
+    """Whether no writer has a process's folder; False if that cannot be told."""
+    try:
+        return is_abandoned(folder, PosixBackend(), locks_work)
+    except (CheckpointError, OSError) as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return False
+
+
+def _folders(path: str) -> list[str]:
+    """The folders of processes in that of a run."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+        return [f"{path}/{name}" for name in names if _PROCESS.fullmatch(name)]
+    return []

@@ -29,8 +29,6 @@ _LOOK_SECS, _MOST_LOOK_SECS = 0.05, 1.0
 """Intervals at which a source is asked that has yet to get the part: the first, and the longest."""
 _BEGIN_SECS = 5.0
 """It may be another call that this process makes alone, in which the source does not fetch anything."""
-_TIMES_IDLE = 10
-"""A source may fetch for so many times as long as a connection may move no byte."""
 _NAMED = 5
 """Maximum number of sources named in a message."""
 _VERIFY_BYTES = 256 * MIB
@@ -113,7 +111,8 @@ def fetch_first(
 ) -> Fetched:
     """Brings a part from the first of its sources that gives it, another process or another folder of this one.
 
-    A source that is to get the part from another process is waited for; see ``_patiently``.
+    A source that is to get the part from another process is waited for; see ``_patiently``. For all of them together
+    that takes no longer than ``Peers.patience_secs``, after which no others are asked either.
 
     Args:
         save: step and token.
@@ -128,14 +127,25 @@ def fetch_first(
         CheckpointCorrupt: none gives it; the message says what each answered.
     """
     failures: list[str] = []
-    for source in _each(sources, rest, peers.index):
+    deadline = time.monotonic() + peers.patience_secs
+
+    def others() -> Sequence[Source]:
+        try:
+            return rest()
+        except (CheckpointError, OSError) as error:
+            if raised_by_a_handler(error) is not None:
+                raise
+            failures.append(f"and others are not known: {error}")
+            return ()
+
+    for source in _each(sources, others, peers.index, deadline):
         key = Key(*save, source.writer)
         try:
             may_go_on()
             record = _patiently(
                 functools.partial(_bring_from, source, key, peers, target, may_go_on),
                 may_go_on,
-                _TIMES_IDLE * peers.idle_secs,
+                deadline,
             )
         except (CheckpointError, OSError) as error:
             if (interrupt := raised_by_a_handler(error)) is not None:
@@ -148,32 +158,33 @@ def fetch_first(
 
 
 def _each(
-    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int
+    sources: Sequence[Source], rest: Callable[[], Sequence[Source]], index: int, deadline: float
 ) -> Iterator[Source]:
-    """The sources, and then the others, of which each process begins with another one."""
+    """The sources, and then until the deadline the others, of which each process begins with another one."""
     yield from sources
     others = rest()
     for number in range(len(others)):
         source = others[(index + number) % len(others)]
+        if time.monotonic() > deadline:
+            return
         if source not in sources:
             yield source
 
 
 def _patiently(
-    bring: Callable[[], Record], may_go_on: Callable[[], None], limit_secs: float
+    bring: Callable[[], Record], may_go_on: Callable[[], None], deadline: float
 ) -> Record:
-    """What ``bring`` gives, once the source has it: for up to 5 s until it begins to fetch it, and then for ``limit_secs``.
+    """What ``bring`` gives, once the source has it: for up to 5 s until it begins to fetch it, and then until the deadline.
 
     Raises:
         NotYet: it took longer.
     """
-    began, wait_secs = time.monotonic(), _LOOK_SECS
+    begin_until, wait_secs = min(deadline, time.monotonic() + _BEGIN_SECS), _LOOK_SECS
     while True:
         try:
             return bring()
         except NotYet as error:
-            waited_secs = time.monotonic() - began
-            if waited_secs > (limit_secs if error.begun else min(limit_secs, _BEGIN_SECS)):
+            if time.monotonic() > (deadline if error.begun else begin_until):
                 raise
         may_go_on()
         time.sleep(wait_secs)

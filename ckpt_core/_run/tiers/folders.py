@@ -15,7 +15,16 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpt_core._directory import MAX_STEP, PosixBackend, StepNames, is_locked, refuse_file, resolve
+from ckpt_core._directory import (
+    MAX_STEP,
+    LockFile,
+    PosixBackend,
+    StepNames,
+    is_locked,
+    lock_folder,
+    refuse_file,
+    resolve,
+)
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat, raised_by_a_handler
 from ckpt_core._events import logger
 from ckpt_core._exchange import Key
@@ -111,6 +120,7 @@ class Folders:
         self._count = count
         self._durable = durable
         self._leases_of_others: list[Lease] = []
+        self._use = _use(root)
 
     # ------------------------------------------------------------------------------------ look
 
@@ -228,9 +238,11 @@ class Folders:
         return True
 
     def close(self) -> None:
-        """Releases the claims."""
+        """Releases the claims, and the folder of the run."""
         for lease in (*self._leases_of_others, self.lease):
             lease.close()
+        if self._use is not None:
+            self._use.close()
 
     def own_target(self, step: int) -> Target:
         """Where a part goes that this process lacks.
@@ -341,6 +353,19 @@ class Folders:
             if is_abandoned(path, self.backend, locks_work):
                 with contextlib.suppress(OSError):  # other processes of this host may delete it too
                     self.backend.delete(path)
+
+
+def _use(root: str) -> LockFile | None:
+    """Shows that the folder of a run is in use, before this process claims its own one in it; see ``ended.remove_run``.
+
+    None if there is no such folder yet, or it is being removed.
+    """
+    try:
+        return lock_folder(root, exclusive=False)
+    except OSError as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return None
 
 
 def _opened_in(

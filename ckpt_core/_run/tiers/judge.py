@@ -16,6 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from ckpt_core._errors import (
@@ -93,7 +94,7 @@ class WholeStep:
         twice: whether each part is in two places, so that the step survives the loss of one.
         pieces: of a step of another number of processes, the parts that are not as good as another one:
             from where each may be fetched, in the order of their processes. Empty for all others.
-        rest: process that lacks its part -> all that have it, where they are more than 3.
+        rest: process that lacks its part -> all that have it, where those of ``sources`` are not all.
     """
 
     token: str
@@ -418,12 +419,12 @@ class _Search:
     def _of(self, process: int, givers: Sequence[_Givers]) -> list[Source]:
         if not self._everyone[process].mends:
             return []
-        here = [
+        all_here = [
             Source(process, seen.writer)
             for seen in self._parts.get(process, ())
             if contains(seen.serves, process)
         ]
-        here = here[: _SOURCES - 1]  # one elsewhere, should those be damaged
+        here = all_here[: _SOURCES - 1]  # one elsewhere, should those be damaged
         machine = self._machines[process]
         chosen = [one for some in givers for one in some.near(machine) if one.process != process]
         own = {Source(process, seen.writer) for seen in self._parts.get(process, ())}
@@ -433,15 +434,19 @@ class _Search:
                 chosen = some.least_busy(own)
             if len(chosen) < wanted:
                 chosen += some.in_turn(wanted - len(chosen), {*chosen, *own})
-            if len(some.sources) > _SOURCES:
-                self.rest[process] = some.sources
         chosen = chosen[:wanted]
         if not here and chosen:
             self._load[chosen[0].process] += 1
             self._load[process] = self._load[chosen[0].process]
             if self._serving[process] and len(givers) == 1:
                 givers[0].join(process)
-        return here + chosen
+        found = here + chosen
+        having = [some.sources for some in givers]
+        having += [all_here] if len(all_here) > len(here) else []
+        if any(len(one) > _SOURCES or not {*one} <= {*found} for one in having):
+            # one list, where it is the same for many, since those share a row
+            self.rest[process] = having[0] if len(having) == 1 else [*chain(*having)]
+        return found
 
     def pieces(self) -> tuple[list[list[Source]], list[int]]:
         """Of a save of another number of processes: sources of each part, and whose parts are lacking."""

@@ -239,12 +239,17 @@ class LocalTier:
                 self._peers.offers.put(Key(what.step, saved.token, saved.part.writer), path)
             folders.discard_leftovers(of_others=False)
 
-        save = LocalSave(job, folders.lease, committed, lambda: self._copier.told, self._tables)
+        save = LocalSave(
+            job,
+            folders.lease,
+            committed,
+            lambda: self._copier.told,
+            self._tables,
+            None if self._options.local_max_bytes is None else self._make_room,
+        )
         save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
-            if self._options.local_max_bytes is not None:
-                self._make_room(self._options.local_max_bytes, save.size_bytes)
             if what.step not in self._complete and folders.is_mine():
                 folders.discard(what.step)  # left by a failed save, or of another lineage
             # The processes replace their parts at different moments: meanwhile it is incomplete.
@@ -265,8 +270,10 @@ class LocalTier:
 
         return save_and_retain
 
-    def _make_room(self, limit_bytes: int, needed_bytes: int) -> None:
+    def _make_room(self, needed_bytes: int) -> None:
         """Before a save: removes what ended runs left, if ``Options.local_max_bytes`` leaves no room beside it."""
+        limit_bytes = self._options.local_max_bytes
+        assert limit_bytes is not None
         try:
             room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes)
         except OSError as error:

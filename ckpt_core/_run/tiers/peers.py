@@ -51,6 +51,9 @@ _OPEN = (
 )
 _WAITS = 8
 """A process that gives up this many connections, one after the other, is still in time for the others."""
+_TIMES_IDLE = 10
+_SHARE_OF_TIME = 0.5
+"""Of the time for which the others wait, the share after which a process waits for no other one that gets a part."""
 
 
 class Offers:
@@ -80,9 +83,9 @@ class Offers:
     @contextlib.contextmanager
     def getting(self, key: Key) -> Generator[None]:
         """This process gets a part while the block runs."""
-        with self._lock:
-            self._coming[key] = Coming(True)
         try:
+            with self._lock:
+                self._coming[key] = Coming(True)
             yield
         finally:
             with self._lock:
@@ -125,6 +128,7 @@ class Peers:
         server: that of this process; None if it serves nothing.
         folder: where each process has put its address; see ``Processes.put``.
         idle_secs: maximum time in which a connection moves no byte.
+        patience_secs: maximum time in which one waits for those that have yet to get a part, and asks further ones.
         hosts: on process 0: for each process its machine, and whether others can fetch from it.
         copies: whether each process has a partner, which keeps copies of its parts.
         sources: the processes whose partner this one is.
@@ -136,6 +140,7 @@ class Peers:
     server: Server | None
     folder: str = ""
     idle_secs: float = IDLE_SECS
+    patience_secs: float = _TIMES_IDLE * IDLE_SECS
     hosts: tuple[tuple[str, bool], ...] = ()
     copies: bool = False
     sources: tuple[int, ...] = ()
@@ -188,10 +193,12 @@ class Peers:
             self.server.close()
 
     def leave(self) -> None:
-        """Serves no longer, and takes the address back."""
+        """Serves no longer, and takes the address back; the tables go when directories are opened the next time."""
         self.close()
         if self.folder:
             self.processes.drop(f"{self.folder}/{self.index}")
+            if self.index == 0:
+                self.processes.retire(self.folder)
 
 
 @dataclass(frozen=True)
@@ -242,6 +249,7 @@ def exchange_addresses(
     network, route = this_network(), route_to(coordinator_host())
 
     def answer_all(texts: list[str]) -> str:
+        processes.drop_retired()  # all have closed what was closed here before they came to this call
         told = [json.loads(text) for text in texts]
         machines.extend(machine for machine, _, _ in told)
         networks = networks_of([(network, route) for _, network, route in told])
@@ -260,7 +268,8 @@ def exchange_addresses(
     proof = "" if private is None else _derived(private, "proof", nonce)
     server, address = _serve(choose_address(network, route, opening.networks), secret, offers)
     idle_secs = min(IDLE_SECS, options.timeout_secs / _WAITS)
-    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs)
+    patience_secs = _SHARE_OF_TIME * options.timeout_secs
+    peers = Peers(processes, offers, secret, server, f"peers/{tag}", idle_secs, patience_secs)
     try:
         port = 0 if server is None else server.port
         processes.put(f"{peers.folder}/{processes.index}", json.dumps([machine, address, port]))

@@ -92,6 +92,8 @@ class LocalSave:
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
         copied: what ``judge_copies`` is told of this process.
+        make_room: called with the number of bytes that this process is about to write, when all processes of the
+            save have claimed their directories.
         tables: what process 0 publishes.
 
     Attributes:
@@ -105,12 +107,14 @@ class LocalSave:
         committed: Callable[[Saved], None],
         copied: Callable[[], Any],
         tables: Tables,
+        make_room: Callable[[int], None] | None = None,
     ) -> None:
         self._job = job
         self._lease = lease
         self._committed = committed
         self._copied = copied
         self._tables = tables
+        self._make_room = make_room
         self._snapshot = Snapshot(
             job, "save into local directories", "save into its local directory"
         )
@@ -122,10 +126,12 @@ class LocalSave:
         self._snapshot.take(items)
 
     @property
-    def size_bytes(self) -> int:
-        """Of the arrays that this process writes."""
-        plans = [item.plan for item in self._snapshot.items if item.plan is not None]
-        return sum(leaf.size_bytes for plan in plans for leaf in plan.leaves)
+    def _size_bytes(self) -> int:
+        """Of the arrays and files that this process writes."""
+        items = self._snapshot.items
+        leaves = (leaf for item in items if item.plan is not None for leaf in item.plan.leaves)
+        files = (file for item in items for file in item.sources)
+        return sum(leaf.size_bytes for leaf in leaves) + sum(file.size_bytes for file in files)
 
     def write_and_commit(self) -> Saved:
         """Blocks until all processes have committed; returns what they agreed on.
@@ -176,6 +182,8 @@ class LocalSave:
         job, written = self._job, self._snapshot.on_all
         try:
             self._lease.take()
+            if self._make_room is not None:
+                self._make_room(self._size_bytes)
             attempt = job.backend.begin(
                 job.target, overwrite=True, durable=job.options.durable, token=saved.token
             )
