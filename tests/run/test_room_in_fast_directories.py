@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import hidden_names, posix
+from ckpt_core._directory import hidden_names, lock_folder, posix
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers import ended
 from ckpt_core._run.tiers.ended import make_room, remove_run, runs_in
@@ -267,3 +267,21 @@ def test_all_processes_of_a_host_need_room(tmp_path: Path) -> None:
     assert [run.path for run in room.removed] == [str(old)] and room.over_bytes <= 0
     for lease in leases:
         lease.close()
+
+
+def test_who_opens_a_run_while_it_is_listed_is_seen_afterwards(tmp_path: Path) -> None:
+    made = train(tmp_path, "a")
+    listing = lock_folder(str(made), exclusive=True)
+    assert listing is not None
+    threading.Timer(0.2, listing.close).start()
+    with open_run(tmp_path, "a"):
+        assert runs_in(root_of(tmp_path))[0].in_use
+
+
+def test_who_holds_the_directory_stops_nobody_for_long(tmp_path: Path) -> None:
+    old = train(tmp_path, "a")
+    with lock_folder(root_of(tmp_path), exclusive=True) or pytest.fail("held by nobody"):
+        began = time.monotonic()
+        assert len(make_room(root_of(tmp_path), MIB, "", MIB, 0.2).removed) == 1
+        assert time.monotonic() - began < 20
+    assert not old.exists()

@@ -30,7 +30,6 @@ from ckpt_core._run.lease import is_abandoned
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
 _TURN_SECS = 30.0
-"""For so long one waits for others of this host that make room in the same directory."""
 _LOOK_SECS = 0.05
 _LEVELS = 3
 """Folders of processes, of steps and copies, and of copied steps."""
@@ -117,7 +116,9 @@ class Room:
     over_bytes: int
 
 
-def make_room(root: str, max_bytes: int, own: str, needed_bytes: int) -> Room:
+def make_room(
+    root: str, max_bytes: int, own: str, needed_bytes: int, turn_secs: float = _TURN_SECS
+) -> Room:
     """Removes ended runs of this user, the longest unused first, until so much more fits.
 
     Args:
@@ -126,13 +127,14 @@ def make_room(root: str, max_bytes: int, own: str, needed_bytes: int) -> Room:
         own: folder of the run that needs the room.
         needed_bytes: how much one of its processes is about to write; its others on this host, which have
             claimed their folders, are taken to write as much.
+        turn_secs: maximum wait for other processes of this host that make room there.
 
     Raises:
         OSError: the directory cannot be listed.
     """
     if not os.path.isdir(root):
         return Room((), needed_bytes - max_bytes)
-    with _turn(root):
+    with _turn(root, min(turn_secs, _TURN_SECS)):
         runs = runs_in(root)
         writers = max([1, *(run.live for run in runs if run.path == own)])
         begun_bytes = sum(run.unfinished_bytes for run in runs if run.path == own)
@@ -160,9 +162,9 @@ def _is_removed(run: LocalRun) -> bool:
 
 
 @contextlib.contextmanager
-def _turn(root: str) -> Generator[None]:
+def _turn(root: str, wait_secs: float) -> Generator[None]:
     """One after the other: the processes of a host save at the same moment, and each would remove another run."""
-    deadline = time.monotonic() + _TURN_SECS
+    deadline = time.monotonic() + wait_secs
     held: LockFile | None = None
     try:
         while (held := lock_folder(root, exclusive=True)) is None and time.monotonic() < deadline:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ LINEAGE_FILE = ".ckpt-lineage"
 """File in a local directory with the lineage of the steps that versions up to 0.1 wrote there."""
 _FOLDER = re.compile(r"process_(\d+)-of-(\d+)")
 _COPIES = re.compile(r"partner-of_(\d+)-of-(\d+)")
+_USE_TRIES, _USE_PAUSE_SECS = 50, 0.02
 _MOST_FOLDERS = 64
 """Maximum number of folders of other processes in which a process looks."""
 
@@ -361,11 +363,14 @@ def _use(root: str) -> LockFile | None:
     None if there is no such folder yet, or it is being removed.
     """
     try:
-        return lock_folder(root, exclusive=False)
+        for _ in range(_USE_TRIES):  # who lists the runs excludes others for a moment
+            if (held := lock_folder(root, exclusive=False)) is not None:
+                return held
+            time.sleep(_USE_PAUSE_SECS)
     except OSError as error:
         if raised_by_a_handler(error) is not None:
             raise
-        return None
+    return None
 
 
 def _opened_in(

@@ -275,7 +275,8 @@ class LocalTier:
         limit_bytes = self._options.local_max_bytes
         assert limit_bytes is not None
         try:
-            room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes)
+            turn_secs = self._options.timeout_secs / 4  # the others wait in this save
+            room = make_room(self._root, limit_bytes, self._run_folder, needed_bytes, turn_secs)
         except OSError as error:
             if raised_by_a_handler(error) is not None:
                 raise
