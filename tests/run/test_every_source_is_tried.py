@@ -195,7 +195,7 @@ def test_a_part_of_another_number_of_processes_is_asked_of_all_that_have_it(
     shelves: list[Any] = [lambda _: None] * 6
     shelves[3] = having.find
     peers = sources(shelves, 10.0)
-    joining = Joining(peers, str(tmp_path), PosixBackend(), 60.0)
+    joining: Any = Joining(peers, str(tmp_path), PosixBackend(), 60.0)
     among = [Source(n, 6) for n in range(1, 7)]
     target = str(tmp_path / "here" / "3")
     record = joining._bring((STEP, token), among[::-1], target, time.monotonic() + 60)
