@@ -20,6 +20,7 @@ from ckpt_core._errors import CheckpointCorrupt
 from ckpt_core._exchange import Coming, Key, Server
 from ckpt_core._processes import Table
 from ckpt_core._run.tiers.fetch import Target, fetch_first
+from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Seen, Source, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, Peers
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
@@ -183,3 +184,19 @@ def test_a_list_of_others_that_is_gone_hides_no_failure(
     target = Target(str(tmp_path / "here" / "3"), PosixBackend(), False, lambda: None)
     with pytest.raises(CheckpointCorrupt, match=r"404.*what process 0 decided is gone"):
         fetch_first((STEP, TOKEN), [Source(1, 1)], peers, target, "it", rest=gone)
+
+
+def test_a_part_of_another_number_of_processes_is_asked_of_all_that_have_it(
+    tmp_path: Path, sources: Callable[..., Peers]
+) -> None:
+    path, token = saved(tmp_path)
+    having = Offers()
+    having.put(Key(STEP, token, 6), path)
+    shelves: list[Any] = [lambda _: None] * 6
+    shelves[3] = having.find
+    peers = sources(shelves, 10.0)
+    joining: Any = Joining(peers, str(tmp_path), PosixBackend(), 60.0)
+    among = [Source(n, 6) for n in range(1, 7)]
+    target = str(tmp_path / "here" / "3")
+    record = joining._bring((STEP, token), among[::-1], target, time.monotonic() + 60)
+    assert record.token == token

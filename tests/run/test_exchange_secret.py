@@ -74,6 +74,12 @@ class _Process:
     def drop(self, name: str) -> None:
         self._meeting.keys.pop(name, None)
 
+    def retire(self, name: str) -> None:
+        """What it put stays: it is the only meeting."""
+
+    def drop_retired(self) -> None:
+        """There was none before."""
+
 
 def _met(
     count: int, part: Path, options: list[ckpt.Options], directory: str | None = None

@@ -25,7 +25,7 @@ from ckpt_core._storage import INDEX_FILE, Location, NewDatabase, add, new_conte
 
 _NODE_FILE_BYTES = 64 * MIB
 _TRIES = 3
-"""Maximum number of places from which one tries to bring a part."""
+"""Number of the nearest places from which one tries to bring a part before all others."""
 _BESIDE = 8
 """Of so many processes with the nearest indices it is asked whether they are on this machine."""
 _SHARE_OF_TIME = 0.5
@@ -127,7 +127,7 @@ class Joining:
         target = Target(path, self._backend, False, may_go_on)
         lacking = f"a part of step {key[0]}, which another number of processes saved, could not be brought here"
         nearest = sorted(sources, key=distance)[:_TRIES]
-        return fetch_first(key, nearest, peers, target, lacking, may_go_on).record
+        return fetch_first(key, nearest, peers, target, lacking, may_go_on, lambda: sources).record
 
 
 class _Joined:
