@@ -90,6 +90,21 @@ def test_copying_to_where_something_is(says: Any, does: Any, tmp_path: Path):
     does("cp", one, tmp_path / "mine2")
 
 
+def test_a_step_of_a_run_in_a_fast_directory(says: Any, does: Any, tmp_path: Path):
+    run, fast = tmp_path / "run", tmp_path / "fast"
+    with ckpt.Checkpointer(
+        run, local_directory=fast, asynchronous=False, options=FAST
+    ) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"w": W + step})
+    key = "cli/_local.py: name the persistent one, ckpt rm RUN --step N"
+    said = says(key, "rm", "--local", fast, "--step", 2, "--yes")
+    spelled = {"RUN": run, "N": 2}
+    does(*(spelled.get(word, word) for word in said.after("one, ckpt ").split()), "--yes")
+    with ckpt.Checkpointer(run, local_directory=fast) as checkpointer:
+        assert checkpointer.all_steps() == [1]
+
+
 def test_steps_of_what_has_none(says: Any, does: Any, tmp_path: Path):
     save(tmp_path / "a", STATE)
     says(

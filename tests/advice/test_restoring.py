@@ -124,7 +124,7 @@ def test_items_and_one_state(tmp_path: Path):
     save(tmp_path / "items", params=STATE, opt=STATE)
     save(tmp_path / "one", STATE)
     like: Any = AS_NUMPY
-    with told("_load/__init__.py: like must be a dict of items, or name one with item="):
+    with told("_load/loading.py: like must be a dict of items, or name one with item="):
         ckpt.load(tmp_path / "items", [like])
     assert right(ckpt.load(tmp_path / "items", {"opt": like})["opt"]["w"])
     assert right(ckpt.load(tmp_path / "items", like, item="opt")["w"])
