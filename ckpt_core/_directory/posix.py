@@ -120,15 +120,21 @@ class PosixBackend(Writing):
         return os.path.lexists(path)
 
     def look(self, path: str) -> Look:
-        try:
-            with os.scandir(path) as entries:
-                inside = list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return Look([], lambda _: False, frozenset())
-        found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
-        hidden = frozenset(one.name for one in inside if one.name[0] == ".")
-        if any(name.startswith(hidden_names.REPLACED) for name in hidden):
-            found += leftovers.vacant_names(path) - set(found)
+        found, hidden = list[str](), frozenset[str]()
+        for _ in range(_LOOKS):
+            try:
+                changed = os.stat(path).st_mtime_ns
+                with os.scandir(path) as entries:
+                    inside = list(entries)
+                found = [one.name for one in inside if one.name[0] != "." and one.is_dir()]
+                hidden = frozenset(one.name for one in inside if one.name[0] == ".")
+                if any(name.startswith(hidden_names.REPLACED) for name in hidden):
+                    found += leftovers.vacant_names(path) - set(found)
+                # a listing is not one moment: what is renamed meanwhile may be in it under neither name
+                if os.stat(path).st_mtime_ns == changed:
+                    break
+            except (FileNotFoundError, NotADirectoryError):
+                return Look([], lambda _: False, frozenset())
         return Look(found, lambda name: self.is_checkpoint(f"{path}/{name}"), hidden)
 
     def is_checkpoint(self, path: str) -> bool:
