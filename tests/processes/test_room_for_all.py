@@ -36,9 +36,17 @@ with run("b", local_max_bytes=5 * mib + mib // 2) as new:
 report(before=len(before), kept=kept, step=step, after=len(set(os.listdir(local)) - before), gone=not before & set(os.listdir(local)))
 """
 
+AGAIN = """
+with run("b") as again:
+    found = again.restore_latest(state(0))
+report(step=found.step, value=float(found["state"]["w"][0]), local=str(found.path).startswith(local))
+"""
+
 
 def test_what_an_ended_run_left_goes_once_for_all(tmp_path: Path) -> None:
     """Two write 1 MiB each beside 2 MiB that ended and 2 MiB of their own step before: none alone needs more than there is."""
     reports(launch(COMMON + ENDED, tmp_path / "run", processes=2, devices=1))
     for told in reports(launch(COMMON + NEW, tmp_path / "run", processes=2, devices=1)):
         assert told == {"before": 1, "kept": True, "step": 2, "after": 1, "gone": True}
+    for told in reports(launch(COMMON + AGAIN, tmp_path / "run", processes=2, devices=1)):
+        assert told == {"step": 2, "value": 2.0, "local": True}

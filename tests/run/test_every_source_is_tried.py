@@ -24,6 +24,7 @@ from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, Seen, Source, judge, parse_judgement
 from ckpt_core._run.tiers.peers import Offers, Peers
 from ckpt_core._saved import NativeCheckpoint, open_checkpoint
+from tests.support.counted_service import Keys
 
 SECRET = "s" * 64
 TOKEN = "t" * 32
@@ -80,23 +81,6 @@ def test_all_that_have_a_part_are_among_its_sources(
             seen.add(at)
             next_one = parse_judgement(answer, at, lambda _, number: rows[number]).steps[STEP]
             at = next_one.sources[0].process
-
-
-class Keys:
-    """At the service."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def put(self, name: str, text: str) -> None:
-        self.values[name] = text
-
-    def get(self, name: str) -> str | None:
-        return self.values.get(name)
-
-    def drop(self, name: str) -> None:
-        for key in [one for one in self.values if one == name or one.startswith(f"{name}/")]:
-            del self.values[key]
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 5, 16_384])

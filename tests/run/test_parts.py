@@ -38,6 +38,7 @@ from ckpt_core._save.coverage import (
     serves_of,
     share,
 )
+from tests.support.counted_service import Keys
 
 INDICES = st.sets(st.integers(0, 40))
 
@@ -375,43 +376,21 @@ def test_at_which_address_a_process_serves():
     assert networks_of(mixed).elsewhere == (("a", "10.0.0.1"), ("b", "10.0.0.2"))
 
 
-class _Keys:
-    """A coordination service that counts."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-        self.gets = self.sent_bytes = 0
-
-    def put(self, name: str, text: str) -> None:
-        assert name not in self.texts
-        self.texts[name] = text
-
-    def get(self, name: str) -> str | None:
-        self.gets += 1
-        self.sent_bytes += len(self.texts.get(name, ""))
-        return self.texts.get(name)
-
-    def drop(self, name: str) -> None:
-        self.texts = {
-            one: text for one, text in self.texts.items() if not f"{one}/".startswith(f"{name}/")
-        }
-
-
 @given(st.lists(st.text("ab,[", max_size=300), min_size=1, max_size=70))
 def test_each_process_reads_its_row_of_a_table(rows: list[str]):
-    keys = _Keys()
+    keys = Keys()
     first, other = Table(keys, "t"), Table(keys, "t")
     name = first.publish(rows)
     assert (name == "") == (not any(rows))
     for table in (first, other):
         for number, row in enumerate(rows):
             assert table.row(name, number) == row
-    blocks = len(keys.texts)
-    assert keys.gets == blocks and first.publish(rows) == name and len(keys.texts) == blocks
+    blocks = len(keys.values)
+    assert keys.gets == blocks and first.publish(rows) == name and len(keys.values) == blocks
 
 
 def test_a_table_takes_the_place_of_the_one_before():
-    keys = _Keys()
+    keys = Keys()
     first, other = Table(keys, "t"), Table(keys, "t")
     old = first.publish(["a", "b"])
     new = first.publish(["a", "c"])
@@ -430,7 +409,7 @@ def test_progressions_hold_their_indices_and_no_other(indices: set[int]):
 def test_what_4096_processes_read_of_who_holds_the_same(groups: int):
     """A mesh of 4,096 processes: each reads a few hundred bytes once, and nothing at the saves that follow."""
     told = [Holding(f"{n % groups}", {}, "v").dump() for n in range(4096)]
-    keys = _Keys()
+    keys = Keys()
     first = Table(keys, "t")
     name = first.publish(share(told).rows())
     for index in (0, 1, 2047, 4095):
@@ -438,7 +417,7 @@ def test_what_4096_processes_read_of_who_holds_the_same(groups: int):
         serves = serves_of(index, lambda number, table=table: table.row(name, number))
         assert serves == runs_of(range(index % groups, 4096, groups))
     assert keys.sent_bytes <= 3 * 2 * 2048
-    assert sum(map(len, keys.texts.values())) < 200 * 1024
+    assert sum(map(len, keys.values.values())) < 200 * 1024
     before = keys.gets
     assert first.publish(share(told).rows()) == name and keys.gets == before
 

@@ -14,6 +14,35 @@ import pytest
 from ckpt_core import _processes
 
 
+class Keys:
+    """The keys that ``Processes`` puts, gets and drops, in memory; counts what it is asked for.
+
+    Attributes:
+        values: by name.
+        gets: number of keys that were asked for.
+        sent_bytes: of their values.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.gets = self.sent_bytes = 0
+
+    def put(self, name: str, text: str) -> None:
+        assert name not in self.values
+        self.values[name] = text
+
+    def get(self, name: str) -> str | None:
+        self.gets += 1
+        self.sent_bytes += len(self.values.get(name, ""))
+        return self.values.get(name)
+
+    def drop(self, name: str) -> None:
+        below = f"{name}/"
+        self.values = {
+            one: text for one, text in self.values.items() if not f"{one}/".startswith(below)
+        }
+
+
 class Service:
     """Keys, and the bytes of values that the service sent and got; by process."""
 
