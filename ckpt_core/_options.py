@@ -154,9 +154,10 @@ class Options:
             raise ValueError(
                 f"Options.local_max_to_keep must be at least 1, got {self.local_max_to_keep}"
             )
-        if self.local_max_bytes is not None and self.local_max_bytes < 1:
+        limit = self.local_max_bytes
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise ValueError(
-                f"Options.local_max_bytes must be positive or None, got {self.local_max_bytes}"
+                f"Options.local_max_bytes must be a positive number of bytes or None, got {limit!r}"
             )
         if self.partners not in (None, "host") and not callable(self.partners):
             raise ValueError(

@@ -77,7 +77,7 @@ def remove_runs(
     for name in names:
         if name not in known:
             raise CheckpointNotFound(
-                f"{root} has no run {name!r}; it has {', '.join(known) or 'none'}"
+                f"{root} has no run {name!r}; it has {', '.join(known) or 'no runs'}"
             )
         if known[name].in_use:
             raise CheckpointError(

@@ -200,6 +200,34 @@ def test_what_cannot_be_tracked(tmp_path: Path):
     assert train(Holds(), tmp_path / "c", 2, tracked=False).count == 1
 
 
+def test_another_optimizer_than_that_of_the_run(tmp_path: Path):
+    trained = fit(tmp_path / "a")
+    x, y = km.data(16)
+    model = model_of(1)
+    model.compile("rmsprop", loss="mse")
+    with told(
+        "keras/ckpt_keras/_session.py: before fit, and another directory for the callback"
+    ) as said:
+        model.fit(x, y, epochs=2, verbose=0, callbacks=[callback(tmp_path / "a")])
+    code = "ckpt_keras.restore(" + said.between("ckpt_keras.restore(", " before fit")
+    eval(code, {"ckpt_keras": ckpt_keras, "model": model})
+    assert same(model, trained)
+    model.fit(x, y, epochs=1, verbose=0, callbacks=[callback(tmp_path / "b")])
+    assert steps(tmp_path / "b") == [0] and steps(tmp_path / "a") == [0]
+
+
+def test_a_class_to_be_tracked(tmp_path: Path):
+    x, y = km.data(16)
+    kind = keras.callbacks.EarlyStopping
+    with told("keras/ckpt_keras/_arguments.py: : pass the object that is in callbacks= of fit"):
+        callback(tmp_path / "a", track=[kind])
+    for epochs in (1, 2):
+        stop = kind(monitor="loss")
+        kept = callback(tmp_path / "a", track=[stop])
+        model_of().fit(x, y, epochs=epochs, verbose=0, callbacks=[stop, kept])
+    assert stop.best is not None and ckpt_keras.load_model(tmp_path / "a") is not None
+
+
 def test_metrics_belong_to_a_step(tmp_path: Path):
     model = model_of()
     with told("keras/ckpt_keras/_directory.py: metrics= belongs to a step: pass step= as well"):

@@ -174,7 +174,7 @@ def test_where_locks_do_not_work_nothing_is_taken_for_ended(
     assert run.in_use and not ended.remove_run(run) and made.is_dir()
 
 
-@pytest.mark.parametrize("wrong", [0, -1])
-def test_a_limit_is_positive(wrong: int) -> None:
+@pytest.mark.parametrize("wrong", [0, -1, "2GB", 1.5])
+def test_a_limit_is_positive(wrong: Any) -> None:
     with pytest.raises(ValueError, match="local_max_bytes"):
         ckpt.Options(local_max_bytes=wrong)

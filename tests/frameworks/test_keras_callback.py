@@ -70,6 +70,11 @@ def test_arguments_are_those_of_keras_and_more():
         ({"max_to_keep": 0}, ValueError, "max_to_keep must be at least 1"),
         ({"track": [object()]}, TypeError, "track takes callbacks"),
         ({"track": 3}, TypeError, "track must be a list"),
+        (
+            {"track": [keras.callbacks.EarlyStopping]},
+            TypeError,
+            r"the class EarlyStopping: pass the object that is in callbacks= of fit",
+        ),
         ({"extra": {"fit": 1}}, ValueError, "extra= cannot be called fit"),
         ({"checkpoint_dir": "b"}, TypeError, "two names for one thing"),
     ],

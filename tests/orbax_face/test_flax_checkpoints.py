@@ -147,3 +147,26 @@ def test_what_is_refused(tmp_path):
             flax_checkpoints.save_checkpoint(tmp_path, value, step, prefix=prefix)
     with pytest.raises(ckpt_orbax.NotOffered, match="rename="):
         flax_checkpoints.restore_checkpoint(tmp_path, value, orbax_transforms={"w": 1})
+
+
+@pytest.mark.parametrize("saved_by", BOTH)
+def test_leaves_that_keep_their_values_are_named(tmp_path, caplog, saved_by):
+    """Flax does so in silence; a run that renamed a layer would train on from fresh values."""
+    saved_by.save_checkpoint(tmp_path, {"params": {"w": np.ones(3)}, "step": 7}, 1)
+    target = {"params": {"v": np.zeros(3)}, "step": 0}
+    with caplog.at_level("WARNING", "ckpt_orbax"):
+        found = flax_checkpoints.restore_checkpoint(tmp_path, target)
+    assert found["step"] == 7 and not found["params"]["v"].any()
+    (record,) = caplog.records
+    assert "lacks 1 leaves of the target" in record.getMessage()
+    assert "params/v" in record.getMessage() and "raises instead" in record.getMessage()
+    with pytest.raises(ckpt.StructureMismatch):
+        ckpt.load(tmp_path / "checkpoint_1", target)
+
+
+@pytest.mark.parametrize("saved_by", BOTH)
+def test_where_all_is_there_nothing_is_said(tmp_path, caplog, saved_by):
+    saved_by.save_checkpoint(tmp_path, state(2), 1)
+    with caplog.at_level("WARNING", "ckpt_orbax"):
+        assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(0)), state(2))
+    assert not caplog.records

@@ -146,6 +146,11 @@ def checked_track(track: Any) -> tuple[Any, ...]:
     if not isinstance(track, Sequence) or isinstance(track, str):
         raise TypeError(f"track must be a list of callbacks, got a {type(track).__name__}")
     for callback in track:
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise TypeError(
+                f"track holds the class {name}: pass the object that is in callbacks= of fit, {name}(...)"
+            )
         if not hasattr(callback, "on_epoch_end"):
             raise TypeError(f"track takes callbacks, got a {type(callback).__name__}")
     return tuple(track)

@@ -10,7 +10,14 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import Checkpointer, CheckpointError, CheckpointExists, CheckpointInfo, Restored
+from ckpt_core import (
+    Checkpointer,
+    CheckpointError,
+    CheckpointExists,
+    CheckpointInfo,
+    Restored,
+    StructureMismatch,
+)
 from ckpt_keras import _tracked
 from ckpt_keras._arguments import Arguments
 from ckpt_keras._assets import saved_beside
@@ -207,7 +214,15 @@ class Session:
                 if data.given:
                     targets["data"] = data.target()
             only = contents.only_weights() if contents.weights_only else None
-            restored = self.checkpointer.restore_latest(items=targets, only=only)
+            try:
+                restored = self.checkpointer.restore_latest(items=targets, only=only)
+            except StructureMismatch as error:
+                error.add_note(
+                    "ckpt_keras: missing=, unexpected= and rename= are arguments of ckpt_keras.restore. To train the weights "
+                    f"alone on: ckpt_keras.restore({self.checkpointer.directory!r}, model, what='weights') before fit, and "
+                    "another directory for the callback"
+                )
+                raise
         assert restored is not None
         vars(progress).update(host.state)
         if HOST in targets and host.count != self._processes:

@@ -10,6 +10,7 @@ ckpt, Orbax and Flax read.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -17,11 +18,17 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_orbax._paths import as_text
-from ckpt_orbax._plain import plain
+from ckpt_orbax._plain import path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
+from ckpt_orbax.v0._tree_targets import own_values
+from ckpt_orbax.v0.args import PyTreeRestore
 from ckpt_orbax.v0.checkpoint_utils import construct_restore_args
 from ckpt_orbax.v0.checkpointers import PyTreeCheckpointer
 from ckpt_orbax.v0.utils import TMP_DIR_SUFFIX, is_checkpoint_finalized
+
+logger = logging.getLogger("ckpt_orbax")
+_NAMED = 5
+"""Maximum number of leaves named in a message."""
 
 
 class AsyncManager:
@@ -149,8 +156,11 @@ def restore_checkpoint(
         parallel, gda_manager, allow_partial_mpa_restoration, orbax_checkpointer: of no effect.
         orbax_transforms: refused, except None.
 
+    As in Flax, leaves of the target that the checkpoint lacks keep their values, and saved ones that it does not name are
+    left out. The log names the former: ``ckpt_core.load(path, target)`` raises instead.
+
     Raises:
-        ValueError: there is no such step, or target and checkpoint differ, also in shapes.
+        ValueError: there is no such step, or leaves of one name differ in shape.
     """
     if orbax_transforms:
         raise not_offered(
@@ -176,7 +186,25 @@ def _of_directory(path: str, target: Any) -> Any:
     if target is None:
         return PyTreeCheckpointer().restore(path)
     args = construct_restore_args(target)
+    _tell_of_kept(path, target)
     return PyTreeCheckpointer().restore(path, item=target, restore_args=args, transforms={})
+
+
+def _tell_of_kept(path: str, target: Any) -> None:
+    """Logs which leaves of the target keep their values: training would go on from those in silence."""
+    items = [*ckpt.inspect(path).items.values()]
+    if len(items) != 1:
+        return
+    kept = [path_text(at) for at in own_values(PyTreeRestore(item=target, transforms={}), items[0])]
+    if kept:
+        more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+        logger.warning(
+            "%s lacks %s leaves of the target, which keep their values: %s%s. ckpt_core.load(path, target) raises instead",
+            path,
+            len(kept),
+            ", ".join(kept[:_NAMED]),
+            more,
+        )
 
 
 def _of_file(path: str, target: Any) -> Any:
