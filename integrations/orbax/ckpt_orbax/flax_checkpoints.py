@@ -199,9 +199,8 @@ def _tell_of_kept(path: str, target: Any) -> None:
     if kept:
         more = f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         logger.warning(
-            "%s lacks %s leaves of the target, which keep their values: %s%s. ckpt_core.load(path, target) raises instead",
+            "%s lacks leaves of the target, which keep their values: %s%s. ckpt_core.load(path, target) raises instead",
             path,
-            len(kept),
             ", ".join(kept[:_NAMED]),
             more,
         )
