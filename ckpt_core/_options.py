@@ -344,6 +344,11 @@ CHECKPOINTER_ARGUMENTS = frozenset(
     )
 )
 _SETTINGS = frozenset(Options.__dataclass_fields__)
+RESTORE_ARGUMENTS = (
+    *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
+    *("strict_latest", "sharding", "as_numpy"),
+)
+"""What restores take by keyword beside their targets: a target of such a name could not be passed by keyword."""
 
 
 def _answering(init: Callable[..., None]) -> Callable[..., None]:
@@ -379,8 +384,8 @@ def refuse_arguments(
         beside_a_state: a state without a name was passed, too, so that an item needs a name for that as well.
 
     Raises:
-        TypeError: a name is one of a field of ``Options`` or of an argument of ``Checkpointer``, or almost that of an
-            argument.
+        TypeError: a name is one of a field of ``Options`` or of an argument of ``Checkpointer`` or of a restore, or
+            almost that of an argument.
     """
     for name in names:
         state = "'state': ..., " if beside_a_state else ""
@@ -397,6 +402,12 @@ def refuse_arguments(
         if close:
             raise TypeError(
                 f"{name!r} looks like the argument {close[0]!r}: write {close[0]}=...; {by_items}"
+            )
+        of_restores = difflib.get_close_matches(name, RESTORE_ARGUMENTS, n=1, cutoff=0.9)
+        if of_restores:
+            raise TypeError(
+                f"{name!r} looks like the argument {of_restores[0]!r} of restore and load, and a save has none: pass "
+                f"{of_restores[0]}=... there; {by_items}"
             )
         setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.9)
         if setting:

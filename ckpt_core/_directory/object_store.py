@@ -346,7 +346,14 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
         remove_dead_attempts(keys, present)
         return
     running = {*written_by_attempts(present)}
-    if others := [key for key in present if key not in running and not OF_ATTEMPT.search(key)]:
+    others = [key for key in present if key not in running and not OF_ATTEMPT.search(key)]
+    steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in SIGNS}
+    if steps:
+        raise CheckpointExists(
+            f"{path} is a directory of checkpoints ({', '.join(sorted(steps)[:5])}), and none itself: "
+            "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
+        )
+    if others:
         raise CheckpointExists(
             f"{path} holds something else ({', '.join(others[:3])}): choose another path"
         )

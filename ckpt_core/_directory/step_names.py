@@ -71,6 +71,10 @@ def check_step(step: int) -> int:
     try:
         number = operator.index(step)
     except TypeError:
+        if isinstance(step, str) and step.isdecimal():
+            raise TypeError(
+                f"step must be an integer, got the text {step!r}: pass {step}"
+            ) from None
         told = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
         raise TypeError(
             f"step must be an integer, got {told}: the step comes first, as in save(step, state)"

@@ -243,6 +243,12 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
     named = [sign for sign in SIGNS if sign in inside]
     # what is replaced is deleted: the name of a file is not enough for that
     if not named or not is_meant(lambda name: read_beginning(path, name)):
+        steps = [name for name in inside if leftovers.has_sign(os.path.join(path, name))]
+        if steps and not named:
+            raise CheckpointExists(
+                f"{path} is a directory of checkpoints ({', '.join(sorted(steps)[:5])}), and none itself: "
+                "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
+            )
         told = f", whose {named[0]} is another file of that name" if named else ""
         raise CheckpointExists(
             f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}){told}: "

@@ -8,7 +8,13 @@ from typing import Any
 
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
-from ckpt_core._options import METRICS_ARE_NUMBERS, Options, checked_options, refuse_arguments
+from ckpt_core._options import (
+    METRICS_ARE_NUMBERS,
+    RESTORE_ARGUMENTS,
+    Options,
+    checked_options,
+    refuse_arguments,
+)
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import read_again
@@ -119,12 +125,6 @@ def make_request(
     return request
 
 
-_OF_RESTORES = (
-    *("items", "only", "rename", "rules", "cast", "missing", "unexpected", "options"),
-    *("strict_latest", "sharding", "as_numpy"),
-)
-
-
 def collect_targets(
     state: Any, items: Mapping[str, Any] | None, named: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def collect_targets(
             "metrics= cannot be a target: a save takes metrics= as numbers, not as an item; "
             f"{METRICS_ARE_NUMBERS}"
         )
-    refuse_arguments(named, _OF_RESTORES, 0.85)
+    refuse_arguments(named, RESTORE_ARGUMENTS, 0.85)
     chosen = {**(items or {}), **named}
     if state is NO_STATE:
         return chosen

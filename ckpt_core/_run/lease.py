@@ -9,6 +9,7 @@ holds a lock on the file while it lives, so a new writer can warn that it took o
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -24,10 +25,17 @@ _PAUSE_SECS = 0.02
 
 
 class Lease:
-    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``)."""
+    """One writer's claim on a directory; also the guard of its saves there (``SaveJob.guard``).
 
-    def __init__(self, directory: str, backend: Backend) -> None:
+    Args:
+        directory: what is claimed.
+        backend: writes the owner file.
+        persistent: of a local directory, the persistent one of its run; the owner file names it for who lists runs.
+    """
+
+    def __init__(self, directory: str, backend: Backend, persistent: str = "") -> None:
         self._directory = directory
+        self._persistent = f"{json.dumps(persistent)}\n" if persistent else ""
         self._backend = backend
         self._token = secrets.token_hex(16)
         self._claim: Claim | None = None
@@ -41,7 +49,7 @@ class Lease:
             before = self._backend.read(self._directory, OWNER_FILE)
         except CheckpointCorrupt:  # only used in the warning below; the claim replaces the file
             before = None
-        text = f"{self._token} {introduction()}\n{this_owner()}\n"
+        text = f"{self._token} {introduction()}\n{this_owner()}\n{self._persistent}"
         self._claim = self._backend.claim(self._directory, OWNER_FILE, text.encode())
         if self._claim.contested:
             logger.warning(
@@ -147,6 +155,16 @@ def is_abandoned(directory: str, backend: Backend, locks_work: bool) -> bool:
     lines = (backend.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
     owner = lines[1] if len(lines) > 1 else ""  # earlier versions wrote no second line
     return locks_work if owner == this_owner() else is_dead(owner, directory)
+
+
+def persistent_of(directory: str, backend: Backend) -> str:
+    """The persistent directory of the run that claimed a local directory last; empty if its owner file names none."""
+    lines = (backend.read(directory, OWNER_FILE) or b"").decode(errors="replace").splitlines()
+    try:
+        named: object = json.loads(lines[2])  # versions up to 0.1 wrote two lines
+    except (IndexError, ValueError):
+        return ""
+    return named if isinstance(named, str) else ""
 
 
 def _owner_text(content: bytes | None) -> str:

@@ -38,7 +38,7 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     table = Table("run", "last used", "size", "processes", "steps", "state", title=escape(root))
     for run in runs:
         state = "in use" if run.in_use else "ended"
-        name = escape(os.path.basename(run.path))
+        name = "\n".join(escape(one) for one in (os.path.basename(run.path), run.persistent) if one)
         cells = (
             name,
             when(run.used_unix_secs),
@@ -86,7 +86,8 @@ def remove_runs(
     chosen = [run for name, run in known.items() if not run.in_use and (name in names or not names)]
     out = console()
     for run in chosen:
-        told = f"{run.path}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
+        of = f" of {run.persistent}" if run.persistent else ""
+        told = f"{run.path}{of}: {size(run.size_bytes)}, steps {_steps(run)}, last used {when(run.used_unix_secs)}"
         out.print(one_line(told), markup=False, soft_wrap=True)
     what = counted(len(chosen), "run", "runs")
     if not chosen or (not yes and not agreed(f"what {what} left here")):

@@ -320,3 +320,18 @@ def test_the_static_half_of_a_model(tmp_path: Path):
     ckpt.restore(tmp_path / "b", again)
     for one in (back, again):
         assert np.array_equal(one.layer.kernel[...], model.layer.kernel[...])
+
+
+@pytest.mark.parametrize("call", ["abstract", "restore_or_init"])
+def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
+    def pass_(make: Any) -> Any:
+        if call == "abstract":
+            return ckpt_flax_nnx.abstract(make)
+        with ckpt.Checkpointer(tmp_path / "run") as checkpointer:
+            return ckpt_flax_nnx.restore_or_init(checkpointer, make)[0]
+
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    with told("flax_nnx/ckpt_flax_nnx/_abstract.py: itself was passed: write lambda: ") as said:
+        pass_(model)
+    code = said.after("write ").replace("Linear(...)", "nnx.Linear(2, 3, rngs=nnx.Rngs(0))")
+    assert pass_(eval(code, {"nnx": nnx})).kernel.shape == (2, 3)

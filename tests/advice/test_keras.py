@@ -327,3 +327,120 @@ def test_data_that_fit_does_not_train_from(tmp_path: Path):
     }
     eval(f"fit({said.after('to both, fit(')}", names)
     assert steps(tmp_path / "b")
+
+
+def test_two_callbacks_on_one_directory(tmp_path: Path):
+    x, y = km.data(16)
+
+    def train(*directories: str) -> None:
+        kept = [callback(directory) for directory in directories]
+        model_of().fit(x, y, epochs=1, verbose=0, callbacks=kept)
+
+    with told("keras/ckpt_keras/_run.py: : give each a directory of its own"):
+        train(f"{tmp_path}/a", f"{tmp_path}/b/../a/")
+    train(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert steps(tmp_path / "a") == steps(tmp_path / "b") == [0]
+
+
+def test_a_tracked_callback_that_fit_does_not_call(tmp_path: Path):
+    x, y = km.data(16)
+
+    def train(epochs: int, *, listed: bool) -> Any:
+        stop = keras.callbacks.EarlyStopping(monitor="loss")
+        kept = callback(tmp_path / str(listed), track=[stop])
+        model_of().fit(x, y, epochs=epochs, verbose=0, callbacks=[stop, kept] if listed else [kept])
+        return stop
+
+    with pytest.warns(UserWarning, match="EarlyStopping") as caught:
+        train(1, listed=False)
+    covers = "keras/ckpt_keras/_tracked.py: , which does not call it: pass the same object in both"
+    assert covers.partition(".py: ")[2] in str(caught[0].message)
+    train(1, listed=True)
+    assert train(2, listed=True).best is not None
+
+
+def test_another_learning_rate_than_that_of_the_run(tmp_path: Path):
+    x, y = km.data(16)
+
+    def train(epochs: int, rate: float, *more: Any, model: Any = None) -> Any:
+        model = model_of() if model is None else model
+        model.compile(keras.optimizers.Adam(rate), loss="mse")
+        kept = [callback(tmp_path / "a"), *more]
+        model.fit(x, y, epochs=epochs, verbose=0, callbacks=kept)
+        return round(float(model.optimizer.learning_rate.value), 6)
+
+    assert train(1, 0.01) == 0.01
+    with pytest.warns(UserWarning, match=r"learning rate 0\.01 of the") as caught:
+        assert train(2, 0.001) == 0.01
+    covers = (
+        "keras/ckpt_keras/_run.py: that this program set. To change it, list behind this callback: "
+    )
+    _, found, code = str(caught[0].message).partition(covers.partition(".py: ")[2])
+    model = model_of()
+    assert found
+    sets = eval(code, {"keras": keras, "model": model})
+    with pytest.warns(UserWarning, match="learning rate"):
+        assert train(3, 0.001, sets, model=model) == 0.001
+    assert train(4, 0.001) == 0.001  # now it is that of the checkpoint
+    assert train(5, 0.01) == 0.001  # the run's own, changed within it: as a callback would
+
+
+def test_a_schedule_is_code(tmp_path: Path):
+    """It is not part of the checkpoint, so another one takes effect."""
+    x, y = km.data(16)
+    for epochs, first in ((1, 0.01), (2, 0.001)):
+        model = model_of()
+        schedule = keras.optimizers.schedules.ExponentialDecay(first, 1000, 0.9)
+        model.compile(keras.optimizers.Adam(schedule), loss="mse")
+        model.fit(x, y, epochs=epochs, verbose=0, callbacks=[callback(tmp_path / "a")])
+        assert 0.9 * first < float(model.optimizer.learning_rate) <= first
+
+
+def test_an_older_epoch_by_the_manager(tmp_path: Path):
+    model = model_of()
+    with ckpt_keras.KerasCheckpointManager(model, tmp_path / "a", options=FAST) as manager:
+        manager.save_state(5)
+        with told("keras/ckpt_keras/_manager.py: manager.checkpointer has the methods") as said:
+            manager.save_state(3)
+        call = said.between("Call ", " to retire")
+        eval(f"manager.checkpointer.{call}", {"manager": manager})
+        assert manager.save_state(3)
+    assert steps(tmp_path / "a") == [3]
+    with ckpt_keras.KerasCheckpointManager(model, tmp_path / "a", options=FAST) as manager:
+        with told("keras/ckpt_keras/_manager.py: manager.checkpointer has the methods") as said:
+            manager.save_state(1)
+        restored = eval(f"manager.{said.after('manager.').partition(' does')[0]}", vars())
+        assert restored.step == 3 and manager.save_state(4)
+    assert steps(tmp_path / "a") == [3, 4]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_model_saved_over_its_run(tmp_path: Path, overwrite: bool):
+    model = fit(tmp_path / "run")
+    with told(
+        "keras/ckpt_keras/_directory.py: : a step of a directory is saved with step="
+    ) as said:
+        ckpt_keras.save(tmp_path / "run", model, overwrite=overwrite)
+    call = said.after("as in ").partition("\n")[0]
+    eval(f"ckpt_keras.{call}", vars() | {"ckpt_keras": ckpt_keras, "directory": tmp_path / "run"})
+    assert steps(tmp_path / "run") == [0, 3]
+
+
+def test_a_step_of_a_checkpoint(tmp_path: Path):
+    fit(tmp_path / "run", epochs=2)
+    for load in (
+        ckpt_keras.load_model,
+        lambda path, step: ckpt_keras.restore(path, model_of(), step),
+    ):
+        with told("keras/ckpt_keras/_directory.py: asks for a step of a directory: pass the path"):
+            load(f"{tmp_path}/run/1", 1)
+    assert same(
+        ckpt_keras.load_model(f"{tmp_path}/run/1"), ckpt_keras.load_model(tmp_path / "run", 1)
+    )
+
+
+def test_a_path_that_does_not_exist(tmp_path: Path):
+    fit(tmp_path / "run")
+    for read in (ckpt_keras.load_model, lambda path: ckpt_keras.restore(path, model_of())):
+        with pytest.raises(ckpt.CheckpointNotFound, match="it does not exist; beside it are run"):
+            read(tmp_path / "rum")

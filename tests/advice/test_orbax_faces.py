@@ -14,7 +14,7 @@ import pytest
 
 import ckpt_core as ckpt
 import ckpt_orbax as ocp
-from ckpt_orbax import v1
+from ckpt_orbax import flax_checkpoints, v1
 from tests.advice.said import told
 
 W = np.arange(4.0, dtype=np.float32)
@@ -412,3 +412,22 @@ def test_what_is_not_offered(tmp_path: Path, call: str):
         rest = run.load_checkpointables(0, {"two": None})
         v1.save_checkpointables(tmp_path / "rest", rest)
     assert right(v1.load_checkpointables(tmp_path / "rest")["two"])
+
+
+# Flax's functions
+
+
+def test_arguments_of_flax(tmp_path: Path):
+    directory = str(tmp_path / "run")
+    with told("orbax/ckpt_orbax/flax_checkpoints.py: : pass a large number to keep all"):
+        flax_checkpoints.save_checkpoint(directory, STATE, 0, keep=0)
+    with pytest.raises(TypeError, match="async_manager must be a ") as caught:
+        flax_checkpoints.save_checkpoint(directory, STATE, 0, async_manager=True)  # pyright: ignore
+    made = str(caught.value).partition("must be a ")[2].partition(", got")[0]
+    made = eval(made, {"flax_checkpoints": flax_checkpoints})
+    for step in range(3):
+        flax_checkpoints.save_checkpoint(directory, STATE, step, keep=99, async_manager=made)
+    made.wait_previous_save()
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint_*")) == [
+        f"checkpoint_{step}" for step in range(3)
+    ]

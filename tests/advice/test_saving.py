@@ -540,3 +540,45 @@ def test_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             save(tmp_path / "a", STATE)
     save(tmp_path / "a", STATE)
     assert holds(tmp_path / "a")
+
+
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_checkpoint_in_the_place_of_a_run(tmp_path: Path, store: bool, overwrite: bool):
+    path = f"memory://advice/{tmp_path.name}/run" if store else str(tmp_path / "run")
+    with ckpt.Checkpointer(path, options=FAST) as run:
+        for step in (2, 3):
+            run.save(step, OTHER)
+    key = "_directory/writing.py: and none itself: save a step into it with ckpt.Checkpointer("
+    covers = (
+        "_directory/object_store.py: and none itself: save a step into it with ckpt.Checkpointer("
+    )
+    with told(covers if store else key) as said:
+        ckpt.save(path, STATE, overwrite=overwrite)
+    assert "(2, 3)" in said.text
+    made, call = said.between("into it with ", ", or choose").split(".save")
+    with eval(made, {"ckpt": ckpt, "path": path}) as run:
+        eval(f"run.save{call.replace('...', 'STATE')}", {"run": run, "step": 4, "STATE": STATE})
+    assert ckpt.Checkpointer(path, read_only=True).all_steps() == [2, 3, 4]
+
+
+def test_a_step_in_quotes(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        run.save(12, STATE)
+        for call in (run.restore, run.load, run.inspect, lambda step: run.save(step, STATE)):
+            with told("_directory/step_names.py: : pass ", of=TypeError) as said:
+                call("12")  # pyright: ignore
+        assert run.restore(int(said.after("pass ")), OTHER).step == 12
+
+
+@pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
+def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
+    with told("_options.py: of restore and load, and a save has none: pass ") as said:
+        save(tmp_path / "a", model=STATE, **{name: True})
+    argument = said.between("has none: pass ", "=")
+    save(tmp_path / "a", model=STATE)
+    value = True if argument == "as_numpy" else "ignore" if argument == "unexpected" else "keep"
+    assert ckpt.load(tmp_path / "a", item="model", **{argument: value}) is not None
+    given = said.text.rpartition("passed as items=")[2].replace("...", "STATE")
+    save(tmp_path / "b", items=eval(given, {"STATE": STATE}))
+    assert holds_item(tmp_path / "b", name)

@@ -61,9 +61,14 @@ def test_runs_are_listed(call: Any, tmp_path: Path) -> None:
         (living,) = told.values()
         assert (ended_run["steps"], ended_run["in_use"], ended_run["mine"]) == ([1], False, True)
         assert (living["steps"], living["in_use"]) == ([7], True)
+        assert (ended_run["persistent"], living["persistent"]) == (
+            str(tmp_path / "a"),
+            str(tmp_path / "b"),
+        )
         assert MIB < ended_run["size_bytes"] < 2 * MIB
         text = call("ls", "--local", tmp_path / "local")[1]
         assert "in use" in text and "ended" in text
+        assert tmp_path.name in text and "/b" in text  # the directory of each run
     assert sorted(path.name for path in (tmp_path / "local").iterdir()) == sorted(
         ["notes", *(path.name for path in folders(tmp_path))]
     )

@@ -25,7 +25,7 @@ from ckpt_core._directory import (
 )
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
 from ckpt_core._events import logger
-from ckpt_core._run.lease import is_abandoned
+from ckpt_core._run.lease import is_abandoned, persistent_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")
 _PROCESS = re.compile(r"process_\d+-of-\d+")
@@ -41,6 +41,7 @@ class LocalRun:
 
     Attributes:
         path: its folder.
+        persistent: the run's persistent directory; empty if it is not known.
         processes: how many processes have folders in it.
         steps: numbers of which there are parts, or copies of parts of other hosts.
         size_bytes: of all files.
@@ -52,6 +53,7 @@ class LocalRun:
     """
 
     path: str
+    persistent: str
     processes: int
     steps: tuple[int, ...]
     size_bytes: int
@@ -188,6 +190,7 @@ def _run_at(path: str, locks_work: bool) -> LocalRun | None:
     live = sum(not _is_unused(folder, locks_work) for folder in folders)
     return LocalRun(
         path,
+        next(filter(None, map(_persistent_of, folders)), ""),
         len(folders),
         tuple(sorted(found.steps)),
         sum(found.files.values()),
@@ -255,6 +258,15 @@ def _is_unused(folder: str, locks_work: bool) -> bool:
         if raised_by_a_handler(error) is not None:
             raise
         return False
+
+
+def _persistent_of(folder: str) -> str:
+    try:
+        return persistent_of(folder, PosixBackend())
+    except (CheckpointError, OSError) as error:
+        if raised_by_a_handler(error) is not None:
+            raise
+        return ""
 
 
 def _folders(path: str) -> list[str]:

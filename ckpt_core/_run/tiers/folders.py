@@ -96,6 +96,7 @@ class Folders:
 
     Args:
         root: folder of the run in the local directory.
+        persistent: the run's persistent directory.
         index, count: of this process.
         names: names of step directories.
         durable: whether what is written is fsynced.
@@ -110,12 +111,20 @@ class Folders:
     """
 
     def __init__(
-        self, root: str, index: int, count: int, names: StepNames, *, durable: bool
+        self,
+        root: str,
+        persistent: str,
+        index: int,
+        count: int,
+        names: StepNames,
+        *,
+        durable: bool,
     ) -> None:
         self.path = f"{root}/process_{index}-of-{count}"
         self.backend = PosixBackend()
         self.own = Steps(self.path, self.backend, names)
-        self.lease = Lease(self.path, self.backend)
+        self._persistent = persistent
+        self.lease = self._lease(self.path)
         self.unread: dict[int, Exception] = {}
         self._root = root
         self._index = index
@@ -207,6 +216,9 @@ class Folders:
 
     # ----------------------------------------------------------------------------------- write
 
+    def _lease(self, folder: str) -> Lease:
+        return Lease(folder, self.backend, self._persistent)
+
     def claim(self) -> None:
         """Claims the folder: the next commit of an older writer there fails.
 
@@ -218,7 +230,7 @@ class Folders:
             self.lease.take()
             for other in self._of_other_numbers():
                 if is_locked(f"{other}/{OWNER_FILE}"):
-                    self._leases_of_others.append(Lease(other, self.backend))
+                    self._leases_of_others.append(self._lease(other))
                     self._leases_of_others[-1].take()
         except OSError as error:
             if raised_by_a_handler(error) is not None:
@@ -229,7 +241,7 @@ class Folders:
         """Before a save: a folder that is new or was emptied no other writer has claimed."""
         if not self.backend.exists(f"{self.path}/{OWNER_FILE}"):
             self.lease.close()
-            self.lease = Lease(self.path, self.backend)
+            self.lease = self._lease(self.path)
 
     def is_mine(self) -> bool:
         """Whether this writer still owns the folder; if not, its steps may be another run's."""

@@ -54,6 +54,7 @@ class LocalTier:
         self._told_no_room = False
         self._folders = folders = Folders(
             self._run_folder,
+            directory.path,
             processes.index,
             processes.count,
             directory.steps.names,

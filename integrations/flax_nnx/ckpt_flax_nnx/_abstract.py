@@ -34,6 +34,7 @@ def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
             without one, the shardings stay undefined.
 
     Raises:
+        TypeError: an object was passed instead of the function that makes it.
         ValueError: the model has annotations, and there is no mesh to resolve them on.
     """
     mesh = _current_mesh() if mesh is None else mesh
@@ -68,7 +69,7 @@ def restore_or_init(
         **targets: further items to restore from the same step, such as a data iterator.
 
     Raises:
-        TypeError: ``make`` returns no dictionary, and there are further targets.
+        TypeError: ``make`` returns no dictionary, and there are further targets; or is no function.
     """
     wanted = abstract(make, mesh)
     if isinstance(wanted, dict):
@@ -97,6 +98,11 @@ def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
 
 def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, Any]]:
     """``nnx.split(make())``, abstract."""
+    if isinstance(make, (nnx.Module, nnx.Optimizer)):
+        name = type(make).__name__
+        raise TypeError(
+            f"make must be a function that makes the objects, and a {name} itself was passed: write lambda: {name}(...)"
+        )
     try:
         # Not nnx.eval_shape, which on a mesh fails for Variables without an array (optax.masked).
         return jax.eval_shape(lambda: nnx.split(make(), graph=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_core import Checkpointer, CheckpointNotFound, Options, Restored
+from ckpt_core import Checkpointer, CheckpointExists, CheckpointNotFound, Options, Restored
 from ckpt_keras._adapter import ADAPTER, named
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
@@ -62,9 +62,26 @@ def save(
         weights_only = _weights_only(what)
         items = model_items(model, weights_only=weights_only, config=config_item(model))
         if step is None:
-            ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
+            _save_one(directory, items, options, overwrite, metadata)
             return os.path.abspath(os.path.expanduser(directory))
         return _save_step(directory, step, items, options, overwrite, metadata, metrics)
+
+
+def _save_one(
+    directory: Path,
+    items: Mapping[str, Any],
+    options: Options | None,
+    overwrite: bool,
+    metadata: Any,
+) -> None:
+    try:
+        ckpt.save(directory, overwrite=overwrite, metadata=metadata, options=options, **items)
+    except CheckpointExists as error:
+        if not _is_step(os.fspath(directory)):
+            error.add_note(
+                "ckpt_keras: a step of a directory is saved with step=, as in save(directory, model, step=3)"
+            )
+        raise
 
 
 def _save_step(
@@ -231,10 +248,18 @@ class _Source:
             self._checkpointer = None
             info = ckpt.inspect(self.path)
         else:
+            if step is not None and _is_step(self.path):
+                raise CheckpointExists(
+                    f"{self.path} is one checkpoint, and step={step} asks for a step of a directory: pass the path alone, "
+                    "or the directory that holds the steps"
+                )
             self._checkpointer = Checkpointer(directory, read_only=True, options=options)
             self._step = self._checkpointer.latest_step() if step is None else step
             self.path = self._checkpointer.directory
             if self._step is None:
+                ckpt.inspect(
+                    self.path
+                )  # its error tells whether the path exists, and which is like it
                 raise CheckpointNotFound(
                     f"{self.path} holds no checkpoint: no step was saved there"
                 )

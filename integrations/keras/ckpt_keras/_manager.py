@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpt_core import Checkpointer, Options, RestoredStep
+from ckpt_core import Checkpointer, CheckpointExists, Options, RestoredStep
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
 from ckpt_keras._config import ConfigItem, config_item
@@ -69,7 +69,14 @@ class KerasCheckpointManager:
         items = model_items(self.model, config=self._config)
         step = epoch * self.steps_per_epoch
         with saved_beside():
-            return self.checkpointer.save(step, items=items, metrics=metrics)
+            try:
+                return self.checkpointer.save(step, items=items, metrics=metrics)
+            except CheckpointExists as error:
+                error.add_note(
+                    "ckpt_keras: manager.checkpointer has the methods rollback_to and save, with force= and overwrite=; "
+                    "manager.restore_state() does what restore_latest() does"
+                )
+                raise
 
     def restore_state(self, step: int | None = None) -> RestoredStep | None:
         """Restores a step into the model, by default the newest complete one; None if there is none.

@@ -27,6 +27,7 @@ class Progress:
         batch_size: samples per batch; None if unknown.
         batches_per_epoch: None if unknown.
         averages_swapped: whether weights and their averages are swapped.
+        learning_rate: of the optimizer when ``fit`` began first, as the program had set it; None for a schedule.
         random_state: numpy's and Python's global generators, which shuffle arrays and PyDatasets.
         dataset: what a PyDataset keeps from epoch to epoch.
         callbacks: state of tracked callbacks.
@@ -44,6 +45,7 @@ class Progress:
     batch_size: int | None = None
     batches_per_epoch: int | None = None
     averages_swapped: bool = False
+    learning_rate: float | None = None
     random_state: dict[str, Any] = field(default_factory=dict[str, Any])
     dataset: dict[str, Any] = field(default_factory=dict[str, Any])
     callbacks: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -21,7 +21,7 @@ from ckpt_keras._entering import entered_at
 from ckpt_keras._host import process_count
 from ckpt_keras._inside_fit import InsideFit
 from ckpt_keras._progress import Progress
-from ckpt_keras._session import Session
+from ckpt_keras._session import Session, place_of
 
 logger = logging.getLogger("ckpt_keras")
 
@@ -61,6 +61,7 @@ class FitRun(keras.callbacks.Callback):
         """Restores the newest step, now that model, optimizer and metrics are built."""
         model = self.model
         self._inside = _inside_fit.look_around(self)
+        self._check_neighbours()
         _inside_fit.go_around(self._inside, self._first, self)
         self._averages = Averages(model, self._inside.callbacks)
         self._averages.unshare()
@@ -71,12 +72,16 @@ class FitRun(keras.callbacks.Callback):
         session = self._session = Session(self._arguments, model)
         _inside_fit.when_over(self._inside, ending(self, session))
         self._data.begin(self._inside)
-        restored = None
+        restored, learning_rate = None, _learning_rate(model)
         if self._interrupted:
             # Also after a fit that an exception ended: memory then holds a partly trained epoch.
             restored = session.restore(model, self._data, self._batches_per_epoch)
         self._interrupted = True
         self._begin_run(model, restored)
+        if self._progress.learning_rate is None:
+            self._progress.learning_rate = learning_rate
+        elif restored is not None:
+            self._tell_of_learning_rate(learning_rate, _learning_rate(model))
 
     def interrupted(self, session: Session) -> None:
         """An exception ended ``fit``: keeps only its session, whose last save may still be running."""
@@ -272,6 +277,40 @@ class FitRun(keras.callbacks.Callback):
                 stacklevel=3,
             )
 
+    def _check_neighbours(self) -> None:
+        """Looks at the other callbacks of ``fit``.
+
+        Raises:
+            ValueError: another one saves into the same directory.
+        """
+        if self._inside.callbacks is None:
+            return
+        listed = self._inside.callbacks.callbacks
+        mine = place_of(self._arguments.directory)
+        for other in listed:
+            if (
+                other is not self
+                and isinstance(other, FitRun)
+                and place_of(other._arguments.directory) == mine
+            ):
+                raise ValueError(
+                    f"two callbacks of one fit save into {self._arguments.directory}: give each a directory of its own"
+                )
+        _tracked.tell_of_unlisted(self._arguments.track, listed, stacklevel=3)
+
+    def _tell_of_learning_rate(self, compiled: float | None, restored: float | None) -> None:
+        """Warns if the program sets another learning rate than before, which a restored optimizer does not have."""
+        if compiled in (None, self._progress.learning_rate, restored):
+            return
+        warnings.warn(
+            f"{self._arguments.directory}: the optimizer goes on with the learning rate {restored:g} of the checkpoint, and not "
+            f"with the {compiled:g} that this program set. To change it, list behind this callback: "
+            "keras.callbacks.LambdaCallback(on_train_begin=lambda logs: model.optimizer.learning_rate.assign("
+            f"{compiled:g}))",
+            UserWarning,
+            stacklevel=3,
+        )
+
     def _leave_averages(self) -> None:
         """If no epoch follows, the end of fit copies averages to the weights, as after the last epoch."""
         if self._progress.averages_swapped:
@@ -363,6 +402,12 @@ class FitRun(keras.callbacks.Callback):
         if self._progress.batch:
             self._save({})
         self._fitting.stop_training = True
+
+
+def _learning_rate(model: Any) -> float | None:
+    """The learning rate of the optimizer; None if it has a schedule or there is no optimizer."""
+    rate = getattr(getattr(model, "optimizer", None), "learning_rate", None)
+    return float(rate.value) if isinstance(rate, keras.Variable) else None
 
 
 class _First(keras.callbacks.Callback):

@@ -54,7 +54,7 @@ class Session:
         self.failure: Exception | None = None
         self._closing = threading.RLock()
         self._processes = 1 if arguments.host_only else process_count()
-        self._place = _place(arguments.directory)
+        self._place = place_of(arguments.directory)
         before = _RUNNING.get(self._place)
         if before is not None:
             before.abandon()
@@ -277,7 +277,8 @@ class Session:
             print(message)
 
 
-def _place(directory: str) -> str:
+def place_of(directory: str) -> str:
+    """The directory under the one name that all spellings of it have."""
     return directory if "://" in directory else os.path.realpath(os.path.expanduser(directory))
 
 

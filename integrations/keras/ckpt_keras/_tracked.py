@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,21 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
         UnsupportedLeaf: an attribute is not a number, text, array or a container of those.
     """
     return {name: _state_of(callback) for name, callback in _numbered(callbacks)}
+
+
+def tell_of_unlisted(callbacks: Sequence[Any], listed: Sequence[Any], stacklevel: int) -> None:
+    """Warns of tracked callbacks that ``fit`` does not call: what is saved of them never changes.
+
+    A callback that one in the list calls is not in it either, so this is no error.
+    """
+    for callback in callbacks:
+        if not any(callback is one for one in listed):
+            warnings.warn(
+                f"track holds a {type(callback).__name__} that is not in callbacks= of fit, which does not call it: pass the "
+                "same object in both",
+                UserWarning,
+                stacklevel=stacklevel + 1,
+            )
 
 
 def set_states(callbacks: Sequence[Any], states: dict[str, Any]) -> None:

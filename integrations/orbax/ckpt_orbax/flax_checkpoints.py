@@ -90,7 +90,14 @@ def save_checkpoint(
     Raises:
         CheckpointExists: there is such a step, or a newer one, and not ``overwrite``.
         NotOffered: the number of the step is no whole one, or the names have no underscore.
+        TypeError, ValueError: ``async_manager`` or ``keep`` is something else.
     """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}: pass a large number to keep all")
+    if async_manager is not None and not isinstance(async_manager, AsyncManager):
+        raise TypeError(
+            f"async_manager must be a flax_checkpoints.AsyncManager(), got a {type(async_manager).__name__}"
+        )
     if async_manager is not None:
         async_manager.wait_previous_save()
     directory = as_text(ckpt_dir)
