@@ -165,6 +165,17 @@ def test_the_first_block_runs_as_pasted_and_then_resumes(readme: Path, tmp_path:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "readme", [one for one in READMES if one.name == "README.md"], ids=lambda path: path.parent.name
+)
+def test_a_whole_page_that_is_pasted_runs_again(readme: Path, tmp_path: Path):
+    """Saved to a file and started twice in one directory."""
+    for _ in range(2):
+        done = run_blocks(readme, tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_code_is_hidden_from_the_reader(readme: Path):
     for comment in re.findall(r"<!--.*?-->", readme.read_text(), re.DOTALL):
