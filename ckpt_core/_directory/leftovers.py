@@ -14,6 +14,7 @@ from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._directory.signs import SIGNS
 from ckpt_core._directory.syscalls import remove
+from ckpt_core._errors import raised_by_a_handler
 
 
 def is_vacant(path: str) -> bool:
@@ -112,11 +113,15 @@ def discard(paths: Iterable[str]) -> None:
     for path in paths:
         parent, entry = os.path.split(path)
         hidden = hidden_names.parse(entry)
-        if hidden is not None and hidden.kind != hidden_names.TEMPORARY:
-            gone = hidden_names.make(hidden_names.TEMPORARY, parent, hidden.label)
-            try:
-                os.rename(path, gone)
-            except OSError:
+        if hidden is None or hidden.kind == hidden_names.TEMPORARY:
+            remove(path)
+            continue
+        gone = hidden_names.make(hidden_names.TEMPORARY, parent, hidden.label)
+        try:
+            os.rename(path, gone)
+            remove(gone)
+        except BaseException as error:
+            if isinstance(error, OSError) and raised_by_a_handler(error) is None:
                 continue  # leave it undamaged
-            path = gone
-        remove(path)
+            remove(gone)  # nobody will look at this name again
+            raise

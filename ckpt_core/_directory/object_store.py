@@ -350,7 +350,7 @@ def _make_room(path: str, keys: Keys, present: list[str]) -> None:
     steps = {key.partition("/")[0] for key in others if key.partition("/")[2] in SIGNS}
     if steps:
         raise CheckpointExists(
-            f"{path} is a directory of checkpoints ({', '.join(sorted(steps)[:5])}), and none itself: "
+            f"{path} holds something else, other checkpoints ({', '.join(sorted(steps)[:5])}): "
             "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
         )
     if others:

@@ -14,7 +14,9 @@ import ctypes
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
 from ckpt_core._platform import LINUX, MACOS
@@ -164,20 +166,36 @@ def is_local_disk(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Like ``remove_tree``, but deletes as much as possible and never raises OSError."""
-    with contextlib.suppress(OSError):  # rmtree(ignore_errors=True) still raises errors of close
-        try:
-            _remove(path)
-        except BaseException:  # of a signal handler: nobody will look at this name again
-            _remove(path)
+    """Like ``remove_tree``, but deletes as much as possible and raises no error of the file system."""
+    try:
+        _remove(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            _remove(path)  # if a signal handler raised: nobody will look at this name again
+        if not isinstance(error, OSError) or raised_by_a_handler(error) is not None:
             raise
 
 
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, **_AS_TOLD)
     else:
         os.unlink(path)
+
+
+def _unless_of_the_files(_call: object, _path: str, told: Any) -> None:
+    """For ``rmtree``, which with ``ignore_errors=True`` drops also what a signal handler raised."""
+    error: BaseException = told if isinstance(told, BaseException) else told[1]
+    interrupt = raised_by_a_handler(error) or raised_by_a_handler(error.__context__)
+    if interrupt is not None:
+        raise interrupt
+    if not isinstance(error, OSError):
+        raise error
+
+
+_AS_TOLD: dict[str, Any] = {
+    "onexc" if sys.version_info >= (3, 12) else "onerror": _unless_of_the_files
+}
 
 
 def remove_tree(path: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from ckpt_core._directory import hidden_names, leftovers
 from ckpt_core._directory.bounded_read import read_beginning
 from ckpt_core._directory.signs import SIGNS, is_meant
-from ckpt_core._directory.syscalls import cannot_write, exchange, sync_file, unless_absent
+from ckpt_core._directory.syscalls import cannot_write, exchange, remove, sync_file, unless_absent
 from ckpt_core._errors import VISIBLE, CheckpointExists
 from ckpt_core._platform import FOLDER, WINDOWS
 
@@ -145,7 +144,13 @@ class LocalAttempt:
         self._created = []
         old = self.superseded if self._replaced is None else [self._replaced, *self.superseded]
         if old:
-            leftovers.discard(old)
+            try:
+                leftovers.discard(old)
+            except (
+                BaseException
+            ):  # of a signal handler: while this process lives, nobody else deletes them
+                leftovers.discard(old)
+                raise
 
     def _put_in_place(self) -> None:
         """Renames the attempt to its target; a checkpoint there is moved to a hidden name."""
@@ -199,7 +204,7 @@ class LocalAttempt:
             return  # already visible; the hidden name is now the replaced checkpoint's, or free
         # Other threads and processes may still be writing and recreate directories: retry for 2 s.
         for _ in range(_ABORT_TRIES):
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove(self.path)
             time.sleep(_ABORT_PAUSE_SECS)
             if not os.path.lexists(self.path):
                 break
@@ -246,7 +251,7 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
         steps = [name for name in inside if leftovers.has_sign(os.path.join(path, name))]
         if steps and not named:
             raise CheckpointExists(
-                f"{path} is a directory of checkpoints ({', '.join(sorted(steps)[:5])}), and none itself: "
+                f"{path} is a directory that holds no checkpoint itself, but others ({', '.join(sorted(steps)[:5])}): "
                 "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
             )
         told = f", whose {named[0]} is another file of that name" if named else ""

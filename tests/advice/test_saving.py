@@ -549,10 +549,8 @@ def test_a_checkpoint_in_the_place_of_a_run(tmp_path: Path, store: bool, overwri
     with ckpt.Checkpointer(path, options=FAST) as run:
         for step in (2, 3):
             run.save(step, OTHER)
-    key = "_directory/writing.py: and none itself: save a step into it with ckpt.Checkpointer("
-    covers = (
-        "_directory/object_store.py: and none itself: save a step into it with ckpt.Checkpointer("
-    )
+    key = "_directory/writing.py: holds no checkpoint itself, but others ("
+    covers = "_directory/object_store.py: holds something else, other checkpoints ("
     with told(covers if store else key) as said:
         ckpt.save(path, STATE, overwrite=overwrite)
     assert "(2, 3)" in said.text

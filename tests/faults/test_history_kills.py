@@ -40,20 +40,19 @@ pytestmark = [
     ),
 ]
 _QUICK_KILLS = 3
-_QUICK_MOMENTS = 12
+_QUICK_MOMENTS, _MOMENTS = 12, 200
 THIRD = 7
 
 
 # ---- what a restart finds ------------------------------------------------------------------------
 
 
-def seen(checkpointer: ckpt.Checkpointer) -> Steps:
-    """All that a Checkpointer tells of its steps, which must agree."""
+def seen(checkpointer: ckpt.Checkpointer, *, loads: bool = True) -> Steps:
+    """All that a Checkpointer tells of its steps, which must agree; without ``loads`` only the newest is loaded."""
     steps = checkpointer.all_steps()
-    values = {step: int(checkpointer.load(step)["n"]) for step in steps}
-    for step in steps:
-        metadata = checkpointer.inspect(step).metadata
-        assert metadata == {"value": values[step]}, f"step {step}: inspect and load differ"
+    values = {step: checkpointer.inspect(step).metadata["value"] for step in steps}
+    for step in steps if loads else ():
+        assert checkpointer.load(step)["n"] == values[step], f"step {step}: inspect and load differ"
     assert checkpointer.latest_step() == max(steps, default=None)
     restored = checkpointer.restore_latest(state=tree(0))
     newest = None if restored is None else (restored.step, restored["state"]["n"])
@@ -67,8 +66,21 @@ def _files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
-def check_restart(root: Path, layout: str, allowed: list[Steps], numbers: list[int]) -> Steps:
-    """What readers and writers find after the call; then the run goes on with these numbers; gives the former."""
+def check_restart(
+    root: Path,
+    layout: str,
+    allowed: list[Steps],
+    numbers: list[int],
+    before_and_after: list[Steps] | None = None,
+) -> Steps:
+    """What readers and writers find after the call; then the run goes on with these numbers; gives the former.
+
+    Args:
+        root, layout: of the run.
+        allowed: what may be found.
+        numbers: how far the next saves are from the newest step.
+        before_and_after: what the persistent directory may hold besides, if the call was not acknowledged.
+    """
     before = _files(root)
     with opened(str(root), layout, read_only=True) as reader:
         found = seen(reader)
@@ -77,17 +89,23 @@ def check_restart(root: Path, layout: str, allowed: list[Steps], numbers: list[i
     with opened(str(root), layout, "", read_only=True) as tool:  # knows of no local directory
         persistent = {step: int(tool.load(step)["n"]) for step in tool.all_steps()}
     # an overwrite that is in the first tier alone, and was not acknowledged, leaves the old one there
-    values = {(step, value) for steps in allowed for step, value in steps.items()}
+    values = {
+        (step, value)
+        for steps in [*allowed, *(before_and_after or ())]
+        for step, value in steps.items()
+    }
     assert {*persistent} <= {*found}, (persistent, found)
     assert {*persistent.items()} <= values, (persistent, values)
-    for number in numbers:
+    for nth, number in enumerate(numbers):
         with opened(str(root), layout) as writer:
-            assert seen(writer) == found, "a writer finds something else than a reader"
+            # all have loaded what stands there: readers, and the first writer
+            loads = nth == 0
+            assert seen(writer, loads=loads) == found, "a writer finds something else than a reader"
             newest = max(found)
             step = newest + number
             save(writer, step, step * 10 + THIRD)
             found |= {step: step * 10 + THIRD}
-            assert seen(writer) == found
+            assert seen(writer, loads=loads) == found
         with opened(str(root), layout, read_only=True) as reader:
             assert seen(reader) == found, "after the save of a restarted run"
     assert not list(root.rglob(".ckpt-leaving"))
@@ -197,15 +215,16 @@ def test_interrupted(tmp_path: Path, layout: str, name: str, restarted: bool, al
                 _check_goes_on(checkpointer, layout, after)
                 after = [seen_by_reader(root, layout)]
             checkpointer.close()
-            check_restart(root, layout, after, going_on(layout))
+            not_told = allowed if interrupt.raised_in else None
+            check_restart(root, layout, after, going_on(layout), not_told)
         except (AssertionError, ckpt.CheckpointError) as error:
             raise AssertionError(f"{where}: {type(error).__name__} {error}") from error
         shutil.rmtree(root)
         return interrupt.seen, interrupt.raised_in
 
     total, _ = disturbed(-1, False)
-    count = min(total, 400) if all_ else _QUICK_MOMENTS
-    chance = random.Random(f"{layout} {name}")
+    count = min(total, _MOMENTS) if all_ else _QUICK_MOMENTS
+    chance = random.Random(f"{layout} {name} {restarted}")  # other moments for each
     moments = sorted(chance.sample(range(1, total + 1), min(count, total)))
     failures: list[str] = []
     for moment in moments:
