@@ -172,8 +172,7 @@ def remove(path: str) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             _remove(path)  # if a signal handler raised: nobody will look at this name again
-        if not isinstance(error, OSError) or raised_by_a_handler(error) is not None:
-            raise
+        _raise_unless_of_the_files(error)
 
 
 def _remove(path: str) -> None:
@@ -185,10 +184,14 @@ def _remove(path: str) -> None:
 
 def _unless_of_the_files(_call: object, _path: str, told: Any) -> None:
     """For ``rmtree``, which with ``ignore_errors=True`` drops also what a signal handler raised."""
-    error: BaseException = told if isinstance(told, BaseException) else told[1]
+    _raise_unless_of_the_files(told if isinstance(told, BaseException) else told[1])
+
+
+def _raise_unless_of_the_files(error: BaseException) -> None:
+    # If a handler raises right after rmtree closed a descriptor, rmtree closes it again and fails with EBADF.
     interrupt = raised_by_a_handler(error) or raised_by_a_handler(error.__context__)
     if interrupt is not None:
-        raise interrupt
+        raise interrupt from None
     if not isinstance(error, OSError):
         raise error
 
@@ -206,11 +209,7 @@ def remove_tree(path: str) -> None:
     try:
         shutil.rmtree(path)
     except OSError as error:
-        # If a signal handler raises right after rmtree closed a descriptor, rmtree closes it again
-        # and fails with EBADF: raise the handler's exception instead.
-        interrupt = raised_by_a_handler(error.__context__)
-        if interrupt is not None:
-            raise interrupt from None
+        _raise_unless_of_the_files(error)
         raise
 
 

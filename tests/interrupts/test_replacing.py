@@ -1,0 +1,57 @@
+"""A handler's exception at any moment of a replacement: one whole checkpoint stands there, and the exception is told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory import PosixBackend
+from tests.interrupts.test_calls import AtMoment, Stop
+
+# An exception in a generator that is being closed goes to sys.unraisablehook: that is Python's own doing.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def values(path: Path) -> int:
+    return int(ckpt.load(path)["n"])
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_every_moment_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr("ckpt_core._directory.writing.exchange", lambda *_: False)
+    options = ckpt.Options(durable=False)
+    old, new = tmp_path / "old", tmp_path / "new"
+    for value, path in enumerate((old, new)):
+        ckpt.save(path, {"n": value}, options=options)
+    found: list[int] = []
+    for moment in range(1, 400):
+        run = tmp_path / str(moment)
+        shutil.copytree(old, run / "x")
+        attempt = PosixBackend().begin(
+            str(run / "x"), overwrite=True, durable=False, token="of the attempt"
+        )
+        shutil.copytree(new, attempt.path, dirs_exist_ok=True)
+        interrupt = AtMoment(moment)
+        told = None
+        try:
+            with interrupt:
+                attempt.commit()
+        except Stop as error:
+            told = error
+            attempt.abort()
+        where = f"moment {moment}, at {interrupt.raised_in}"
+        assert (told is not None) == bool(interrupt.raised_in) or "<" in interrupt.raised_in, where
+        found.append(values(run / "x"))
+        assert found[-1] == 1 or told is not None, where
+        # a replaced one may be kept, but nothing that no other process may delete while this one lives
+        assert not list(run.glob(".ckpt-tmp*")), where
+        shutil.rmtree(run)
+        if not interrupt.raised_in:
+            break
+    assert {*found} == {0, 1} and len(found) > 60
