@@ -12,6 +12,8 @@ from ckpt_core._format.record import dump_json, parse_json
 
 _FOLDER = "metadata"
 _FILE = "_ROOT_METADATA"
+_EARLIER_FILE = "metadata"
+"""In which Orbax wrote the value itself until November 2024."""
 
 
 def read_run_metadata(backend: Backend, directory: str) -> Any:
@@ -22,12 +24,22 @@ def read_run_metadata(backend: Backend, directory: str) -> Any:
     """
     data = backend.read(f"{directory}/{_FOLDER}", _FILE)
     if data is None:
-        return None
+        return _earlier(backend, directory)
     file = f"{_FOLDER}/{_FILE}"
     value = parse_json(data, file)
     if not isinstance(value, dict):
         raise CheckpointCorrupt(f"{directory}/{file}: not a JSON object", file=file)
     return value.get("custom_metadata")
+
+
+def _earlier(backend: Backend, directory: str) -> Any:
+    """What an early Orbax wrote; None if there is no such file, or somebody else's."""
+    data = backend.read(f"{directory}/{_FOLDER}", _EARLIER_FILE)
+    try:
+        value = None if data is None else parse_json(data, _EARLIER_FILE)
+    except CheckpointCorrupt:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def write_run_metadata(backend: Backend, directory: str, value: Any) -> None:

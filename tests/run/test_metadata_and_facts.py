@@ -62,6 +62,22 @@ def test_orbax_reads_run_metadata_and_we_read_its(tmp_path: Path) -> None:
     assert ckpt.Checkpointer(tmp_path / "theirs", read_only=True).run_metadata == {"width": 9}
 
 
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [(b'{"seed": 3}', {"seed": 3}), (b"notes of mine", None), (b"[1]", None)],
+    ids=["of Orbax", "of somebody else", "a list"],
+)
+def test_metadata_of_an_early_orbax(tmp_path: Path, data: bytes, wanted: Any) -> None:
+    """Until November 2024 its file held the value itself; whatever else has that name is nobody's."""
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "metadata").write_bytes(data)
+    with ckpt.Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.run_metadata == wanted
+        checkpointer.write_run_metadata({"seed": 4})
+        assert checkpointer.run_metadata == {"seed": 4}
+    assert (tmp_path / "metadata" / "metadata").read_bytes() == data
+
+
 def test_facts_of_a_step(directory: str) -> None:
     with ckpt.Checkpointer(directory) as checkpointer:
         checkpointer.save(1, STATE, metrics={"loss": 0.5}, metadata={"note": "x"})
