@@ -39,9 +39,10 @@ class Flag:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Sets the flag; called once."""
-        self.is_set = True
-        self._lock.release()
+        """Sets the flag; one thread alone does, and a second time has no effect."""
+        if not self.is_set:
+            self.is_set = True
+            self._lock.release()
 
     def wait(self, timeout_secs: float | None = None) -> bool:
         """Blocks until the flag is set or the timeout; whether it is set."""
@@ -53,6 +54,32 @@ class Flag:
             if self._lock.acquire(timeout=left_secs):
                 self._lock.release()
         return self.is_set
+
+
+def start_daemon(work: Callable[[], object], name: str) -> Flag:
+    """Begins ``work`` in a daemon thread; the flag is set at its end.
+
+    ``Thread.start`` waits for the thread in Python code: a thread that no handler interrupts calls it.
+
+    Raises:
+        RuntimeError: no thread can start: there are too many, or the interpreter is about to end.
+    """
+    ended = Flag()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            ended.set()
+
+    def launch() -> None:
+        try:
+            threading.Thread(target=run, name=name, daemon=True).start()
+        except (RuntimeError, MemoryError):  # no more threads: this one does it
+            run()
+
+    _thread.start_new_thread(launch, ())
+    return ended
 
 
 class Job:

@@ -1,14 +1,19 @@
-"""A handler's exception at any moment of a replacement: one whole checkpoint stands there, and the exception is told."""
+"""A handler's exception at any moment of a replacement, or of the end of copying: it is told, and the next call works."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from ckpt_core._run.tiers.copying import Copier
 from tests.interrupts.test_calls import AtMoment, Stop
 
 # An exception in a generator that is being closed goes to sys.unraisablehook: that is Python's own doing.
@@ -55,3 +60,21 @@ def test_every_moment_of_a_commit(
         if not interrupt.raised_in:
             break
     assert {*found} == {0, 1} and len(found) > 60
+
+
+def test_a_copier_is_cancelled_again_after_every_moment() -> None:
+    """``threading.Event`` kept its lock when a handler raised within ``set``, and the next save waited for it for ever."""
+    peers: Any = SimpleNamespace(sources=(), copies=False)
+    for moment in range(1, 100):
+        copier = Copier(peers, lambda *_: pytest.fail("no target is asked for"), None)
+        interrupt = AtMoment(moment)
+        with contextlib.suppress(Stop), interrupt:
+            copier.copy(1, "token")
+            copier.cancel()
+        again = threading.Thread(target=copier.cancel, daemon=True)
+        again.start()
+        again.join(30)
+        assert not again.is_alive(), f"moment {moment}, at {interrupt.raised_in}"
+        if not interrupt.raised_in:
+            break
+    assert 10 < moment < 99

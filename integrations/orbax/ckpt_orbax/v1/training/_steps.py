@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import jax
@@ -13,6 +14,27 @@ from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of
 from ckpt_orbax.v1._step_metadata import CheckpointMetadata
 
 Step = CheckpointMetadata[None]
+
+
+_LOOK_SECS = 0.02
+
+
+class SaveEnd:
+    """The end of one save, told by the thread that saves.
+
+    It has no lock: a signal handler that raises within ``threading.Event.wait`` would leave that locked, and the thread
+    that saves would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def wait(self, timeout_secs: float) -> bool:
+        """Blocks until it is told, or the timeout; whether it is."""
+        until = time.monotonic() + timeout_secs
+        while not self.told and time.monotonic() < until:
+            time.sleep(_LOOK_SECS)
+        return self.told
 
 
 class Steps:
@@ -31,7 +53,7 @@ class Steps:
         self._lock = threading.Lock()
         self._numbers: list[int] = []
         self._known: dict[int, Step] = {}
-        self._begun: dict[int, threading.Event] = {}
+        self._begun: dict[int, SaveEnd] = {}
         self._told: dict[int, Any] = {}
         self._failed: dict[int, BaseException] = {}
         self._stale = True
@@ -50,16 +72,16 @@ class Steps:
                 self._failed[event.step] = event.error
             ended = None if event.kind == "deleted" else self._begun.get(event.step)
         if ended is not None:
-            ended.set()
+            ended.told = True
 
-    def begin(self, step: int, metrics: Any = None) -> threading.Event:
-        """Notes that a save begins, with these metrics; the event is set at its end."""
+    def begin(self, step: int, metrics: Any = None) -> SaveEnd:
+        """Notes that a save begins, with these metrics; gives what is told of its end."""
         with self._lock:
             self._failed.pop(step, None)
             self._known.pop(step, None)
             self._told = {step: metrics}  # one save runs at a time
-            self._begun = {one: end for one, end in self._begun.items() if not end.is_set()}
-            self._begun[step] = ended = threading.Event()
+            self._begun = {one: end for one, end in self._begun.items() if not end.told}
+            self._begun[step] = ended = SaveEnd()
         return ended
 
     def abandon(self, step: int) -> None:
@@ -75,7 +97,7 @@ class Steps:
     def running(self) -> list[int]:
         """The steps that are being saved."""
         with self._lock:
-            return [step for step, ended in self._begun.items() if not ended.is_set()]
+            return [step for step, ended in self._begun.items() if not ended.told]
 
     def look(self, *, light: bool = True) -> None:
         """Lists the directory again.
