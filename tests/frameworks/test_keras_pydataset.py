@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -15,7 +18,10 @@ import ckpt_keras
 from ckpt_keras import _attributes
 from ckpt_keras._kept import Kept
 from tests.support import keras_models as km
+from tests.support.children import environment
+from tests.support.paths import ROOT
 
+SCRIPT = ROOT / "tests/support/fit_with_processes.py"
 keras = km.keras
 OrbaxCheckpointCallback = ckpt_keras.OrbaxCheckpointCallback
 compiled_once = km.compiled_once
@@ -132,6 +138,30 @@ def test_every_kind_goes_on_from_everywhere(tmp_path, kind, stop):
 @pytest.mark.parametrize("save_freq", [5, "epoch"])
 def test_with_workers(tmp_path, save_freq):
     goes_on(tmp_path, lambda: Global(2), 17, save_freq)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "shuffled by Keras"])
+def test_with_processes_that_prepare_batches(tmp_path, kind):
+    """Killed in the second epoch, and started again."""
+
+    def fit(directory: str, stop: int = 0) -> tuple[int, list[str]]:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), str(tmp_path / directory), kind, str(stop)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        bits = [line for line in done.stdout.splitlines() if line.startswith("bits ")]
+        assert bits or stop, done.stderr
+        return done.returncode, bits
+
+    straight = fit("straight")
+    assert fit("killed", 20)[0] == -signal.SIGKILL
+    assert ckpt.Checkpointer(tmp_path / "killed", read_only=True).all_steps()
+    assert fit("killed") == straight
 
 
 class Frame:
