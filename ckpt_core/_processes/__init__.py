@@ -375,7 +375,7 @@ class Processes:
                 if found is None and 0 in left:
                     _value(client, left[0], "")
                 if found is None and wait_secs == left_secs:
-                    raise self._no_decision(client, tag, timeout_secs)
+                    raise self._timed_out(client, call or tag, timeout_secs, [0])
                 if found is None and not announced:
                     # If process 0 waits in another call of this round, this tells it of ours.
                     client.key_value_set(self._key(opening), Message(call, "").dump())
@@ -386,13 +386,6 @@ class Processes:
         if announced:
             client.key_value_delete(self._key(opening))
         return _value(client, found, call)
-
-    def _no_decision(self, client: Any, tag: str, timeout_secs: float) -> BarrierTimeout:
-        return BarrierTimeout(
-            f"process {self.index} waited {timeout_secs:g} s at {tag!r} for process 0, which decides: "
-            f"all processes must make the same calls{_calls_of_absent(client, [0])}",
-            absent=[0],
-        )
 
     def run_on_all(
         self,
