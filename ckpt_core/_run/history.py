@@ -209,6 +209,8 @@ class Plan(NamedTuple):
         replaces: it takes the place of a step of its number.
         beside: it stands beneath newer steps, from which a restart goes on.
         cuts: what is newer than the base is left, on the trail too.
+        persisted: the persistent directory has the step that is replaced: the save goes there, whatever the policy wants,
+            or the old value would be that of its number again once the local one is gone.
     """
 
     base: Identity | None = None
@@ -217,6 +219,7 @@ class Plan(NamedTuple):
     replaces: bool = False
     beside: bool = False
     cuts: bool = True
+    persisted: bool = False
 
 
 def parse_plan(value: Sequence[Any]) -> Plan:

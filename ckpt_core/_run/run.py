@@ -153,20 +153,23 @@ class Run:
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
-        before = self.saves if persists else self.saves[:1]  # a tier takes one save at a time
+        replaces = (overwrite and step in trail.own) or step in trail.doubtful
+        again = replaces and self._local is not None
+        # a tier takes one save at a time, and what is replaced must have ended in all of them
+        before = self.saves if persists or again else self.saves[:1]
         if self._options.on_pending == "fail":
             for running in before:
                 running.refuse_if_running()
         settle_all(before)
         call = Call(step, overwrite, force)
-        plan = self._plan(call, persists)
+        plan = self._plan(call, persists, again)
         base = plan.base
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
         what = StepToSave(step, items, fields, token, base and (base.step, base.token))
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
-        self._start(what, call, plan, persists)
+        self._start(what, call, plan, persists or plan.persisted)
         return True
 
     def _check_unread(self, items: Mapping[str, Any]) -> None:
@@ -209,11 +212,18 @@ class Run:
             self._outcomes.popleft()
         return self._trail
 
-    def _plan(self, call: Call, persists: bool) -> Plan:
-        """What this save does to other steps, which has been done; all processes must call it."""
+    def _plan(self, call: Call, persists: bool, again: bool) -> Plan:
+        """What this save does to other steps, which has been done; all processes must call it.
+
+        Args:
+            call: the save.
+            persists: the policy wants it in the persistent directory.
+            again: with local directories, it replaces a step of this Checkpointer.
+        """
         trail = self._caught_up()
         begins = not self._lineage
-        looks = begins or trail.turns_at(call.step)
+        turns = begins or trail.turns_at(call.step)
+        looks = turns or again
         if not looks and not persists:
             return self._disk.plan(trail, call, trail.own)
         local = self._local
@@ -225,8 +235,8 @@ class Run:
                 self._disk.lease.take()
             if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
-            held = local.complete if looks and local is not None else ()
-            drawn = secrets.token_hex(8) if looks else ""
+            held = local.complete if turns and local is not None else ()
+            drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
         name, limit_secs = "make way for a step", self._options.timeout_secs

@@ -548,3 +548,51 @@ def test_directories_that_a_run_makes_are_synced_whoever_makes_them(
     (name,) = fast.iterdir()
     for directory in (tmp_path, run.parent, run, fast.parent, fast, name):
         assert str(directory) in synced, directory
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_overwrite_goes_where_the_old_one_is(
+    tmp_path: Path, restarted: bool, asynchronous: bool
+) -> None:
+    """The policy does not want it there; but once the local one is gone, its number would have the old value again."""
+
+    def start() -> ckpt.Checkpointer:
+        options = ckpt.Options(
+            persist_policy=ckpt.when.every_secs(3600), durable=False, local_max_to_keep=2
+        )
+        return ckpt.Checkpointer(
+            tmp_path / "run",
+            local_directory=tmp_path / "local",
+            options=options,
+            asynchronous=asynchronous,
+        )
+
+    def persistent(step: int) -> Any:
+        with ckpt.Checkpointer(tmp_path / "run", read_only=True) as tool:
+            return tool.load(step)["n"] if step in tool.all_steps() else None
+
+    checkpointer = start()
+    checkpointer.save(10, {"n": 10})
+    checkpointer.save(11, {"n": 11})
+    checkpointer.wait_until_finished()
+    assert (persistent(10), persistent(11)) == (10, None)
+    if restarted:
+        checkpointer.close()
+        checkpointer = start()
+        restored = checkpointer.restore_latest(state={"n": 0})
+        assert restored is not None and restored["state"] == {"n": 11}
+    for step in (10, 11):
+        assert checkpointer.save(step, {"n": step + 100}, overwrite=True)
+        checkpointer.wait_until_finished()
+        assert checkpointer.load(step)["n"] == step + 100
+    # 11 was in the fast directory alone, and stays there
+    assert (persistent(10), persistent(11)) == (110, None)
+    for step in (12, 13, 14):
+        assert checkpointer.save(
+            step, {"n": step}, overwrite=True
+        )  # of new numbers: nothing is replaced
+    checkpointer.close()
+    with start() as again:
+        assert again.all_steps() == [10, 13, 14]
+        assert again.load(10)["n"] == 110 and persistent(14) is None
