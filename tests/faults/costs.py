@@ -35,7 +35,9 @@ def opened(call: str, path: str, bounds: list[list[Any]]) -> None:
     started = time.process_time()  # what it takes of a core, whatever else the machine does
     try:
         calls[call]()
-    except ckpt.CheckpointError as error:
+    except Exception as error:
+        if not (lines or isinstance(error, ckpt.CheckpointError)):
+            raise  # without a bound that gives it our type, another error goes on as it is
         child.report(
             refused=f"{type(error).__name__}: {error}"[-3000:],
             raised=[list(one) for one in _bounds_of(error)],

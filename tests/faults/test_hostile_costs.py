@@ -144,7 +144,7 @@ def _objects(opening: bytes) -> Callable[[Any], bytes]:
     def change(record: Any) -> bytes:
         record["metadata"] = "@"
         text = json.dumps(record, separators=(",", ":")).encode()
-        return text.replace(b'"@"', b"[" + (opening + b",") * 12_000_000 + b"0]")
+        return text.replace(b'"@"', b"[" + (opening + b",") * 24_000_000 + b"0]")
 
     return change
 
@@ -288,7 +288,7 @@ COSTS = [
     Cost("containers", _record(_containers), ("inspect",), "more than 1048576 containers"),
     Cost(
         "orbax-objects",
-        _orbax_metadata(b"[" + b"{}," * 12_000_000 + b"0]"),
+        _orbax_metadata(b"[" + b"{}," * 24_000_000 + b"0]"),
         ("inspect",),
         "bytes of memory",
     ),
