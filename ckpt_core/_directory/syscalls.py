@@ -167,38 +167,49 @@ def is_local_disk(path: str) -> bool:
 
 def remove(path: str) -> None:
     """Like ``remove_tree``, but deletes as much as possible and raises no error of the file system."""
+    handled = sys.exception()
     try:
-        _remove(path)
+        _remove(path, handled)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            _remove(path)  # if a signal handler raised: nobody will look at this name again
-        _raise_unless_of_the_files(error)
+            _remove(
+                path, handled
+            )  # if a signal handler raised: nobody will look at this name again
+        _raise_unless_of_the_files(error, handled)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, handled: BaseException | None) -> None:
+    """``shutil.rmtree(ignore_errors=True)`` drops also what a signal handler raised; this raises it."""
+
+    def note(_call: object, _path: str, told: Any) -> None:
+        error: BaseException = told if isinstance(told, BaseException) else told[1]
+        _raise_unless_of_the_files(error, handled)
+
     if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, **_AS_TOLD)
+        noting: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": note}
+        shutil.rmtree(path, **noting)
     else:
         os.unlink(path)
 
 
-def _unless_of_the_files(_call: object, _path: str, told: Any) -> None:
-    """For ``rmtree``, which with ``ignore_errors=True`` drops also what a signal handler raised."""
-    _raise_unless_of_the_files(told if isinstance(told, BaseException) else told[1])
+def _raise_unless_of_the_files(error: BaseException, handled: BaseException | None) -> None:
+    """Raises what a signal handler raised, or another error that is not of the file system.
 
-
-def _raise_unless_of_the_files(error: BaseException) -> None:
-    # If a handler raises right after rmtree closed a descriptor, rmtree closes it again and fails with EBADF.
-    interrupt = raised_by_a_handler(error) or raised_by_a_handler(error.__context__)
-    if interrupt is not None:
-        raise interrupt from None
-    if not isinstance(error, OSError):
-        raise error
-
-
-_AS_TOLD: dict[str, Any] = {
-    "onexc" if sys.version_info >= (3, 12) else "onerror": _unless_of_the_files
-}
+    Args:
+        error: if a handler raises right after rmtree closed a descriptor, rmtree closes it again and fails with EBADF.
+        handled: what was being handled before: it is not this call's.
+    """
+    interrupt = raised_by_a_handler(error)
+    if interrupt is None and error.__context__ is not handled:
+        interrupt = raised_by_a_handler(error.__context__)
+    try:
+        if interrupt is not None:
+            raise interrupt from None
+        if not isinstance(error, OSError):
+            raise error
+    finally:
+        # its traceback has this frame: locks that other frames in it hold would last until a collection of cycles
+        del error, handled, interrupt
 
 
 def remove_tree(path: str) -> None:
@@ -206,10 +217,11 @@ def remove_tree(path: str) -> None:
     if os.path.islink(path):
         os.unlink(path)
         return
+    handled = sys.exception()
     try:
         shutil.rmtree(path)
     except OSError as error:
-        _raise_unless_of_the_files(error)
+        _raise_unless_of_the_files(error, handled)
         raise
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import PosixBackend
+from ckpt_core._directory.syscalls import remove, remove_tree
 from ckpt_core._run.tiers.copying import Copier
 from tests.interrupts.test_calls import AtMoment, Stop
 
@@ -78,3 +81,17 @@ def test_a_copier_is_cancelled_again_after_every_moment() -> None:
         if not interrupt.raised_in:
             break
     assert 10 < moment < 99
+
+
+@pytest.mark.parametrize("delete", [remove, remove_tree])
+def test_what_is_handled_already_is_not_raised_again(
+    tmp_path: Path, delete: Callable[[str], None]
+) -> None:
+    """Deleting what is gone fails while an exception is handled: that is not the exception of this call."""
+    try:
+        raise Stop
+    except Stop as stop:
+        depth = len(traceback.extract_tb(stop.__traceback__))
+        with contextlib.suppress(FileNotFoundError):
+            delete(str(tmp_path / "gone"))
+        assert len(traceback.extract_tb(stop.__traceback__)) == depth
