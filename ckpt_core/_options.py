@@ -147,6 +147,7 @@ class Options:
         return f"Options({', '.join(f'{name}={value}' for name, value in told.items())})"
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name in ("max_host_bytes", "target_data_file_bytes", "chunk_bytes"):
             if getattr(self, name) < 1 * KIB:
                 raise ValueError(f"Options.{name} must be at least 1024, got {getattr(self, name)}")
@@ -239,6 +240,29 @@ def _storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 "environment"
             )
     return dict(given)
+
+
+def _check_types(options: Options) -> None:
+    for name, field in options.__dataclass_fields__.items():
+        value, declared = getattr(options, name), str(field.type)
+        if value is None and declared.endswith("None"):
+            continue
+        if declared == "bool" and not (isinstance(value, bool) or value in (0, 1)):
+            raise TypeError(f"Options.{name} must be True or False, got {value!r}")
+        if (
+            name != "local_max_bytes"
+            and declared.startswith(("int", "float"))
+            and isinstance(value, str)
+        ):
+            unit = name.rpartition("_")[2]
+            raise TypeError(f"Options.{name} is a number of {unit}, got the text {value!r}")
+        if name == "on_event" and not callable(value):
+            raise TypeError(f"Options.{name} is a function that takes an event, got {value!r}")
+        if name in ("stop_signals", "storage_options") and isinstance(value, str):
+            kind = "tuple of names" if name == "stop_signals" else "dict"
+            raise TypeError(f"Options.{name} is a {kind}, got the text {value!r}")
+        if name == "trash_directory" and not isinstance(value, str):
+            raise TypeError(f"Options.{name} is the name of a directory, got {value!r}")
 
 
 def _check_names(options: Options) -> None:
@@ -349,6 +373,13 @@ RESTORE_ARGUMENTS = (
     *("strict_latest", "sharding", "as_numpy"),
 )
 """What restores take by keyword beside their targets: a target of such a name could not be passed by keyword."""
+_OWNERS = {
+    **dict.fromkeys(("force", "metrics"), "Checkpointer.save"),
+    **dict.fromkeys(("sharding", "as_numpy"), "load"),
+    "strict_latest": "Checkpointer.restore_latest",
+    "options": "ckpt.save, ckpt.restore, ckpt.load and ckpt.Checkpointer(...)",
+}
+"""The calls that have an argument which others of the same kind lack."""
 
 
 def _answering(init: Callable[..., None]) -> Callable[..., None]:
@@ -392,13 +423,19 @@ def refuse_arguments(
         by_items = f"an item of this name is passed as items={{{state}{name!r}: ...}}"
         if name in _SETTINGS:
             raise TypeError(
-                f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...); {by_items}"
+                f"{name}= is a setting, and no item: pass options=ckpt.Options({name}=...) to ckpt.save or ckpt.Checkpointer(...); "
+                f"{by_items}"
             )
         if name in CHECKPOINTER_ARGUMENTS:
             raise TypeError(
                 f"{name}= is an argument of ckpt.Checkpointer(...), and no item: pass it there; {by_items}"
             )
         close = difflib.get_close_matches(name, arguments, n=1, cutoff=cutoff)
+        if close == [name]:  # the called function has it under no name, or it would not be here
+            raise TypeError(
+                f"{name}= is an argument of {_OWNERS.get(name, 'another call')}, and not of this one: pass it there; "
+                f"{by_items}"
+            )
         if close:
             raise TypeError(
                 f"{name!r} looks like the argument {close[0]!r}: write {close[0]}=...; {by_items}"

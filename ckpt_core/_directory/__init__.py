@@ -19,6 +19,7 @@ from ckpt_core._directory.hardlinks import identify as identify
 from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
 from ckpt_core._directory.hidden_names import resolve as resolve
+from ckpt_core._directory.leftovers import has_sign as has_sign
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import LockFile as LockFile
 from ckpt_core._directory.locks import deleting as deleting

@@ -423,7 +423,9 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> 
         told.append('missing="keep" keeps what the target holds')
     if "unexpected" in kinds:
         told.append('unexpected="ignore" leaves saved leaves out')
-    if "dtype" in kinds and not rules.cast:
+    keys = ("key<", "not key<")  # a random key is converted into no other kind
+    dtypes = [entry for entry in mismatches if entry.kind == "dtype"]
+    if not rules.cast and not all(any(key in str(one) for key in keys) for one in dtypes):
         told.append("cast=True converts dtypes")
     if "function" in kinds:
         told.append('unexpected="ignore" keeps the functions of the target')

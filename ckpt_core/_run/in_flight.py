@@ -219,6 +219,9 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
 
     @functools.wraps(method)
     def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
+        if "step" in kwargs and not args and name != "restore_latest":
+            step = kwargs["step"]
+            raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
         if os.getpid() != HOME_PID:
             raise forked()  # a lock that was held at the fork stays locked forever in the child
         turns = self._turns  # pyright: ignore[reportPrivateUsage]

@@ -29,7 +29,7 @@ class UnreadValues:
         self._returned: set[str] = set()
         self._left_out: Set[str] = frozenset()
         self._pipelines: dict[str, tuple[weakref.ref[Any], str | None]] = {}
-        """Item -> the last one and its position; None once the user was warned."""
+        """Item -> the last one and its position; None once it has moved, or the user was warned."""
         self._asked: set[str] = set()
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
@@ -86,26 +86,42 @@ class UnreadValues:
                     self._compare(name, value, adapter)
 
     def _compare(self, name: str, pipeline: Any, adapter: Any) -> None:
-        """Warns, once, if a third pipeline is saved at the position of the second."""
+        """Warns, once, if the third save has the position of the second: of one pipeline, or of a new one each time."""
         last, position = self._pipelines.get(name, (None, ""))
-        if position is None or (last is not None and last() is pipeline):
+        if position is None:
             return
         now: str | None = ""
         if last is not None:
+            same = last() is pipeline
             has_position = isinstance(adapter, _adapters.verbs.HasPosition)
             take = adapter.get_position if has_position else adapter.get_state
             now = repr(take(pipeline))
             if now == position:
-                logger.warning(
-                    "item %r is another %s at each save, and always at one position: a restart reads its first data "
-                    "again. Pass the iterator from which training takes its batches: data = iter(dataset) once, before "
-                    "the loop, then save(..., %s=data)",
-                    name,
-                    type(pipeline).__name__,
-                    name,
-                )
+                self._say_it_stands(name, pipeline, same)
+            if now == position or (same and position):
                 now = None
         self._pipelines[name] = weakref.ref(pipeline), now
+
+    def _say_it_stands(self, name: str, pipeline: Any, same: bool) -> None:
+        kind = type(pipeline).__name__
+        if same:
+            logger.warning(
+                "item %r, a %s, is at one position at each save: training takes its batches from another iterator, such as "
+                "the one that `for batch in dataset` makes, and a restart reads these data again. Take them from the one "
+                "that is saved: for batch in %s",
+                name,
+                kind,
+                name,
+            )
+            return
+        logger.warning(
+            "item %r is another %s at each save, and always at one position: a restart reads its first data "
+            "again. Pass the iterator from which training takes its batches: data = iter(dataset) once, before "
+            "the loop, then save(..., %s=data)",
+            name,
+            kind,
+            name,
+        )
 
 
 def _comes_back(target: Any) -> bool:

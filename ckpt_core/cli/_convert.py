@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ckpt_core.convert as convert
+from ckpt_core._directory import has_sign
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import rules_from
 from ckpt_core._options import Options
@@ -38,7 +39,9 @@ def export(
         "torch": convert.export_torch,
         "npz": convert.export_npz,
     }
-    to = to or _SUFFIXES.get(os.path.splitext(target)[1], "safetensors")
+    ending = os.path.splitext(target)[1]
+    _refuse_target(target, ending, named=to is not None)
+    to = to or _SUFFIXES.get(ending, "safetensors")
     if to not in exporters:
         raise CheckpointError(f"--to {to}: only {', '.join(exporters)} are written")
     more = {"max_shard_bytes": max_shard_bytes} if to == "safetensors" else {}
@@ -51,6 +54,25 @@ def export(
     for path in written:
         console().print(f"{path}: {size(os.path.getsize(path))}", markup=False)
     return 0
+
+
+def _refuse_target(target: str, ending: str, *, named: bool) -> None:
+    """Refuses a target whose ending names no format, and one in a checkpoint or a run, which would not be what was saved."""
+    if not (named or ending in ("", ".safetensors", *_SUFFIXES) or os.path.isdir(target)):
+        raise CheckpointError(
+            f"{target}: {ending} is no format that is written: name a file that ends in .safetensors, .npz, .pt, .pth or "
+            ".bin, or a folder without an ending, or give --to"
+        )
+    around = os.path.abspath(target)
+    while around != os.path.dirname(around):
+        if has_sign(around):
+            raise CheckpointError(
+                f"{target} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
+            )
+        around = os.path.dirname(around)
+    inside = os.listdir(target) if os.path.isdir(target) else []
+    if any(has_sign(os.path.join(target, one)) for one in inside):
+        raise CheckpointError(f"{target} is a directory of checkpoints: name another target")
 
 
 def import_weights(

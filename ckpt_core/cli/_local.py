@@ -35,7 +35,9 @@ def list_runs(directory: str, *, as_json: bool) -> int:
     if not runs:
         out.print(one_line(f"{root}: no runs of ckpt"), markup=False, soft_wrap=True)
         return 0
-    table = Table("run", "last used", "size", "processes", "steps", "state", title=escape(root))
+    table = Table(title=escape(root))
+    for name in ("run", "last used", "size", "processes", "steps", "state"):
+        table.add_column(name, overflow="fold")
     for run in runs:
         state = "in use" if run.in_use else "ended"
         name = "\n".join(escape(one) for one in (os.path.basename(run.path), run.persistent) if one)

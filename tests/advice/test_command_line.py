@@ -407,3 +407,27 @@ def test_what_a_doctor_says_to_type(does: Any, tmp_path: Path):
     assert covers
     does(*shlex.split(found.text.partition("ckpt ")[2].partition(" (the next")[0]))
     assert right(tmp_path / "a b" / "1", 1)
+
+
+def test_targets_of_an_export(call: Any, tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", options=ckpt.Options(durable=False)) as run:
+        for step in (0, 1):
+            run.save(step, model={"w": np.ones(3)})
+    source = tmp_path / "run" / "1"
+    for target, key in (
+        (
+            "out.h5",
+            "cli/_convert.py: is no format that is written: name a file that ends in .safetensors",
+        ),
+        ("run", "cli/_convert.py: is a directory of checkpoints: name another target"),
+        (
+            "run/0",
+            "cli/_convert.py: , which would no longer be what was saved: name another target",
+        ),
+        ("run/0/w.npz", "cli/_convert.py: lies inside the checkpoint "),
+    ):
+        code, _, said = call("export", source, tmp_path / target)
+        assert code == 2 and key.partition(".py: ")[2] in said.replace("\n", " "), said
+    assert ckpt.verify(tmp_path / "run" / "0").ok and not (tmp_path / "out.h5").exists()
+    assert call("export", source, tmp_path / "out.npz")[0] == 0
+    assert call("export", source, tmp_path / "out.h5", "--to", "safetensors")[0] == 0

@@ -335,3 +335,28 @@ def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
         pass_(model)
     code = said.after("write ").replace("Linear(...)", "nnx.Linear(2, 3, rngs=nnx.Rngs(0))")
     assert pass_(eval(code, {"nnx": nnx})).kernel.shape == (2, 3)
+
+
+def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """``for batch in dataset`` makes an iterator of its own: the one that is saved stands."""
+    dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
+
+    def train(name: str, batches: Any, data: Any) -> None:
+        with ckpt.Checkpointer(tmp_path / name, options=FAST) as run:
+            for step, _ in zip(range(5), batches, strict=False):
+                run.save(step, data=data)
+
+    data = iter(dataset)
+    train("a", dataset, data)
+    said = logged(
+        "_run/unread.py: makes, and a restart reads these data again. Take them from the one that is saved: for batch in %s",
+        caplog,
+    )
+    assert said.text.count("at one position") == 1
+    caplog.clear()
+    train("b", data, data)
+    assert "position" not in caplog.text
+    again = iter(dataset)
+    with ckpt.Checkpointer(tmp_path / "b") as run:
+        assert run.restore_latest(data=again) is not None
+    assert next(again)[0] == next(data)[0]

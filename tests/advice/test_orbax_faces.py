@@ -431,3 +431,27 @@ def test_arguments_of_flax(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint_*")) == [
         f"checkpoint_{step}" for step in range(3)
     ]
+
+
+def test_a_step_of_flax_in_quotes(tmp_path: Path):
+    directory = str(tmp_path / "run")
+    with told(
+        "orbax/ckpt_orbax/flax_checkpoints.py: step must be a whole number, got the text "
+    ) as said:
+        flax_checkpoints.save_checkpoint(directory, STATE, "5")  # pyright: ignore
+    flax_checkpoints.save_checkpoint(directory, STATE, int(said.after("pass ")))
+    assert flax_checkpoints.latest_checkpoint(directory) == f"{directory}/checkpoint_5"
+
+
+def test_a_tree_without_arguments(tmp_path: Path):
+    with manager(tmp_path) as one:
+        with told(
+            "orbax/ckpt_orbax/v0/_item_handlers.py: , or make the manager with item_handlers="
+        ) as said:
+            one.save(0, STATE)
+        args = eval(said.between("pass args=", " or "), {"ocp": ocp, "tree": STATE})
+        one.save(0, args=args)
+    with manager(tmp_path) as again:
+        with pytest.raises(TypeError, match="got the text '0'"):
+            again.restore("0")
+        assert right(again.restore(0))

@@ -208,7 +208,7 @@ def test_settings_that_options_do_not_have(tmp_path: Path):
 def test_settings_and_arguments_are_no_items(tmp_path: Path):
     with told("_options.py: is a setting, and no item: pass options=ckpt.Options(") as said:
         ckpt.save(tmp_path / "a", model=STATE, compression="zstd")
-    written = said.between("pass ", "; ").replace("...", "'zstd'")
+    written = said.between("pass ", " to ckpt.save or").replace("...", "'zstd'")
     ckpt.save(tmp_path / "a", model=STATE, **eval(f"dict({written})", {"ckpt": ckpt}))
     assert holds_item(tmp_path / "a", "model")
     items = eval(
@@ -580,3 +580,47 @@ def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
     given = said.text.rpartition("passed as items=")[2].replace("...", "STATE")
     save(tmp_path / "b", items=eval(given, {"STATE": STATE}))
     assert holds_item(tmp_path / "b", name)
+
+
+def test_arguments_of_another_call(tmp_path: Path):
+    key = "_options.py: , and not of this one: pass it there; "
+    with told(key) as said:
+        ckpt.save(tmp_path / "a", STATE, force=True)
+    assert said.between("argument of ", ", and not") == "Checkpointer.save"
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        run.save(3, STATE)
+        assert run.save(1, STATE, force=True)
+        with told(key) as said:
+            run.save(4, model=STATE, options=FAST)
+    assert "ckpt.Checkpointer(...)" in said.text  # as above
+    save(tmp_path / "b", model=STATE)
+    with told(key) as said:
+        ckpt.restore(tmp_path / "b", model=OTHER, as_numpy=True)
+    assert said.between("argument of ", ", and not") == "load"
+    assert ckpt.load(tmp_path / "b", item="model", as_numpy=True) is not None
+
+
+def test_a_step_by_keyword(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        for name, more in (("save", {"model": STATE}), ("load", {}), ("restore", {"model": OTHER})):
+            call: Any = getattr(run, name)
+            with told("_run/in_flight.py: the step comes first, without a name: write ") as said:
+                call(step=7, **more)
+            assert said.after("write ") == f"{name}(7, ...)"
+            given = call(7, **more)
+        run.save(8, model=given["model"], step=np.int32(8))  # an item may have that name
+        assert run.load(8, item="step") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("grace_secs", "30"), ("chunk_bytes", "1MB"), ("timeout_secs", "2"), ("durable", "no")),
+        *(("on_event", "x"), ("stop_signals", "SIGTERM"), ("trash_directory", 3)),
+        *(("storage_options", "x"), ("local_max_to_keep", "2")),
+    ],
+)
+def test_settings_of_another_type(name: str, value: Any):
+    with pytest.raises(TypeError, match=f"Options.{name} ") as caught:
+        ckpt.Options(**{name: value})
+    assert repr(value) in str(caught.value)

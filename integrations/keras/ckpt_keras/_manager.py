@@ -49,6 +49,10 @@ class KerasCheckpointManager:
         **kwargs: Any,
     ) -> None:
         require_jax(host_only)
+        if isinstance(model, (str, os.PathLike)):
+            raise TypeError(
+                f"the model comes first, and then the directory: KerasCheckpointManager(model, {os.fspath(model)!r})"
+            )
         self.model = model
         self.steps_per_epoch = steps_per_epoch
         self.checkpointer = Checkpointer(checkpoint_dir, max_to_keep=max_to_keep, **kwargs)

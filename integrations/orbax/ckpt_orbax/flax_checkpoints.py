@@ -254,6 +254,8 @@ def _path_of(directory: Any, step: int | float, prefix: str) -> str:
 
 
 def _whole(step: int | float) -> int:
+    if isinstance(step, str):
+        raise TypeError(f"step must be a whole number, got the text {step!r}: pass {step}")
     if int(step) != step:
         raise not_offered(
             f"a step {step}",

@@ -87,7 +87,10 @@ class ItemHandlers:
         """
         handler = self.known(name)
         if handler is None:
-            raise ValueError(f"Unknown key {name!r}: no handler is known for this item")
+            raise ValueError(
+                f"Unknown key {name!r}: no handler is known for this item: pass args=ocp.args.StandardSave(tree) or "
+                "StandardRestore(), or make the manager with item_handlers="
+            )
         return args_of_call(handler, for_save, *arguments, **named)
 
     def close(self) -> None:

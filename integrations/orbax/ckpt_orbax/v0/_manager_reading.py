@@ -157,6 +157,8 @@ class Reading:
             if not steps:
                 raise ckpt.CheckpointNotFound(f"No steps found in {directory or self.directory}.")
             step = max(steps)
+        if isinstance(step, str):
+            raise TypeError(f"step must be an integer, got the text {step!r}")
         info = self._inspect(step, directory)
         self._is_single(info)
         self.check_args(items, args)
