@@ -179,12 +179,6 @@ class Options:
                 "Options.persist_policy is a policy such as ckpt.when.every_steps(1000), got "
                 f"{self.persist_policy!r}"
             )
-        if self.report_secs is not None and not self.report_secs > 0:
-            raise ValueError(
-                f"Options.report_secs must be positive or None, got {self.report_secs}"
-            )
-        if self.timeout_secs <= 0:
-            raise ValueError(f"Options.timeout_secs must be positive, got {self.timeout_secs}")
         if self.on_pending not in ("wait", "fail"):
             raise ValueError(
                 f"Options.on_pending must be 'wait' or 'fail', got {self.on_pending!r}"
@@ -197,7 +191,7 @@ class Options:
             raise ValueError(
                 f"Options.background_priority must be 'low' or 'normal', got {self.background_priority!r}"
             )
-        _check_names(self)
+        _check_values(self)
         if self.storage_options is not None:
             object.__setattr__(self, "storage_options", _storage_options(self.storage_options))
         compression = self.compression
@@ -265,7 +259,7 @@ def _check_types(options: Options) -> None:
             raise TypeError(f"Options.{name} is the name of a directory, got {value!r}")
 
 
-def _check_names(options: Options) -> None:
+def _check_values(options: Options) -> None:
     trash = options.trash_directory
     if trash is not None and (
         not trash or "/" in trash or trash.startswith(".") or trash.isdigit()
@@ -276,6 +270,10 @@ def _check_names(options: Options) -> None:
     for name in options.stop_signals:
         if name not in signal.Signals.__members__ or name in ("SIGKILL", "SIGSTOP"):
             raise ValueError(f"Options.stop_signals are names such as 'SIGTERM', got {name!r}")
+    if options.report_secs is not None and not options.report_secs > 0:
+        raise ValueError(f"Options.report_secs must be positive or None, got {options.report_secs}")
+    if options.timeout_secs <= 0:
+        raise ValueError(f"Options.timeout_secs must be positive, got {options.timeout_secs}")
     for field_name in ("delete_grace_secs", "grace_secs"):
         secs = getattr(options, field_name)
         if secs is not None and not secs >= 0:
