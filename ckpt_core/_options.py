@@ -401,6 +401,27 @@ def _answering(init: Callable[..., None]) -> Callable[..., None]:
 setattr(Options, "__init__", _answering(Options.__init__))  # noqa: B010 # its type stays the dataclass' own
 
 
+def answering_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """``Checkpointer.__init__``, which answers a name that is no argument with the one that was meant."""
+    code = init.__code__
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - {"self"}
+
+    @functools.wraps(init)
+    def checked(self: Any, *arguments: Any, **named: Any) -> None:
+        for name in named.keys() - known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.7)
+            meant = "; help(ckpt.Checkpointer) lists all"
+            if close and name not in _SETTINGS:
+                meant = f": write {close[0]}=..."
+            elif setting:
+                meant = f": write options=ckpt.Options({setting[0]}=...)"
+            raise TypeError(f"Checkpointer has no argument {name!r}{meant}")
+        init(self, *arguments, **named)
+
+    return checked
+
+
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:

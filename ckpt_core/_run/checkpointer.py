@@ -11,7 +11,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
-from ckpt_core._options import Options, checked_options, of_local_steps
+from ckpt_core._options import Options, answering_arguments, checked_options, of_local_steps
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all
 from ckpt_core._run.policies import keep, when
@@ -405,3 +405,7 @@ class Checkpointer:
 
     def _repr_html_(self) -> str:
         return notebook.of_directory(self.directory, self._run.state(), self.all_steps())
+
+
+# its type stays its own
+setattr(Checkpointer, "__init__", answering_arguments(Checkpointer.__init__))  # noqa: B010

@@ -624,3 +624,26 @@ def test_settings_of_another_type(name: str, value: Any):
     with pytest.raises(TypeError, match=f"Options.{name} ") as caught:
         ckpt.Options(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+def test_arguments_that_a_checkpointer_does_not_have(tmp_path: Path):
+    named: dict[str, Any] = {"max_to_kep": 1}
+    with told("_options.py: : write ") as said:
+        ckpt.Checkpointer(tmp_path / "run", **named)
+    written = said.after("write ").replace("...", "1")
+    with eval(
+        f"ckpt.Checkpointer(path, {written})", {"ckpt": ckpt, "path": tmp_path / "run"}
+    ) as run:
+        for step in range(3):
+            run.save(step, STATE)
+        run.wait_until_finished()
+        assert run.all_steps() == [2]
+    for name in ("compression", "compresion"):
+        named = {name: "zstd"}
+        with told("_options.py: : write options=ckpt.Options(") as said:
+            ckpt.Checkpointer(tmp_path / "run", **named)
+        written = said.after("write ").replace("...", "'zstd'")
+        made = eval(f"ckpt.Checkpointer(path, {written})", {"ckpt": ckpt, "path": tmp_path / "b"})
+        made.close()
+    with pytest.raises(TypeError, match="lists all"):
+        ckpt.Checkpointer(tmp_path / "run", **{"zzz": 1})
