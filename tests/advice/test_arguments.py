@@ -1,0 +1,93 @@
+"""Arguments and settings in the wrong place, misspelt, or of another type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckpt_core as ckpt
+from tests.advice.said import told
+from tests.advice.test_saving import FAST, OTHER, STATE, holds_item, save
+
+
+@pytest.mark.parametrize("name", ["mising", "missing", "unexpectd", "as_numpy"])
+def test_arguments_of_a_restore_are_no_items(tmp_path: Path, name: str):
+    with told("_options.py: of restore and load, and a save has none: pass ") as said:
+        save(tmp_path / "a", model=STATE, **{name: True})
+    argument = said.between("has none: pass ", "=")
+    save(tmp_path / "a", model=STATE)
+    value = True if argument == "as_numpy" else "ignore" if argument == "unexpected" else "keep"
+    assert ckpt.load(tmp_path / "a", item="model", **{argument: value}) is not None
+    given = said.text.rpartition("passed as items=")[2].replace("...", "STATE")
+    save(tmp_path / "b", items=eval(given, {"STATE": STATE}))
+    assert holds_item(tmp_path / "b", name)
+
+
+def test_arguments_of_another_call(tmp_path: Path):
+    key = "_options.py: , and not of this one: pass it there; "
+    with told(key) as said:
+        ckpt.save(tmp_path / "a", STATE, force=True)
+    assert said.between("argument of ", ", and not") == "Checkpointer.save"
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        run.save(3, STATE)
+        assert run.save(1, STATE, force=True)
+        with told(key) as said:
+            run.save(4, model=STATE, options=FAST)
+    assert "ckpt.Checkpointer(...)" in said.text  # as above
+    save(tmp_path / "b", model=STATE)
+    with told(key) as said:
+        ckpt.restore(tmp_path / "b", model=OTHER, as_numpy=True)
+    assert said.between("argument of ", ", and not") == "load"
+    assert ckpt.load(tmp_path / "b", item="model", as_numpy=True) is not None
+
+
+def test_a_step_by_keyword(tmp_path: Path):
+    with ckpt.Checkpointer(tmp_path / "run", options=FAST) as run:
+        for name, more in (("save", {"model": STATE}), ("load", {}), ("restore", {"model": OTHER})):
+            call: Any = getattr(run, name)
+            with told("_run/in_flight.py: the step comes first, without a name: write ") as said:
+                call(step=7, **more)
+            assert said.after("write ") == f"{name}(7, ...)"
+            given = call(7, **more)
+        run.save(8, model=given["model"], step=np.int32(8))  # an item may have that name
+        assert run.load(8, item="step") == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("grace_secs", "30"), ("chunk_bytes", "1MB"), ("timeout_secs", "2"), ("durable", "no")),
+        *(("on_event", "x"), ("stop_signals", "SIGTERM"), ("trash_directory", 3)),
+        *(("storage_options", "x"), ("local_max_to_keep", "2")),
+    ],
+)
+def test_settings_of_another_type(name: str, value: Any):
+    with pytest.raises(TypeError, match=f"Options.{name} ") as caught:
+        ckpt.Options(**{name: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_arguments_that_a_checkpointer_does_not_have(tmp_path: Path):
+    named: dict[str, Any] = {"max_to_kep": 1}
+    with told("_options.py: : write ") as said:
+        ckpt.Checkpointer(tmp_path / "run", **named)
+    written = said.after("write ").replace("...", "1")
+    with eval(
+        f"ckpt.Checkpointer(path, {written})", {"ckpt": ckpt, "path": tmp_path / "run"}
+    ) as run:
+        for step in range(3):
+            run.save(step, STATE)
+        run.wait_until_finished()
+        assert run.all_steps() == [2]
+    for name in ("compression", "compresion"):
+        named = {name: "zstd"}
+        with told("_options.py: : write options=ckpt.Options(") as said:
+            ckpt.Checkpointer(tmp_path / "run", **named)
+        written = said.after("write ").replace("...", "'zstd'")
+        made = eval(f"ckpt.Checkpointer(path, {written})", {"ckpt": ckpt, "path": tmp_path / "b"})
+        made.close()
+    with pytest.raises(TypeError, match="lists all"):
+        ckpt.Checkpointer(tmp_path / "run", **{"zzz": 1})
