@@ -31,6 +31,8 @@ class UnreadValues:
         self._pipelines: dict[str, tuple[weakref.ref[Any], str | None]] = {}
         """Item -> the last one and its position; None once it has moved, or the user was warned."""
         self._asked: set[str] = set()
+        self._placed: dict[str, weakref.ref[Any]] = {}
+        """Item -> the object into which it was restored."""
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out.
@@ -45,6 +47,10 @@ class UnreadValues:
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
         self._asked = self._returned | self._left_out
+        self._placed = {}
+        for name in targets.keys() - self._returned:
+            with contextlib.suppress(TypeError):  # of a class without weak references
+                self._placed[name] = weakref.ref(targets[name])
 
     def asks(self, items: Mapping[str, Any]) -> bool:
         """Whether ``check`` could raise on any process, some of which may have read what others have not."""
@@ -82,8 +88,21 @@ class UnreadValues:
                 )
             adapter = _adapters.adapter_for(value)
             if adapter is not None and _adapters.is_per_process(adapter):
+                self._say_if_another(name, value)
                 with contextlib.suppress(Exception):  # what is wrong with it the save itself raises
                     self._compare(name, value, adapter)
+
+    def _say_if_another(self, name: str, pipeline: Any) -> None:
+        """Warns, once, if a pipeline was restored and another one is saved in its place."""
+        placed = self._placed.pop(name, None)
+        if placed is not None and placed() is not pipeline:
+            logger.warning(
+                "item %r was restored from step %s into one %s, and another is saved now: its data do not go on from there. "
+                "Take the batches from the one that was restored, and save that",
+                name,
+                self._step,
+                type(pipeline).__name__,
+            )
 
     def _compare(self, name: str, pipeline: Any, adapter: Any) -> None:
         """Warns, once, if the third save has the position of the second: of one pipeline, or of a new one each time."""

@@ -360,3 +360,28 @@ def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureF
     with ckpt.Checkpointer(tmp_path / "b") as run:
         assert run.restore_latest(data=again) is not None
     assert next(again)[0] == next(data)[0]
+
+
+def test_another_iterator_than_the_restored_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    dataset = grain.MapDataset.range(100).batch(4).to_iter_dataset()
+    first = iter(dataset)
+    with ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:
+        for step in range(3):
+            next(first)
+            run.save(step, data=first)
+    for right in (True, False):
+        caplog.clear()
+        with ckpt.Checkpointer(tmp_path / "a", options=FAST) as run:
+            restored = iter(dataset)
+            newest = run.restore_latest(data=restored)
+            assert newest is not None
+            data = restored if right else iter(dataset)
+            for step in (1, 2):
+                next(data)
+                run.save(newest.step + step, data=data)
+        assert ("another is saved now" in caplog.text) is not right
+    said = logged(
+        "_run/unread.py: : its data do not go on from there. Take the batches from the one that was restored, and save that",
+        caplog,
+    )
+    assert said.text.count("another is saved now") == 1
