@@ -34,8 +34,8 @@ def read_run_metadata(backend: Backend, directory: str) -> Any:
 
 def _earlier(backend: Backend, directory: str) -> Any:
     """What an early Orbax wrote; None if there is no such file, or somebody else's."""
-    data = backend.read(f"{directory}/{_FOLDER}", _EARLIER_FILE)
     try:
+        data = backend.read(f"{directory}/{_FOLDER}", _EARLIER_FILE)
         value = None if data is None else parse_json(data, _EARLIER_FILE)
     except CheckpointCorrupt:
         return None

@@ -170,3 +170,43 @@ def test_where_all_is_there_nothing_is_said(tmp_path, caplog, saved_by):
     with caplog.at_level("WARNING", "ckpt_orbax"):
         assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(0)), state(2))
     assert not caplog.records
+
+
+def test_another_prefix_is_another_run(tmp_path: Path) -> None:
+    """To Flax it is a series of its own; here retention would delete the other one."""
+    for step in (1, 2, 3):
+        flax_checkpoints.save_checkpoint(str(tmp_path / "a"), {"w": np.ones(2)}, step, keep=3)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    for overwrite in (False, True):
+        with pytest.raises(ckpt_orbax.NotOffered, match="a directory for each prefix"):
+            flax_checkpoints.save_checkpoint(
+                str(tmp_path / "a"), {"w": np.ones(2)}, 4, prefix="best_", overwrite=overwrite
+            )
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
+    flax_checkpoints.save_checkpoint(str(tmp_path / "b"), {"w": np.ones(2)}, 4, prefix="best_")
+    flax_checkpoints.save_checkpoint(str(tmp_path / "b"), {"w": np.ones(2)}, 5, prefix="best_")
+    (tmp_path / "b" / "notes_7").mkdir()  # no step
+    flax_checkpoints.save_checkpoint(str(tmp_path / "b"), {"w": np.ones(2)}, 6, prefix="best_")
+    assert (tmp_path / "b" / "best_6").exists()
+
+
+def test_another_prefix_of_a_manager(tmp_path: Path) -> None:
+    def manager(prefix: str | None) -> Any:
+        options = ckpt_orbax.CheckpointManagerOptions(step_prefix=prefix, max_to_keep=1)
+        return ckpt_orbax.CheckpointManager(tmp_path, options=options)
+
+    with manager("train") as one:
+        one.save(1, args=ckpt_orbax.args.StandardSave({"w": np.ones(2)}))
+    for prefix in ("best", None):
+        with pytest.raises(ckpt_orbax.NotOffered, match="beside the step train_1"):
+            manager(prefix)
+    with manager("train") as one:
+        assert one.latest_step() == 1
+
+
+def test_an_int_beyond_64_bits_comes_back_through_a_target(tmp_path: Path) -> None:
+    tree = {"w": np.ones(2), "c": 2**70, "t": "text"}
+    checkpointer = ckpt_orbax.PyTreeCheckpointer()
+    checkpointer.save(tmp_path / "a", tree)
+    found = checkpointer.restore(tmp_path / "a", item=tree)
+    assert found["c"] == 2**70 and found["t"] == "text"

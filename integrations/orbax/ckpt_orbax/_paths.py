@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
+
+from ckpt_orbax._refused import not_offered
+
+_STEP = re.compile(r"(?:(.+)_)?\d+")
+_SIGNS = ("ckpt.json", "_CHECKPOINT_METADATA", "_METADATA")
 
 
 def path_type() -> Any:
@@ -31,3 +37,25 @@ def as_text(path: Any) -> str:
     if not path:
         raise ValueError(f"a path is needed, got {path!r}")
     return os.fspath(path)
+
+
+def refuse_another_series(directory: str, prefix: str | None) -> None:
+    """Refuses a directory that holds steps whose names begin otherwise; looked for in file systems alone.
+
+    To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
+
+    Raises:
+        NotOffered: there is such a step.
+    """
+    if "://" in directory or not os.path.isdir(directory):
+        return
+    for name in sorted(os.listdir(directory)):
+        found = _STEP.fullmatch(name)
+        if found is None or found[1] == prefix:
+            continue
+        if any(os.path.exists(os.path.join(directory, name, sign)) for sign in _SIGNS):
+            raise not_offered(
+                f"the prefix {prefix!r} beside the step {name} in {directory}",
+                "a directory holds the steps of one run, whatever their names begin with",
+                "a directory for each prefix",
+            )

@@ -17,7 +17,7 @@ import tempfile
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_orbax._paths import as_text
+from ckpt_orbax._paths import as_text, refuse_another_series
 from ckpt_orbax._plain import path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
 from ckpt_orbax.v0._tree_targets import own_values
@@ -101,6 +101,7 @@ def save_checkpoint(
     if async_manager is not None:
         async_manager.wait_previous_save()
     directory = as_text(ckpt_dir)
+    refuse_another_series(directory, _step_prefix(prefix))
     checkpointer = ckpt.Checkpointer(
         directory,
         max_to_keep=keep,
