@@ -455,3 +455,25 @@ def test_a_tree_without_arguments(tmp_path: Path):
         with pytest.raises(TypeError, match="got the text '0'"):
             again.restore("0")
         assert right(again.restore(0))
+
+
+@pytest.mark.parametrize("action", ["restore", "delete"])
+def test_a_step_that_another_manager_saved(tmp_path: Path, action: str):
+    mine = manager(tmp_path)
+    with manager(tmp_path) as other:
+        other.save(1, args=Standard({"w": W * 0}))
+        other.wait_until_finished()
+    key = "orbax/ckpt_orbax/v0/checkpoint_manager.py: . By this manager: reload(), and restore(latest_step()) goes on from there; delete("
+    with told(key) as said:
+        mine.save(1, args=Standard(STATE))
+    mine.reload()
+    if action == "restore":
+        mine.restore(mine.latest_step())
+        mine.save(2, args=Standard(STATE))
+    else:
+        eval(f"mine.{said.between('from there; ', ' removes')}", {"mine": mine})
+        mine.save(1, args=Standard(STATE))
+    mine.close()
+    with manager(tmp_path) as again:
+        assert again.all_steps() == ([1, 2] if action == "restore" else [1])
+        assert right(again.restore(again.latest_step()))

@@ -235,7 +235,7 @@ class CheckpointManager(Reading):
             self._steps.abandon(step)
             if isinstance(error, ckpt.CheckpointExists):
                 raise StepAlreadyExistsError(
-                    f"{error}. By this manager: restore(latest_step()) goes on from that step, delete({step}) removes one"
+                    f"{error}. By this manager: reload(), and restore(latest_step()) goes on from there; delete({step}) removes one"
                 ) from error
             raise
         if not begun:
