@@ -422,6 +422,13 @@ def answering_arguments(init: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
+def unnamed(items: object) -> TypeError:
+    """The error for what was passed as ``items=`` and gives no names."""
+    return TypeError(
+        f"items= is a dict of names and objects, got a {type(items).__name__}: write items={{'model': ...}}"
+    )
+
+
 def refuse_arguments(
     names: Iterable[str], arguments: Iterable[str], cutoff: float, *, beside_a_state: bool = False
 ) -> None:

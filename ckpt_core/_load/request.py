@@ -14,6 +14,7 @@ from ckpt_core._options import (
     Options,
     checked_options,
     refuse_arguments,
+    unnamed,
 )
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import MatchRules, renamer
@@ -101,6 +102,12 @@ def make_request(
         raise ValueError(f"missing must be 'error' or 'keep', got {missing!r}")
     if unexpected not in ("error", "ignore"):
         raise ValueError(f"unexpected must be 'error' or 'ignore', got {unexpected!r}")
+    if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
+        raise TypeError(
+            f"rename= is a dict of saved paths and wanted ones, or a function of a path, got a {type(rename).__name__}"
+        )
+    if not (only is None or callable(only) or isinstance(only, Iterable)):
+        raise TypeError(f"only= is a pattern, several, or a function of a path, got {only!r}")
     rename_path = None if rename is None else renamer(rename)
     request = Request(
         MatchRules(rename_path, cast, missing, unexpected),
@@ -134,6 +141,8 @@ def collect_targets(
         TypeError: the caller passed both a state and named items, a name twice, or a target named
             ``metrics``, which at a save is the argument for a step's metrics and never an item.
     """
+    if not (items is None or isinstance(items, Mapping)):
+        raise unnamed(items)
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"targets {', '.join(twice)} were passed twice: by name and in items=")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, at_the_call
-from ckpt_core._options import Options, checked_options, refuse_arguments
+from ckpt_core._options import Options, checked_options, refuse_arguments, unnamed
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.protocol import PreparedSave, prepare_save
@@ -153,6 +153,8 @@ def collect_items(
             name that looks like a misspelt argument.
         ValueError: a name cannot be the name of a directory inside a checkpoint.
     """
+    if not (items is None or isinstance(items, Mapping)):
+        raise unnamed(items)
     twice = sorted(set(items or {}) & set(named))
     if twice:
         raise TypeError(f"items {', '.join(twice)} were passed twice: by name and in items=")

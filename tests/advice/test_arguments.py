@@ -91,3 +91,27 @@ def test_arguments_that_a_checkpointer_does_not_have(tmp_path: Path):
         made.close()
     with pytest.raises(TypeError, match="lists all"):
         ckpt.Checkpointer(tmp_path / "run", **{"zzz": 1})
+
+
+def test_items_without_names(tmp_path: Path):
+    for call in (ckpt.save, ckpt.restore):
+        for items in ([STATE], STATE["w"]):
+            with told("_options.py: : write items={'model': ...}") as said:
+                call(tmp_path / "a", items=items)  # pyright: ignore
+    given = eval(said.after("write items=").replace("...", "STATE"), {"STATE": STATE})
+    save(tmp_path / "a", items=given)
+    assert holds_item(tmp_path / "a", "model")
+
+
+def test_arguments_of_a_restore_of_another_type(tmp_path: Path):
+    save(tmp_path / "a", model=STATE)
+    pairs: Any = [("w", "v")]
+    with told(
+        "_load/request.py: rename= is a dict of saved paths and wanted ones, or a function of"
+    ):
+        ckpt.restore(tmp_path / "a", model=OTHER, rename=pairs)
+    restored = ckpt.restore(tmp_path / "a", model={"v": OTHER["w"]}, rename=dict(pairs))
+    assert (restored["model"]["v"] == STATE["w"]).all()
+    number: Any = 3
+    with pytest.raises(TypeError, match="only= is a pattern, several, or a function"):
+        ckpt.restore(tmp_path / "a", model=OTHER, only=number)

@@ -71,6 +71,10 @@ def restore_or_init(
     Raises:
         TypeError: ``make`` returns no dictionary, and there are further targets; or is no function.
     """
+    if not hasattr(checkpointer, "restore_latest"):
+        raise TypeError(
+            f"the Checkpointer comes first, and then the function that makes the objects, got a {type(checkpointer).__name__}"
+        )
     wanted = abstract(make, mesh)
     if isinstance(wanted, dict):
         restored = checkpointer.restore_latest(**wanted, **targets)

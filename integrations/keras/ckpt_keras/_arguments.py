@@ -127,6 +127,8 @@ def checked_extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         ValueError: a name is one of the callback's own items.
     """
+    if extra is not None and not isinstance(extra, Mapping):
+        raise TypeError(f"extra= is a dict of names and objects, got a {type(extra).__name__}")
     taken = [name for name in extra or {} if name in ITEMS]
     if taken:
         raise ValueError(
