@@ -28,8 +28,8 @@ class UnreadValues:
         self._read: Set[str] = frozenset()
         self._returned: set[str] = set()
         self._left_out: Set[str] = frozenset()
-        self._pipelines: dict[str, tuple[weakref.ref[Any], str | None]] = {}
-        """Item -> the last one and its position; None once it has moved, or the user was warned."""
+        self._pipelines: dict[str, tuple[weakref.ref[Any], str | None, bool]] = {}
+        """Item -> the last one, its position, None once the user was warned, and whether it was seen to move."""
         self._asked: set[str] = set()
         self._placed: dict[str, weakref.ref[Any]] = {}
         """Item -> the object into which it was restored."""
@@ -106,20 +106,19 @@ class UnreadValues:
 
     def _compare(self, name: str, pipeline: Any, adapter: Any) -> None:
         """Warns, once, if the third save has the position of the second: of one pipeline, or of a new one each time."""
-        last, position = self._pipelines.get(name, (None, ""))
-        if position is None:
+        last, position, moves = self._pipelines.get(name, (None, "", False))
+        same = last is not None and last() is pipeline
+        if position is None or (same and moves):
             return
         now: str | None = ""
         if last is not None:
-            same = last() is pipeline
             has_position = isinstance(adapter, _adapters.verbs.HasPosition)
             take = adapter.get_position if has_position else adapter.get_state
             now = repr(take(pipeline))
             if now == position:
                 self._say_it_stands(name, pipeline, same)
-            if now == position or (same and position):
                 now = None
-        self._pipelines[name] = weakref.ref(pipeline), now
+        self._pipelines[name] = weakref.ref(pipeline), now, same and position not in ("", now)
 
     def _say_it_stands(self, name: str, pipeline: Any, same: bool) -> None:
         kind = type(pipeline).__name__
