@@ -202,8 +202,9 @@ def test_what_cannot_be_tracked_is_named(tmp_path):
             super().__init__()
             self.lock = {1, 2}
 
+    holds = Holds()
     with pytest.raises(ckpt.UnsupportedLeaf, match=r"Holds.lock is a set"):
-        trained(tmp_path, track=[Holds()])
+        trained(tmp_path, holds, track=[holds])
 
 
 # ---------------------------------------------------------------------------------------- best

@@ -462,6 +462,7 @@ def test_early_stopping_and_plateau_are_resumed(tmp_path, first, caplog):
     km.assert_same(km.values(straight), km.values(again))
 
 
+@pytest.mark.filterwarnings("ignore:track holds a EarlyStopping:UserWarning")
 def test_arguments_of_tracked_callbacks_are_those_of_the_code(tmp_path):
     stop = keras.callbacks.EarlyStopping("loss", patience=3)
     km.fit(km.small(), [OrbaxCheckpointCallback(tmp_path, track=[stop]), stop], epochs=2)
