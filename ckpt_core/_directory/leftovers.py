@@ -14,7 +14,6 @@ from ckpt_core._directory import hidden_names
 from ckpt_core._directory.owner import is_dead, lives
 from ckpt_core._directory.signs import SIGNS
 from ckpt_core._directory.syscalls import remove
-from ckpt_core._errors import raised_by_a_handler
 
 
 def is_vacant(path: str) -> bool:
@@ -120,8 +119,8 @@ def discard(paths: Iterable[str]) -> None:
         try:
             os.rename(path, gone)
             remove(gone)
-        except BaseException as error:
-            if isinstance(error, OSError) and raised_by_a_handler(error) is None:
-                continue  # leave it undamaged
-            remove(gone)  # nobody will look at this name again
+        except OSError:
+            continue  # leave it undamaged
+        except BaseException:  # of a signal handler: nobody will look at this name again
+            remove(gone)
             raise

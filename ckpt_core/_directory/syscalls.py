@@ -199,17 +199,17 @@ def _raise_unless_of_the_files(error: BaseException, handled: BaseException | No
         error: if a handler raises right after rmtree closed a descriptor, rmtree closes it again and fails with EBADF.
         handled: what was being handled before: it is not this call's.
     """
-    interrupt = raised_by_a_handler(error)
-    if interrupt is None and error.__context__ is not handled:
-        interrupt = raised_by_a_handler(error.__context__)
+    before = error.__context__
     try:
-        if interrupt is not None:
-            raise interrupt from None
         if not isinstance(error, OSError):
             raise error
+        if before is None or before is handled or isinstance(before, OSError):
+            return
+        if raised_by_a_handler(before) is not None:
+            raise before from None
     finally:
         # its traceback has this frame: locks that other frames in it hold would last until a collection of cycles
-        del error, handled, interrupt
+        del error, handled, before
 
 
 def remove_tree(path: str) -> None:
