@@ -380,46 +380,42 @@ _OWNERS = {
 """The calls that have an argument which others of the same kind lack."""
 
 
-def _answering(init: Callable[..., None]) -> Callable[..., None]:
-    """``Options.__init__``, which answers a name that is no setting with the one that was meant."""
-
-    @functools.wraps(init)
-    def checked(self: Options, *arguments: Any, **settings: Any) -> None:
-        for name in settings.keys() - _SETTINGS:
-            if name in CHECKPOINTER_ARGUMENTS:
-                raise TypeError(
-                    f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
-                )
-            close = difflib.get_close_matches(name, _SETTINGS, n=1)
-            meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
-            raise TypeError(f"Options has no setting {name!r}{meant}")
-        init(self, *arguments, **settings)
-
-    return checked
-
-
-setattr(Options, "__init__", _answering(Options.__init__))  # noqa: B010 # its type stays the dataclass' own
-
-
-def answering_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    """``Checkpointer.__init__``, which answers a name that is no argument with the one that was meant."""
+def answering(init: Callable[..., None], unknown: Callable[[str], str]) -> Callable[..., None]:
+    """An ``__init__`` that answers a name which is no argument with what ``unknown`` says of it."""
     code = init.__code__
-    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - {"self"}
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
     @functools.wraps(init)
     def checked(self: Any, *arguments: Any, **named: Any) -> None:
         for name in named.keys() - known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.7)
-            meant = "; help(ckpt.Checkpointer) lists all"
-            if close and name not in _SETTINGS:
-                meant = f": write {close[0]}=..."
-            elif setting:
-                meant = f": write options=ckpt.Options({setting[0]}=...)"
-            raise TypeError(f"Checkpointer has no argument {name!r}{meant}")
+            raise TypeError(unknown(name))
         init(self, *arguments, **named)
 
     return checked
+
+
+def _unknown_setting(name: str) -> str:
+    if name in CHECKPOINTER_ARGUMENTS:
+        return f"{name}= is an argument of ckpt.Checkpointer(...), and no setting: pass it there, not in Options"
+    close = difflib.get_close_matches(name, _SETTINGS, n=1)
+    meant = f": write {close[0]}=..." if close else "; help(ckpt.Options) lists all"
+    return f"Options has no setting {name!r}{meant}"
+
+
+def unknown_argument(name: str) -> str:
+    """What is said of a name that ``Checkpointer`` does not have."""
+    close = difflib.get_close_matches(name, CHECKPOINTER_ARGUMENTS, n=1, cutoff=0.7)
+    setting = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.7)
+    meant = "; help(ckpt.Checkpointer) lists all"
+    if close and name not in _SETTINGS:
+        meant = f": write {close[0]}=..."
+    elif setting:
+        meant = f": write options=ckpt.Options({setting[0]}=...)"
+    return f"Checkpointer has no argument {name!r}{meant}"
+
+
+# its type stays the dataclass' own
+setattr(Options, "__init__", answering(Options.__init__, _unknown_setting))  # noqa: B010
 
 
 def unnamed(items: object) -> TypeError:

@@ -172,9 +172,8 @@ def remove(path: str) -> None:
         _remove(path, handled)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            _remove(
-                path, handled
-            )  # if a signal handler raised: nobody will look at this name again
+            # if a signal handler raised: nobody will look at this name again
+            _remove(path, handled)
         _raise_unless_of_the_files(error, handled)
 
 

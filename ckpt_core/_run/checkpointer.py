@@ -11,7 +11,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
-from ckpt_core._options import Options, answering_arguments, checked_options, of_local_steps
+from ckpt_core._options import Options, answering, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all
 from ckpt_core._run.policies import keep, when
@@ -408,4 +408,4 @@ class Checkpointer:
 
 
 # its type stays its own
-setattr(Checkpointer, "__init__", answering_arguments(Checkpointer.__init__))  # noqa: B010
+setattr(Checkpointer, "__init__", answering(Checkpointer.__init__, unknown_argument))  # noqa: B010

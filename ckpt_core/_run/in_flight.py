@@ -215,11 +215,13 @@ def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P
     Calls that would wait for themselves raise CheckpointError: a call from inside another call (in
     a signal handler, a listener or a policy), and a call from the thread of a background save.
     """
-    name = method.__name__
+    name, code = method.__name__, method.__code__
+    # an item may be called step, too
+    unnamed_step = "step" in code.co_varnames[: code.co_posonlyargcount]
 
     @functools.wraps(method)
     def taking_turns(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        if "step" in kwargs and not args and name != "restore_latest":
+        if unnamed_step and "step" in kwargs and not args:
             step = kwargs["step"]
             raise TypeError(f"the step comes first, without a name: write {name}({step!r}, ...)")
         if os.getpid() != HOME_PID:

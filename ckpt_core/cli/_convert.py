@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import ckpt_core.convert as convert
-from ckpt_core._directory import has_sign
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import rules_from
 from ckpt_core._options import Options
@@ -40,7 +39,8 @@ def export(
         "npz": convert.export_npz,
     }
     ending = os.path.splitext(target)[1]
-    _refuse_target(target, ending, named=to is not None)
+    if to is None:
+        _refuse_ending(target, ending)
     to = to or _SUFFIXES.get(ending, "safetensors")
     if to not in exporters:
         raise CheckpointError(f"--to {to}: only {', '.join(exporters)} are written")
@@ -56,23 +56,13 @@ def export(
     return 0
 
 
-def _refuse_target(target: str, ending: str, *, named: bool) -> None:
-    """Refuses a target whose ending names no format, and one in a checkpoint or a run, which would not be what was saved."""
-    if not (named or ending in ("", ".safetensors", *_SUFFIXES) or os.path.isdir(target)):
+def _refuse_ending(target: str, ending: str) -> None:
+    """Refuses a target whose ending names no format."""
+    if not (ending in ("", ".safetensors", *_SUFFIXES) or os.path.isdir(target)):
         raise CheckpointError(
             f"{target}: {ending} is no format that is written: name a file that ends in .safetensors, .npz, .pt, .pth or "
             ".bin, or a folder without an ending, or give --to"
         )
-    around = os.path.abspath(target)
-    while around != os.path.dirname(around):
-        if has_sign(around):
-            raise CheckpointError(
-                f"{target} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
-            )
-        around = os.path.dirname(around)
-    inside = os.listdir(target) if os.path.isdir(target) else []
-    if any(has_sign(os.path.join(target, one)) for one in inside):
-        raise CheckpointError(f"{target} is a directory of checkpoints: name another target")
 
 
 def import_weights(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpt_core._directory import resolve
+from ckpt_core._directory import has_sign, resolve
 from ckpt_core._errors import CheckpointError, CheckpointExists, CheckpointNotFound
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._format.rules_back import Export, exports
@@ -136,10 +136,24 @@ def new_file(target: PathLike) -> str:
 
 
 def local(target: PathLike) -> str:
-    """The absolute path of a target on a disk."""
+    """The absolute path of a target on a disk.
+
+    Raises:
+        CheckpointError: it is in a bucket, or in a checkpoint or a run, which would not be what was saved.
+    """
     where, on_disk = resolve(target)
     if not on_disk:
         raise CheckpointError(f"{where}: an export is written to a disk: copy it from there")
+    around = where
+    while around != os.path.dirname(around):
+        if has_sign(around):
+            raise CheckpointError(
+                f"{where} lies inside the checkpoint {around}, which would no longer be what was saved: name another target"
+            )
+        around = os.path.dirname(around)
+    inside = os.listdir(where) if os.path.isdir(where) else []
+    if any(has_sign(os.path.join(where, one)) for one in inside):
+        raise CheckpointError(f"{where} is a directory of checkpoints: name another target")
     return where
 
 

@@ -52,8 +52,11 @@ def test_a_step_by_keyword(tmp_path: Path):
                 call(step=7, **more)
             assert said.after("write ") == f"{name}(7, ...)"
             given = call(7, **more)
+        assert run.should_save(step=9) and run.metrics(step=7) == {}  # where no item can be meant
         run.save(8, model=given["model"], step=np.int32(8))  # an item may have that name
         assert run.load(8, item="step") == 8
+        run.delete(step=8)
+        assert run.rollback_to(step=6) == [7] and run.all_steps() == []
 
 
 @pytest.mark.parametrize(

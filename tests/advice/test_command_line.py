@@ -419,12 +419,12 @@ def test_targets_of_an_export(call: Any, tmp_path: Path):
             "out.h5",
             "cli/_convert.py: is no format that is written: name a file that ends in .safetensors",
         ),
-        ("run", "cli/_convert.py: is a directory of checkpoints: name another target"),
+        ("run", "convert/_outgoing.py: is a directory of checkpoints: name another target"),
         (
             "run/0",
-            "cli/_convert.py: , which would no longer be what was saved: name another target",
+            "convert/_outgoing.py: , which would no longer be what was saved: name another target",
         ),
-        ("run/0/w.npz", "cli/_convert.py: lies inside the checkpoint "),
+        ("run/0/w.npz", "convert/_outgoing.py: lies inside the checkpoint "),
     ):
         code, _, said = call("export", source, tmp_path / target)
         assert code == 2 and key.partition(".py: ")[2] in said.replace("\n", " "), said

@@ -210,3 +210,31 @@ def test_an_int_beyond_64_bits_comes_back_through_a_target(tmp_path: Path) -> No
     checkpointer.save(tmp_path / "a", tree)
     found = checkpointer.restore(tmp_path / "a", item=tree)
     assert found["c"] == 2**70 and found["t"] == "text"
+
+
+def test_another_prefix_of_a_checkpointer_of_v1(tmp_path: Path) -> None:
+    def checkpointer(prefix: str) -> Any:
+        names = ckpt_orbax.v1.path.step.standard_name_format(step_prefix=prefix)
+        return ckpt_orbax.v1.training.Checkpointer(tmp_path, step_name_format=names)
+
+    with checkpointer("train") as one:
+        one.save(1, {"w": np.ones(2)})
+    with pytest.raises(ckpt_orbax.NotOffered, match="beside the step train_1"):
+        checkpointer("best")
+    with checkpointer("train") as one:
+        assert one.latest.step == 1
+
+
+@pytest.mark.parametrize("face", ["v0", "v1"])
+def test_metadata_beside_that_of_an_early_orbax(tmp_path: Path, face: str) -> None:
+    """As in Orbax, the manager's is written; one without any has the earlier."""
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "metadata").write_text('{"seed": 3}')
+    if face == "v0":
+        made = [ckpt_orbax.CheckpointManager(tmp_path, metadata=more) for more in (None, {"x": 1})]
+        found = [one.metadata().custom_metadata for one in made]
+        assert found == [{"x": 1}] * 2  # read when it is asked for
+    else:
+        ckpt_orbax.v1.training.Checkpointer(tmp_path, custom_metadata={"x": 1}).close()
+        with ckpt.Checkpointer(tmp_path, read_only=True) as reader:
+            assert reader.run_metadata == {"x": 1}

@@ -257,9 +257,8 @@ class _Source:
             self._step = self._checkpointer.latest_step() if step is None else step
             self.path = self._checkpointer.directory
             if self._step is None:
-                ckpt.inspect(
-                    self.path
-                )  # its error tells whether the path exists, and which is like it
+                # its error tells whether the path exists, and which is like it
+                ckpt.inspect(self.path)
                 raise CheckpointNotFound(
                     f"{self.path} holds no checkpoint: no step was saved there"
                 )

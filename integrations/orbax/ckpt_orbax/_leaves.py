@@ -126,9 +126,8 @@ def _on_host(leaf: Any, saved: LeafInfo | None) -> Any:
     """
     shape, dtype = leaf.shape, leaf.dtype
     if saved is not None and not (dtype or saved.dtype):
-        return (
-            2**64 if saved.kind == "bigint" else ""
-        )  # what numpy has no dtype for comes back as it was saved
+        # what numpy has no dtype for comes back as it was saved
+        return 2**64 if saved.kind == "bigint" else ""
     if saved is not None:
         shape = saved.shape if shape is None or 0 in shape else shape
         dtype = saved.dtype if dtype is None else dtype

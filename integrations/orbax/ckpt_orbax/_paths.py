@@ -1,4 +1,4 @@
-"""The type of the paths that Orbax's callers get: ``etils.epath.Path`` where etils is installed."""
+"""Paths as Orbax's callers give and get them, and what lies there already."""
 
 from __future__ import annotations
 
@@ -39,17 +39,23 @@ def as_text(path: Any) -> str:
     return os.fspath(path)
 
 
-def refuse_another_series(directory: str, prefix: str | None) -> None:
+def refuse_another_series(directory: str, prefix: str | None, names: Any = None) -> None:
     """Refuses a directory that holds steps whose names begin otherwise; looked for in file systems alone.
 
     To Orbax and Flax those are another series, with retention of its own. To ckpt a directory is one run.
+
+    Args:
+        directory: of the steps.
+        prefix: with which the names begin, before an underscore.
+        names: a NameFormat, which may read several forms.
 
     Raises:
         NotOffered: there is such a step.
     """
     if "://" in directory or not os.path.isdir(directory):
         return
-    for name in sorted(os.listdir(directory)):
+    read = set[str]() if names is None else {one.path.name for one in names.find_all(directory)}
+    for name in sorted({*os.listdir(directory)} - read):
         found = _STEP.fullmatch(name)
         if found is None or found[1] == prefix:
             continue
@@ -59,3 +65,10 @@ def refuse_another_series(directory: str, prefix: str | None) -> None:
                 "a directory holds the steps of one run, whatever their names begin with",
                 "a directory for each prefix",
             )
+
+
+def has_metadata_file(engine: Any) -> bool:
+    """Whether the run of a Checkpointer has metadata; what an early Orbax wrote is replaced, as by Orbax."""
+    if "://" in engine.directory:
+        return engine.run_metadata is not None
+    return os.path.exists(f"{engine.directory}/metadata/_ROOT_METADATA")

@@ -11,7 +11,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
-from ckpt_orbax._paths import as_text, refuse_another_series
+from ckpt_orbax._paths import as_text, has_metadata_file, refuse_another_series
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import manager_options
 from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointManager
@@ -114,15 +114,8 @@ class CheckpointManager(Reading):
         if metadata is not None and options.save_root_metadata:
             if options.read_only:
                 self._run_metadata = dict(metadata)
-            elif not self._has_metadata_file():
+            elif not has_metadata_file(self._engine):
                 self._engine.write_run_metadata(dict(metadata))
-
-    def _has_metadata_file(self) -> bool:
-        """Whether the run has metadata; what an early Orbax wrote is replaced, as by Orbax."""
-        directory = self._engine.directory
-        if "://" in directory:
-            return self._engine.run_metadata is not None
-        return os.path.exists(f"{directory}/{METADATA_ITEM_NAME}/_ROOT_METADATA")
 
     def _begin_engine(
         self, directory: str, options: CheckpointManagerOptions, background: bool
@@ -134,7 +127,7 @@ class CheckpointManager(Reading):
         self._names = options.step_name_format or standard_name_format(
             step_prefix=prefix, step_format_fixed_length=length
         )
-        refuse_another_series(directory, prefix)
+        refuse_another_series(directory, prefix, options.step_name_format)
         self._steps = steps = Steps(self._names, options.lightweight_initialize)
         if options.create and "://" not in directory:
             mode = manager_options.mode_of(options)

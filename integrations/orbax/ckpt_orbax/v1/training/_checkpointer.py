@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_orbax._paths import as_text
+from ckpt_orbax._paths import as_text, has_metadata_file, refuse_another_series
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax._response import AsyncResponse, Waiting
 from ckpt_orbax.v1 import _engine, _items
@@ -71,6 +71,7 @@ class Checkpointer(Reading, EarlierNames):
         self._context = Context(context or get_context())
         options = _engine.engine_options(self._context)
         prefix, length = prefix_and_length(step_name_format)
+        refuse_another_series(as_text(directory), prefix, step_name_format)
         self._steps = steps = Steps(
             step_name_format or standard_name_format(), lightweight_initialize
         )
@@ -92,7 +93,7 @@ class Checkpointer(Reading, EarlierNames):
             os.makedirs(self._engine.directory, exist_ok=True)  # callers look for it at once
         steps.use(self._engine)
         steps.numbers()
-        if custom_metadata is not None and self._engine.run_metadata is None:
+        if custom_metadata is not None and not has_metadata_file(self._engine):
             self._engine.write_run_metadata(custom_metadata)
 
     # -------------------------------------------------------------------------------------- saves
