@@ -423,9 +423,8 @@ def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> 
         told.append('missing="keep" keeps what the target holds')
     if "unexpected" in kinds:
         told.append('unexpected="ignore" leaves saved leaves out')
-    keys = ("key<", "not key<")  # a random key is converted into no other kind
-    dtypes = [entry for entry in mismatches if entry.kind == "dtype"]
-    if not rules.cast and not all(any(key in str(one) for key in keys) for one in dtypes):
+    of_keys = (str(one.saved).startswith("key<") for one in mismatches if one.kind == "dtype")
+    if not rules.cast and not all(of_keys):  # a random key is converted into no other
         told.append("cast=True converts dtypes")
     if "function" in kinds:
         told.append('unexpected="ignore" keeps the functions of the target')

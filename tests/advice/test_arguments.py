@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -118,3 +119,14 @@ def test_arguments_of_a_restore_of_another_type(tmp_path: Path):
     number: Any = 3
     with pytest.raises(TypeError, match="only= is a pattern, several, or a function"):
         ckpt.restore(tmp_path / "a", model=OTHER, only=number)
+
+
+def test_a_random_key_is_not_cast(tmp_path: Path):
+    """``cast=True`` was advised, and does not convert one kind of key into another."""
+    save(tmp_path / "a", {"k": jax.random.key(0), "w": np.ones(2)})
+    other = jax.random.key(0, impl="rbg")
+    with pytest.raises(ckpt.StructureMismatch) as caught:
+        ckpt.restore(tmp_path / "a", {"k": other, "w": np.zeros(2)})
+    assert "cast=" not in str(caught.value)
+    with pytest.raises(ckpt.StructureMismatch, match="cast=True converts dtypes"):
+        ckpt.restore(tmp_path / "a", {"k": other, "w": np.zeros(2, np.float32)})

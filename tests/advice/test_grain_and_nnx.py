@@ -385,3 +385,15 @@ def test_another_iterator_than_the_restored_one(tmp_path: Path, caplog: pytest.L
         caplog,
     )
     assert said.text.count("another is saved now") == 1
+
+
+def test_the_checkpointer_comes_first(tmp_path: Path):
+    def make() -> Any:
+        return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+
+    for first in (str(tmp_path / "run"), make):
+        wrong: Any = first
+        with pytest.raises(TypeError, match="the Checkpointer comes first"):
+            ckpt_flax_nnx.restore_or_init(wrong, make)
+    with ckpt.Checkpointer(tmp_path / "run") as run:
+        assert ckpt_flax_nnx.restore_or_init(run, make)[1] is None

@@ -444,3 +444,16 @@ def test_a_path_that_does_not_exist(tmp_path: Path):
     for read in (ckpt_keras.load_model, lambda path: ckpt_keras.restore(path, model_of())):
         with pytest.raises(ckpt.CheckpointNotFound, match="it does not exist; beside it are run"):
             read(tmp_path / "rum")
+
+
+def test_arguments_in_another_place(tmp_path: Path):
+    model: Any = model_of()
+    with pytest.raises(TypeError, match="the model comes first") as caught:
+        ckpt_keras.KerasCheckpointManager(str(tmp_path / "a"), model)
+    _, _, call = str(caught.value).partition("the directory: ")
+    with eval(f"ckpt_keras.{call}", {"ckpt_keras": ckpt_keras, "model": model}) as manager:
+        assert manager.save_state(0)
+    named: Any = [model]
+    with pytest.raises(TypeError, match="extra= is a dict"):
+        callback(tmp_path / "b", extra=named)
+    assert steps(tmp_path / "a") == [0]

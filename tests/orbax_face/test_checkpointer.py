@@ -403,3 +403,26 @@ def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
         go_on.set()
         assert_same(checkpointer.load(7), state_of(7))
         assert response.result()
+
+
+def test_a_save_that_ends_during_a_look_is_seen():
+    """It was missing among the running ones, asked for after the list, and in the list, made before."""
+    from ckpt_orbax.v1.training._steps import Steps
+
+    steps = Steps(names=None, light=True)
+    path = "/nowhere/5"
+
+    class Engine:
+        def all_steps(self):
+            found = [1] if not ended else [1, 5]
+            if not ended:
+                ended.append(5)
+                steps.noticed(ckpt.Event(kind="committed", path=path, step=5))
+            return found
+
+    for look in (steps.begun, lambda: [steps.newest()]):
+        ended = []
+        steps.use(Engine())
+        steps.begin(5)
+        assert look()[-1] == 5
+        assert look()[-1] == 5

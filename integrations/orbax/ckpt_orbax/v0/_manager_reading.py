@@ -48,7 +48,7 @@ class Reading:
         """
         if read:
             self._steps.look()
-        return sorted({*self._steps.numbers(), *self._steps.running})
+        return self._steps.begun()
 
     def latest_step(self) -> int | None:
         """The newest step that is saved or being saved, or None; see ``all_steps``."""

@@ -203,7 +203,7 @@ class Checkpointer(Reading, EarlierNames):
             )
         check_checkpointables(checkpointables, "checkpointables")
         _engine.refuse_unsupported(context)
-        if not overwrite and (step in self._steps.numbers() or step in self._steps.running):
+        if not overwrite and step in self._steps.begun():
             raise errors.StepAlreadyExistsError(
                 f"{self.directory}: Step {step} already exists: overwrite=True replaces it"
             )

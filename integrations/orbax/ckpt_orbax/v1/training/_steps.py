@@ -123,9 +123,14 @@ class Steps:
             self._known = {step: one for step, one in self._known.items() if step in numbers}
         return list(numbers)
 
+    def begun(self) -> list[int]:
+        """The steps that are committed or being saved, ascending."""
+        running = self.running  # first: a save that ends meanwhile is then in both, else in neither
+        return sorted({*self.numbers(), *running})
+
     def newest(self) -> int | None:
         """The newest step that is committed or being saved."""
-        return max([*self.numbers(), *self.running], default=None)
+        return max(self.begun(), default=None)
 
     def describe(self, step: int) -> Step:
         """What is known of a committed step."""
@@ -140,8 +145,9 @@ class Steps:
 
     def with_running(self) -> list[Step]:
         """The steps that are committed or being saved, oldest first."""
+        running = self.running  # first, as in `begun`
         steps = {one.step: one for one in self.all()}
-        for step in self.running:
+        for step in running:
             steps.setdefault(
                 step, CheckpointMetadata(step, self._path(step), metrics=self._told.get(step))
             )
