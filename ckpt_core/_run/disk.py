@@ -56,7 +56,7 @@ class Disk:
         trail: Trail,
         call: Call,
         lineage: str,
-        local: Collection[int],
+        local: Mapping[int, str],
         *,
         begins: bool = False,
     ) -> tuple[Plan, str, str]:
@@ -67,7 +67,7 @@ class Disk:
             call: the save.
             lineage: that begins with it, unless one has and the save stands beneath newer steps; empty on the
                 thread that writes, and where the save goes on as before.
-            local: steps in local directories, if one may begin.
+            local: steps in local directories, if one may begin, with the tokens of their saves.
             begins: none has begun yet.
         """
         listing = self.look(_READER_SECS)
@@ -81,6 +81,10 @@ class Disk:
             lineage = ""
         run = self._lineage(listing) if lineage else None
         if run is not None:
+            for other, token in local.items():
+                here = listing.directories(other)
+                if here and run.newer(other, self._steps.token(here[0]), than=token):
+                    run = run.without(other)  # or it came back once retention took the newer one
             run = run.branch(lineage, history.last_of(plan, call.step, trail))
         moves = self._directory.local
         left: list[Left] = []
@@ -155,7 +159,7 @@ class Disk:
         return Guard(
             self.lease,
             # beside newer steps, of which some may be local only, it leaves none
-            at_begin=(lambda: self.make_way(trail, call, "", ()))
+            at_begin=(lambda: self.make_way(trail, call, "", {}))
             if looks_later and plan.cuts
             else None,
             at_commit=move_same_step if self._directory.local and not plan.replaces else None,

@@ -44,6 +44,10 @@ from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
 
 
+class _NotReplaced(CheckpointError):
+    """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
+
+
 class Run:
     """The steps of one run, as one writer or reader of them; all processes make the same calls.
 
@@ -110,6 +114,7 @@ class Run:
         self._outcomes: deque[Callable[[Trail], Trail]] = deque()
         self._lineage = ""  # of its saves; empty until it has begun to save from where it stands
         self._count = 0  # saves of the lineage
+        self._persisted = ""  # token of the last save that the persistent directory got
         self._said_repeated = False
         if not directory.read_only and processes.index == 0:
             self._retention.clean()
@@ -153,7 +158,7 @@ class Run:
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
-        replaces = (overwrite and step in trail.own) or step in trail.doubtful
+        replaces = (overwrite and step in trail.own) or step in {*trail.doubtful, *trail.damaged}
         again = replaces and self._local is not None
         # a tier takes one save at a time, and what is replaced must have ended in all of them
         before = self.saves if persists or again else self.saves[:1]
@@ -235,7 +240,7 @@ class Run:
                 self._disk.lease.take()
             if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
-            held = local.complete if turns and local is not None else ()
+            held = local.complete if turns and local is not None else {}
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
@@ -269,7 +274,8 @@ class Run:
 
     def _start(self, what: StepToSave, call: Call, plan: Plan, persists: bool) -> None:
         """Takes the snapshots and starts to write them; if synchronous, blocks until committed."""
-        local = None if self._local is None else self._prepare_local(self._local, what, plan)
+        tier = self._local
+        local = None if tier is None else self._prepare_local(tier, what, plan)
         persistent: PreparedSave | None = None
         low = self._asynchronous and self._options.background_priority == "low"
         try:
@@ -278,14 +284,15 @@ class Run:
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
-            first = None
-            if self._local is not None and local is not None:
-                first = self._local.in_flight
-                first.start(what.step, local, low=low)
-            if persistent is not None and (self._asynchronous or first is not None):
-                self._persistent.start(what.step, persistent.run, after=first, low=low)
+            fast = None if tier is None else tier.in_flight
+            if fast is not None and local is not None and not plan.persisted:
+                fast.start(what.step, local, low=low)
+            if persistent is not None and (self._asynchronous or fast is not None):
+                self._persistent.start(what.step, persistent.run, after=fast, low=low)
             elif persistent is not None:
                 persistent.run()
+            if fast is not None and local is not None and plan.persisted:
+                fast.start(what.step, local, low=low)  # it waits for the other one
         except BaseException:
             if persistent is not None:
                 persistent.undo()  # no effect if its thread is already running
@@ -295,11 +302,21 @@ class Run:
 
     def _prepare_local(self, local: LocalTier, what: StepToSave, plan: Plan) -> Callable[[], None]:
         staging, identity = self._stagings[0], Identity(what.step, what.token)
-        work = local.prepare(what, self._copying(staging))
+
+        def replaced_first() -> None:
+            self._persistent.wait(lambda: None)
+            if self._persisted != what.token:
+                raise _NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
+
+        # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
+        gate = replaced_first if plan.persisted else None
+        work = local.prepare(what, self._copying(staging), gate)
 
         def save_and_note() -> None:
             try:
                 work()
+            except _NotReplaced:
+                return  # the other save raises the reason
             finally:
                 staging.release()
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
@@ -336,6 +353,7 @@ class Run:
             raise
         finally:
             self._stagings[-1].release()
+        self._persisted = what.token
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
             self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)

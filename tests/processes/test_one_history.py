@@ -421,3 +421,63 @@ def test_processes_that_fail_for_different_reasons_go_one_way(tmp_path: Path) ->
             assert error == names[kind], (kinds, error, text)
             assert secs < 10, kinds
             assert again == 2, kinds
+
+
+OVERWRITTEN = (
+    COMMON
+    + """
+from ckpt_core._directory.posix import LocalAttempt
+
+def failing(method, where):
+    before = getattr(LocalAttempt, method)
+    def fails(self, *rest, **more):
+        if str(where) in str(vars(self)):
+            raise OSError("the disk is gone")
+        return before(self, *rest, **more)
+    setattr(LocalAttempt, method, fails)
+    return lambda: setattr(LocalAttempt, method, before)
+
+told["errors"], told["found"], told["again"] = {}, {}, {}
+c = start(timeout_secs=30)
+save(c, 2, 2, force=True)
+save(c, 4, 4, force=True)
+value = 4
+for who in range(count):
+    for where in ("persistent", "local"):
+        for method in METHODS[:2] if who == 0 else METHODS[1:2]:
+            name = f"{method} {where} {who}"
+            back = failing(method, persistent if where == "persistent" else own) if index == who else None
+            began = time.monotonic()
+            told["errors"][name] = raised(lambda: save(c, 4, value + 1, overwrite=True))
+            if back:
+                back()
+            meet(f"turn{next(turns)}")
+            value += 1
+            with start(read_only=True) as reader:
+                told["found"][name] = [reader.load(4, like())["n"], value]
+            with ckpt.Checkpointer(persistent, read_only=True) as tool:
+                told["found"][name].append(tool.load(4, like())["n"])
+c.close()
+told["end"] = seen()
+with start() as c:
+    c.restore_latest(state=like())["state"]
+    save(c, 4, 99, overwrite=True)
+told["again"] = seen()
+report(**told)
+"""
+)
+
+
+def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path: Path) -> None:
+    """In the persistent directory: the old one, in both tiers. In a fast one: the new one. All processes hear of it."""
+    code = OVERWRITTEN.replace("METHODS", "('commit', 'files')")
+    told = reports(launch(code, tmp_path / "run", processes=2, limit_secs=200))
+    for one in told:
+        for name, (found, new, persistent) in one["found"].items():
+            assert found == persistent, (name, found, persistent)
+            assert (found == new) == (" local " in name), (name, found, new)
+        assert one["again"] == {"2": 2, "4": 99}
+    for name in told[0]["errors"]:
+        both = [one["errors"][name] for one in told]
+        assert any(both), (name, both)
+        assert all(error is None or error["secs"] < 25 for error in both), both

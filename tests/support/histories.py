@@ -109,8 +109,12 @@ class Model:
         ):
             return False
         writer.claimed = True
+        # An overwrite goes to each tier that has the step, where the writer looks, or the old value came back.
+        looks = not writer.begun or step <= writer.end or step in writer.own
+        everywhere = force or (overwrite and looks and step in self.disk)
         if writer.is_ahead(step):
             self._go_on(step, value, overwrite, force)
+            self._write(step, value, everywhere)
             return True
         there = self.steps
         if step in writer.own:
@@ -126,7 +130,7 @@ class Model:
         else:  # what was newer is gone
             base = writer.below(step)
             self._train_on(step, value, step - 1 if base is None else base)
-        self._write(step, value, force)
+        self._write(step, value, everywhere)
         return True
 
     def _go_on(self, step: int, value: int, overwrite: bool, force: bool) -> None:
@@ -153,7 +157,6 @@ class Model:
             if self.tiers and not writer.begun:
                 self.local = up_to(self.local, after)
             self._train_on(step, value, after)
-        self._write(step, value, force)
 
     def _train_on(self, step: int, value: int, after: int) -> None:
         writer = self.writer
@@ -163,12 +166,12 @@ class Model:
         writer.since = after if writer.since is None else min(writer.since, after)
         writer.looked = writer.begun = True
 
-    def _write(self, step: int, value: int, force: bool) -> None:
+    def _write(self, step: int, value: int, everywhere: bool) -> None:
         if self.tiers:
             self.local[step] = value
             newest = sorted(self.local)[-self.local_keep :]
             self.local = {n: v for n, v in self.local.items() if n == step or n in newest}
-        if self.persists(step, force):
+        if self.persists(step, everywhere):
             self.disk[step] = value
             if self.keep is not None:
                 newest = sorted(self.disk)[-self.keep :]

@@ -129,10 +129,12 @@ class LocalTier:
             run: the run, of which the last of the earlier lineages says what still counts; None if it stays.
             unwanted: tells the steps to delete; by default those that count no more.
         """
+        withdrawn: set[int] = set()
         if run is not None and run.name:
+            withdrawn = {step for step, _ in {*run.deleted} - {*self._run.deleted}}
             self._run = run
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
-        gone = unwanted or (lambda step: step > last)
+        gone = unwanted or (lambda step: step > last or step in withdrawn)
         if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
             logger.warning(
                 "%s: deleted steps %s: training does not continue from them",
@@ -215,8 +217,16 @@ class LocalTier:
 
         return open_part
 
-    def prepare(self, what: StepToSave, copy: Copy | None) -> Callable[[], None]:
-        """Takes the snapshot; returns the function that commits it and deletes old steps."""
+    def prepare(
+        self, what: StepToSave, copy: Copy | None, replaced_first: Callable[[], None] | None = None
+    ) -> Callable[[], None]:
+        """Takes the snapshot; returns the function that commits it and deletes old steps.
+
+        Args:
+            what: the step.
+            copy: see ``SaveJob``.
+            replaced_first: see ``LocalSave``.
+        """
         folders = self._folders
         path = folders.own.new_path(what.step)
         folders.claim_again_if_emptied()
@@ -247,6 +257,7 @@ class LocalTier:
             lambda: self._copier.told,
             self._tables,
             None if self._options.local_max_bytes is None else self._make_room,
+            replaced_first,
         )
         save.take_snapshot(what.items)
 

@@ -95,6 +95,8 @@ class LocalSave:
         make_room: called with the number of bytes that this process is about to write, when all processes of the
             save have claimed their directories.
         tables: what process 0 publishes.
+        replaced_first: called when this process has written its files; raises if another tier, whose copy of the step is
+            replaced before this one, still has the old one.
 
     Attributes:
         may_have_replaced: a process may have put the step in the place of an earlier save of its number.
@@ -108,6 +110,7 @@ class LocalSave:
         copied: Callable[[], Any],
         tables: Tables,
         make_room: Callable[[int], None] | None = None,
+        replaced_first: Callable[[], None] | None = None,
     ) -> None:
         self._job = job
         self._lease = lease
@@ -115,6 +118,7 @@ class LocalSave:
         self._copied = copied
         self._tables = tables
         self._make_room = make_room
+        self._replaced_first = replaced_first
         self._snapshot = Snapshot(
             job, "save into local directories", "save into its local directory"
         )
@@ -190,6 +194,8 @@ class LocalSave:
             with aborting(attempt.abort):
                 write.write_own(attempt)
                 write.make_durable(attempt)
+                if self._replaced_first is not None:
+                    self._replaced_first()
                 self._all_wrote = True
                 written("written", self._lease.check)
                 self.may_have_replaced = True

@@ -1,0 +1,114 @@
+"""An overwrite with a fast directory: before it is acknowledged every tier has the old value, and then each has the new one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckpt_core as ckpt
+from ckpt_core._directory.posix import LocalAttempt
+
+HOURLY = ckpt.Options(persist_policy=ckpt.when.every_secs(3600), durable=False, local_max_to_keep=3)
+
+
+class Run:
+    def __init__(self, root: Path) -> None:
+        self.persistent, self.local = root / "run", root / "local"
+
+    def start(self, **more: Any) -> ckpt.Checkpointer:
+        more = {"options": HOURLY} | more
+        return ckpt.Checkpointer(self.persistent, local_directory=self.local, **more)
+
+    def values(self) -> list[dict[int, int]]:
+        """What a restart finds, and what whoever knows of no local directory does."""
+        with self.start(read_only=True) as both, self.start(read_only=True) as other:
+            shown = {step: both.load(step)["n"] for step in both.all_steps()}
+            latest = other.restore_latest(state={"n": 0})
+            assert latest is not None
+            assert (latest.step, latest["state"]["n"]) == max(shown.items())
+        with ckpt.Checkpointer(self.persistent, read_only=True) as tool:
+            return [shown, {step: tool.load(step)["n"] for step in tool.all_steps()}]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def save(checkpointer: ckpt.Checkpointer, step: int, value: int, **more: Any) -> None:
+    assert checkpointer.save(step, {"n": value}, **more)
+    checkpointer.wait_until_finished()
+
+
+def failing_in(place: Path) -> Callable[..., Any]:
+    """``LocalAttempt.commit``, with a disk that fails below this directory."""
+    commit = LocalAttempt.commit
+
+    def fails(self: Any, *rest: Any) -> Any:
+        if str(place) in str(vars(self)):
+            raise OSError("the disk is gone")
+        return commit(self, *rest)
+
+    return fails
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_failure_in_the_persistent_directory_replaces_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, goes_on: bool
+) -> None:
+    """The fast directory had the new value then, until the local copy was gone."""
+    checkpointer = run.start(asynchronous=asynchronous)
+    save(checkpointer, 10, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalAttempt, "commit", failing_in(run.persistent))
+        with pytest.raises(OSError, match="the disk is gone") as failure:
+            save(checkpointer, 10, 11, overwrite=True)
+    assert "replaced" not in str(getattr(failure.value, "__notes__", ""))  # the one reason
+    assert run.values() == [{10: 10}, {10: 10}]
+    if goes_on:
+        assert checkpointer.load(10)["n"] == 10
+        assert not checkpointer.save(10, {"n": 12})  # it is saved already
+        save(checkpointer, 10, 13, overwrite=True)
+        assert run.values() == [{10: 13}, {10: 13}]
+    checkpointer.close()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_after_a_failure_in_the_fast_directory_the_new_value_counts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    checkpointer = run.start(asynchronous=asynchronous)
+    save(checkpointer, 10, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalAttempt, "commit", failing_in(run.local))
+        with pytest.raises(OSError, match="the disk is gone"):
+            save(checkpointer, 10, 11, overwrite=True)
+    assert run.values() == [{10: 11}, {10: 11}]
+    assert checkpointer.load(10)["n"] == 11
+    checkpointer.close()
+
+
+def test_an_older_local_copy_does_not_come_back(run: Run) -> None:
+    """A tool replaced the step; retention then took the newer one, and the local copy was the only one of its number."""
+    with run.start() as checkpointer:
+        save(checkpointer, 10, 10)
+    away = shutil.copytree(run.local, run.local.with_name("away"))
+    with ckpt.Checkpointer(run.persistent) as tool:
+        restored = tool.restore_latest(state={"n": 0})
+        assert restored is not None and restored["state"]["n"] == 10
+        save(tool, 10, 11, overwrite=True)
+    assert run.values() == [{10: 11}, {10: 11}]
+    with run.start(max_to_keep=1) as checkpointer:
+        restored = checkpointer.restore_latest(state={"n": 0})
+        assert restored is not None and restored["state"]["n"] == 11
+        save(checkpointer, 12, 12, force=True)
+        assert checkpointer.all_steps() == [12]  # it has local_max_to_keep=3
+    assert run.values() == [{12: 12}, {12: 12}]
+    shutil.rmtree(run.local)
+    away.rename(run.local)  # that of a host that was away meanwhile
+    assert run.values() == [{12: 12}, {12: 12}]
