@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the working tree, uninstalled
 
 from ckpt_core._processes import Table
+from ckpt_core._processes.messages import digest
 from ckpt_core._run.tiers.judge import (
     ChosenPartner,
     LocalParts,
@@ -27,7 +27,7 @@ from ckpt_core._run.tiers.judge import (
     inverted,
     judge,
 )
-from ckpt_core._run.tiers.save import Tables, combine_offers
+from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
 from ckpt_core._save.agreement import Start, judge_start
 from ckpt_core._save.coverage import Holding
 from ckpt_core._save.plan_digest import Layout
@@ -35,7 +35,11 @@ from ckpt_core._save.plan_digest import Layout
 HOST_PROCESSES = 4
 TOKEN = "0123456789abcdef" * 2
 DIGEST = TOKEN * 2
-HEAD_BYTES = 30  # the call, which the values and the answer of the first agreement of a call repeat
+SHORT = DIGEST[:22]
+# The name of the call, which the values and the answer of the first agreement of a call repeat, and two letters.
+OPENING_BYTES, LOOKING_BYTES, SAVING_BYTES = (
+    2 + len(call) for call in ("open local steps", "look at the local steps", "save locally")
+)
 
 
 class Keys:
@@ -59,15 +63,21 @@ class Told:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self.to_zero = self.from_zero = self.of_one = 0
+        self.to_zero = self.from_zero = self.of_one = self.heard = 0
         self.secs = 0.0
         self.keys = Keys()
         self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
 
     def agree(
-        self, values: Sequence[str], decide: Callable[[Tables], str], head_bytes: int = HEAD_BYTES
+        self, values: Sequence[str], decide: Callable[[Tables], str], head_bytes: int = 2
     ) -> None:
-        """One agreement; each process reads one block of the rows that are published."""
+        """One agreement; each process reads one block of the rows that are published.
+
+        Args:
+            values: what each process says.
+            decide: gives the answer.
+            head_bytes: of the name of the call, which stands before each value and the answer.
+        """
         began = time.process_time()
         before = len(self.keys.texts)
         answer = decide(self.tables)
@@ -76,27 +86,50 @@ class Told:
         blocks = list(self.keys.texts.values())[before:]
         block = sum(map(len, blocks)) // len(blocks) if blocks else 0
         each = len(answer) + head_bytes + block
+        self.heard = max(self.heard, sum(map(len, values)) + head_bytes * len(values))
         self.of_one = max(self.of_one, each)
         self.from_zero += self._processes * each
+
+    def agree_alike(
+        self,
+        said: Sequence[tuple[str, str]],
+        decide: Callable[[Tables], str],
+        head_bytes: int = 2,
+    ) -> None:
+        """As ``Processes.gather_alike``: what is the same on all is sent as a digest, or in a second agreement."""
+        mine = digest(said[0][0])
+        digests = [digest(common) for common, _ in said]
+        first = [one + own for one, (_, own) in zip(digests, said, strict=True)]
+        if all(one == mine for one in digests):
+            self.agree(first, lambda tables: "=" + decide(tables), head_bytes)
+            return
+        self.agree(first, lambda _: f"?{mine}", head_bytes)
+        whole = [
+            "" if one == mine else f"!{common}"
+            for one, (common, _) in zip(digests, said, strict=True)
+        ]
+        self.agree(whole, decide)
 
     def row(self, what: str) -> str:
         """As a line of the table."""
         mib = 1 / 1024**2
         return (
             f"{self._processes:9} {what:30} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
-            f" {self.of_one:13} {self.secs:9.2f}"
+            f" {self.of_one:13} {self.heard * mib:13.2f} {self.secs:9.2f}"
         )
 
 
 def opening(processes: int, moved: bool) -> Told:
     """Addresses, partners and a first look at two steps; with ``moved``, each process is on another host than before."""
     told = Told(processes)
-    machines = [f"{n // HOST_PROCESSES:036x}" for n in range(processes)]
-    network = [json.dumps([machine, "4026531840", "10.128.200.1"]) for machine in machines]
+    machines = [f"{n // HOST_PROCESSES:010x}" for n in range(processes)]
+    network = [f"{machine} {machine} 10.128.200.1" for machine in machines]
     told.agree(
-        network, lambda _: json.dumps([DIGEST, True, False, [["4026531840", "10.128.0.1"]] * 2])
+        network,
+        lambda _: json.dumps([DIGEST, True, False, [[machines[0], "10.128.0.1"]] * 2]),
+        OPENING_BYTES,
     )
-    serving = [json.dumps([True, "host", "", DIGEST, ""])] * processes
+    serving = [(json.dumps([True, "host", "", DIGEST, ""]), "")] * processes
 
     partners: list[ChosenPartner] = ["host"] * processes
 
@@ -104,20 +137,20 @@ def opening(processes: int, moved: bool) -> Told:
         rows = [json.dumps(some) for some in inverted(all_partners(partners, machines))]
         return json.dumps(["", [], tables.groups.publish(rows)])
 
-    told.agree(serving, introduce, 2)
+    told.agree_alike(serving, introduce)
 
     def part(step: int, index: int) -> Seen:
         at = (index + HOST_PROCESSES) % processes if moved else index
         return Seen(step, TOKEN, (0, step, 0.0), at, ((at, at),), not moved)
 
     seen = [LocalParts([part(step, n) for step in (7, 8)], True) for n in range(processes)]
-    texts = [one.dump() for one in seen]
+    texts = [(one.dump(n), "") for n, one in enumerate(seen)]
 
     def look(tables: Tables) -> str:
-        everyone = [LocalParts.parse(text) for text in texts]
+        everyone = [LocalParts.parse(text, n) for n, (text, _) in enumerate(texts)]
         return judge(everyone, machines, [True] * processes).dump(processes, tables.groups.publish)
 
-    told.agree(texts, look)
+    told.agree_alike(texts, look, LOOKING_BYTES)
     return told
 
 
@@ -130,12 +163,12 @@ def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
     """
     columns = min(64, processes)
 
-    def texts_of(step: int) -> list[str]:
-        texts: list[str] = []
+    def texts_of(step: int) -> list[tuple[str, str]]:
+        texts: list[tuple[str, str]] = []
         for n in range(processes):
             state = {"data": {f"{n}.json": f"{step:0{state_bytes}d}"}} if state_bytes else {}
-            held = Holding(DIGEST[:-4] + f"{n % columns:04x}", state, DIGEST).dump()
-            offer: Any = {"token": TOKEN, "holding": held, "copied": ["done", 7, TOKEN]}
+            held = Holding(SHORT[:-4] + f"{n % columns:04x}", state, SHORT)
+            offer = offer_of(TOKEN, held, ["done", 7, TOKEN])
             texts.append(Start({"the step": 8}, Layout(DIGEST, 960), offer).dump())
         return texts
 
@@ -143,13 +176,13 @@ def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
     later.keys, later.tables = first.keys, first.tables  # of the save before
     for step, told in enumerate((first, later)):
         texts = texts_of(step)
-        told.agree(texts, lambda tables, texts=texts: _started(texts, tables))
+        told.agree_alike(texts, lambda tables, texts=texts: _started(texts, tables), SAVING_BYTES)
         for _ in ("written", "committed"):
-            told.agree(["="] * processes, lambda _: "=", 2)
+            told.agree(["="] * processes, lambda _: "=")
     return first, later
 
 
-def _started(texts: list[str], tables: Tables) -> str:
+def _started(texts: list[tuple[str, str]], tables: Tables) -> str:
     return judge_start(texts, lambda offers: combine_offers(offers, tables))
 
 
@@ -157,7 +190,10 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
-    print("processes call                           to 0, MiB    sent, MiB  bytes to one  s at 0")
+    print(
+        "processes call                           to 0, MiB    sent, MiB  bytes to one  most at once"
+        "    s at 0"
+    )
     for processes in parser.parse_args().processes:
         print(opening(processes, moved=False).row("opening"), flush=True)
         print(opening(processes, moved=True).row("opening, all hosts moved"), flush=True)

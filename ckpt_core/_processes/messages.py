@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ckpt_core._errors import INTERRUPT, BarrierTimeout, CheckpointError
+
+_DIGEST_LETTERS = 12
 
 
 class NotTogether(CheckpointError):
@@ -80,6 +84,32 @@ class Failure(NamedTuple):
         if self.absent is not None:
             raise BarrierTimeout(self.text, absent=self.absent)
         raise NotTogether(self.text, self.ended)
+
+
+class Alike(NamedTuple):
+    """What one process says where most say the same.
+
+    Attributes:
+        digest: of what most say.
+        own: what each says for itself.
+    """
+
+    digest: str
+    own: str
+
+    def dump(self) -> str:
+        return self.digest + self.own
+
+    @staticmethod
+    def parse(text: str) -> Alike:
+        """What ``dump`` gave."""
+        return Alike(text[:_DIGEST_LETTERS], text[_DIGEST_LETTERS:])
+
+
+def digest(text: str) -> str:
+    """12 letters; of two texts that processes of one job say they are equal only if the texts are."""
+    found = hashlib.sha256(text.encode(errors="backslashreplace")).digest()
+    return base64.b64encode(found)[:_DIGEST_LETTERS].decode()
 
 
 def parse(text: str) -> Message | Failure:

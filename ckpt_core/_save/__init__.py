@@ -11,6 +11,7 @@ import numpy as np
 from ckpt_core._background.pending import PendingSave
 from ckpt_core._errors import ANSWERS, at_the_call
 from ckpt_core._options import Options, checked_options, refuse_arguments, unnamed
+from ckpt_core._save.agreement import Offer as Offer
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
 from ckpt_core._save.protocol import PreparedSave, prepare_save

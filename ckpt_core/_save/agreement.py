@@ -1,19 +1,18 @@
 """Before anything is written, all processes of a save agree that they save the same.
 
-Each process sends a digest of all that decides what is stored where. The digest is computed once
+Each process sends a digest of all that decides what is stored where. The digest of a tree is computed once
 per plan and reused for later saves of the same pytree structure. If all digests are equal, one
-agreement is enough. If not, two more follow, in which the first process that differs from process 0
-sends what it is about to save, so that the error can name the first leaf that differs.
+agreement is enough. If not, up to three more follow: those that differ from process 0 send theirs whole, and where trees
+differ, the first such process sends what it is about to save, so that the error can name the first leaf that differs.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._processes import Processes
@@ -42,6 +41,27 @@ _KINDS = {
 }
 
 
+class Offer(NamedTuple):
+    """What one process sends along, of which the answer to all is made.
+
+    Attributes:
+        alike: what most processes say alike.
+        own: what it says for itself; most saves take that of process 0, the path and token of the attempt, which all
+            processes then use.
+    """
+
+    alike: Any
+    own: Any
+
+
+NO_OFFER = Offer(None, None)
+
+
+def of_process_0(offers: Sequence[Offer]) -> Any:
+    """The answer that process 0 makes of its own part alone."""
+    return offers[0].own
+
+
 @dataclass(frozen=True)
 class Start:
     """What one process sends to process 0 before it saves.
@@ -49,23 +69,25 @@ class Start:
     Attributes:
         settings: settings that must be equal on all processes, by the name that a message uses.
         layout: digest of its items.
-        offer: of what the answer is made; most saves take that of process 0, the path and token of
-            the attempt, which all processes then use.
+        offer: of what the answer is made.
         refusal: why this process cannot save; empty if it can.
     """
 
     settings: Mapping[str, Any]
     layout: Layout = _NOTHING
-    offer: Any = None
+    offer: Offer = NO_OFFER
     refusal: str = ""
 
-    def dump(self) -> str:
-        return json.dumps([dict(self.settings), self.layout, self.offer, self.refusal])
+    def dump(self) -> tuple[str, str]:
+        """What most processes say alike, and what each says for itself."""
+        alike = json.dumps([dict(self.settings), self.layout, self.offer.alike, self.refusal])
+        return alike, json.dumps(self.offer.own, separators=(",", ":"))
 
     @staticmethod
-    def parse(text: str) -> Start:
-        settings, layout, offer, refusal = json.loads(text)
-        return Start(settings, Layout(*layout), offer, refusal)
+    def parse(said: tuple[str, str]) -> Start:
+        """What ``dump`` gave."""
+        settings, layout, alike, refusal = json.loads(said[0])
+        return Start(settings, Layout(*layout), Offer(alike, json.loads(said[1])), refusal)
 
 
 def agree_to_save(
@@ -75,24 +97,24 @@ def agree_to_save(
     target: str,
     items: Sequence[PreparedItem],
     settings: Mapping[str, Any],
-    offer: Any,
+    offer: Offer,
     refusal: Exception | None,
     timeout_secs: float,
-    combine: Callable[[list[Any]], Any] = operator.itemgetter(0),
+    combine: Callable[[list[Offer]], Any] = of_process_0,
 ) -> Any:
-    """The offer of process 0, after all processes have agreed that they save the same.
+    """The answer to all offers, after all processes have agreed that they save the same.
 
     Every process must call it; it blocks until all have.
 
     Args:
         processes: the processes of the save.
-        tag, call, timeout_secs: as for ``Processes.gather_decide``; the tag is that of the round.
+        tag, call, timeout_secs: as for ``Processes.gather_alike``; the tag is that of the round.
         target: path of the checkpoint, for messages.
         items: what this process is about to save.
         settings: settings that must be equal on all processes, by the name that a message uses.
-        offer: what all processes get from process 0; ignored on other processes, but for ``combine``.
+        offer: what this process sends along.
         refusal: exception that stopped preparation here; sent to the others so that nobody waits.
-        combine: makes the answer from the offers of all, on process 0; by default it is its own.
+        combine: makes the answer from the offers of all, on process 0; by default it is its own part.
 
     Raises:
         CheckpointError: another process cannot save, for which its own class is raised here, or saves
@@ -108,7 +130,7 @@ def agree_to_save(
     said = "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
     mine = Start(settings, layout, offer, said)
     judge = functools.partial(judge_start, combine=combine)
-    answer = json.loads(processes.gather_decide(tag, mine.dump(), judge, timeout_secs, call))
+    answer = json.loads(processes.gather_alike(tag, *mine.dump(), judge, timeout_secs, call))
     if refusal is not None:
         raise refusal
     if "error" in answer:
@@ -122,14 +144,14 @@ def agree_to_save(
 
 
 def judge_start(
-    texts: Sequence[str], combine: Callable[[list[Any]], Any] = operator.itemgetter(0)
+    told: Sequence[tuple[str, str]], combine: Callable[[list[Offer]], Any] = of_process_0
 ) -> str:
-    """Called on process 0: its answer as JSON, from what all processes sent (``Start``).
+    """Called on process 0: its answer as JSON, from what all processes said (``Start``).
 
     The answer goes to all, so it holds one thing alone: the offer; an error, with the name of its class if a process refuses;
     or the processes whose layouts differ from that of process 0.
     """
-    everyone = [Start.parse(text) for text in texts]
+    everyone = [Start.parse(said) for said in told]
     first = everyone[0]
     for index, one in enumerate(everyone):
         if one.refusal:

@@ -10,6 +10,7 @@ of use within the block.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -50,10 +51,6 @@ class Holding:
     states: States | None
     values: str = ""
 
-    def dump(self) -> list[Any]:
-        """As JSON values."""
-        return [self.digest, self.states, self.values]
-
 
 def holding_of(items: Sequence[PreparedItem]) -> Holding:
     """What this process holds, from items whose arrays are on the host."""
@@ -76,7 +73,12 @@ def holding_of(items: Sequence[PreparedItem]) -> Holding:
     digest.update(values.digest())
     sizes = [len(text) for files in states.values() for text in files.values()]
     sent = None if sum(sizes) > MOST_STATE_BYTES else states
-    return Holding(digest.hexdigest(), sent, values.hexdigest())
+    return Holding(_short(digest.digest()), sent, _short(values.digest()))
+
+
+def _short(digest: bytes) -> str:
+    """128 bits of a digest, in 22 letters."""
+    return base64.b64encode(digest[:16]).decode().rstrip("=")
 
 
 def _values(item: PreparedItem) -> list[Any]:
@@ -149,9 +151,8 @@ def _encoded(files: Mapping[str, str]) -> dict[str, bytes]:
     return {name: text.encode(errors="surrogateescape") for name, text in files.items()}
 
 
-def share(told: Sequence[Any]) -> Shares:
-    """On process 0: the shares, from what ``Holding.dump`` gave on each process."""
-    everyone = [Holding(*one) for one in told]
+def share(everyone: Sequence[Holding]) -> Shares:
+    """On process 0: the shares, from what each process holds."""
     known = [one.states for one in everyone if one.states is not None]
     if len(known) < len(everyone):
         return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})

@@ -18,7 +18,7 @@ from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._events import logger
 from ckpt_core._format.versions import library_versions
 from ckpt_core._operation import Operation
-from ckpt_core._save.agreement import agree_to_save
+from ckpt_core._save.agreement import NO_OFFER, Offer, agree_to_save, of_process_0
 from ckpt_core._save.job import RecordFields, SaveJob
 from ckpt_core._save.prepare import PreparedItem, prepare_items
 from ckpt_core._save.write import Write
@@ -89,21 +89,21 @@ class Snapshot:
     def agree(
         self,
         settings: Mapping[str, Any],
-        offer: Callable[[], Any],
-        combine: Callable[[list[Any]], Any] = lambda offers: offers[0],
+        offer: Callable[[], Offer],
+        combine: Callable[[list[Offer]], Any] = of_process_0,
     ) -> Any:
         """Agreement 1 of several processes: all save the same; the answer to what they offer.
 
         Args:
             settings: what must be equal on all besides items and fields, by the name that a message uses.
             offer: makes what this process sends along, when its arrays are on the host.
-            combine: makes the answer from the offers of all, on process 0.
+            combine: see ``agree_to_save``.
 
         Raises:
             CheckpointError: processes save different things, or another one cannot save.
             Exception: why this process cannot.
         """
-        job, offered = self._job, None
+        job, offered = self._job, NO_OFFER
         try:
             if self.refusal is None:
                 self.operation.enter("waiting for arrays on their way to the host")
@@ -263,11 +263,11 @@ class PreparedSave:
             assert begun is not None
             return begun
 
-        def offer() -> Any:
+        def offer() -> Offer:
             if begun is None:
-                return None
+                return NO_OFFER
             begun.write("ckpt.token", self._token.encode(), until_commit=True)
-            return [begun.path, self._token]
+            return Offer(None, [begun.path, self._token])
 
         settings = {"the path": job.target, "overwrite=": job.overwrite}
         path, self._token = self.snapshot.agree(settings, offer)

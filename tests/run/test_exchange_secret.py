@@ -26,6 +26,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core._directory import SECRET_FILE, make_secret, read_secret
 from ckpt_core._exchange import Connection, Key, Offered, Server
+from ckpt_core._processes import Processes
 from ckpt_core._run.tiers.peers import Offers, Peers, exchange_addresses
 
 KEY = Key(3, "token", 1)
@@ -63,6 +64,8 @@ class _Process:
 
     def gather_decide(self, tag: str, mine: str, decide: Any, *_: Any) -> str:
         return self._meeting.gather(self.index, mine, decide)
+
+    gather_alike = Processes.gather_alike
 
     def put(self, name: str, text: str) -> None:
         self._meeting.seen.append(text)
@@ -109,7 +112,10 @@ def _what_the_service_saw(seen: list[str]) -> set[str]:
     found = set[str](seen)
     for text in seen:
         found.update(re.findall(r"[0-9a-zA-Z]{8,}", text))
-        found.update(str(part) for part in json.loads(text) if not isinstance(part, list))
+        found.update(re.split(r"[\s!?=]", text))
+        for said in (text, text[1:], text[12:]):  # alone, after a mark, after a digest
+            with contextlib.suppress(ValueError):
+                found.update(str(part) for part in json.loads(said) if not isinstance(part, list))
     return found
 
 

@@ -91,7 +91,10 @@ def judged(
     serving: list[bool] | None = None,
     mends: bool = True,
 ) -> Judgement:
-    told = [LocalParts.parse(LocalParts(parts, mends).dump()) for parts in everyone]
+    told = [
+        LocalParts.parse(LocalParts(parts, mends).dump(index), index)
+        for index, parts in enumerate(everyone)
+    ]
     names = machines or [str(n) for n in range(len(everyone))]
     found = judge(told, names, serving or [True] * len(everyone))
     _every_process_hears(found, len(everyone))
@@ -316,7 +319,7 @@ def test_all_copy_the_same_steps():
 
 def test_who_holds_the_same():
     def groups(*told: Holding) -> tuple[list[int], dict[str, Any]]:
-        shares = share([one.dump() for one in told])
+        shares = share(told)
         return shares.groups, shares.states
 
     assert groups(Holding("a", {}), Holding("b", {}), Holding("a", {})) == ([0, 1, 0], {})
@@ -333,9 +336,7 @@ def test_many_processes_get_the_states_of_their_block():
     """With 256 all get all; with more each gets those of 32, and its part is of use for those."""
 
     def told(count: int, size: int = 250) -> Any:
-        return share(
-            [Holding("a", {"data": {f"{n}.json": "x" * size}}, "v").dump() for n in range(count)]
-        )
+        return share([Holding("a", {"data": {f"{n}.json": "x" * size}}, "v") for n in range(count)])
 
     few = told(256)
     assert few.groups == [0] * 256 and len(few.states["data"]) == 256 and not few.blocks
@@ -348,7 +349,7 @@ def test_many_processes_get_the_states_of_their_block():
 
 def test_who_differs_in_regions_alone():
     def alike(*told: Holding) -> bool:
-        return share([one.dump() for one in told]).differ_in_shards_alone
+        return share(told).differ_in_shards_alone
 
     assert alike(Holding("a", {}, "v"), Holding("b", {}, "v"))
     assert not alike(Holding("a", {}, "v"), Holding("b", {}, "w"))
@@ -408,7 +409,7 @@ def test_progressions_hold_their_indices_and_no_other(indices: set[int]):
 @pytest.mark.parametrize("groups", [1, 128, 4096])
 def test_what_4096_processes_read_of_who_holds_the_same(groups: int):
     """A mesh of 4,096 processes: each reads a few hundred bytes once, and nothing at the saves that follow."""
-    told = [Holding(f"{n % groups}", {}, "v").dump() for n in range(4096)]
+    told = [Holding(f"{n % groups}", {}, "v") for n in range(4096)]
     keys = Keys()
     first = Table(keys, "t")
     name = first.publish(share(told).rows())

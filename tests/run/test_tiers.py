@@ -21,7 +21,7 @@ from ckpt_core import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from ckpt_core._directory import posix as directories
 from ckpt_core._layout.chunks import chunk_count, chunk_parts
 from ckpt_core._save import write
-from ckpt_core._save.agreement import Start, judge_start
+from ckpt_core._save.agreement import Offer, Start, judge_start
 from ckpt_core._save.plan_digest import Layout
 from tests.support.damage import turn_a_bit
 
@@ -495,9 +495,10 @@ def test_what_the_processes_say_before_a_save():
         return json.loads(judge_start([one.dump() for one in said]))
 
     step, tree = {"the step": 1}, Layout("t", 9)
-    alike = judged(Start(step, tree, "x"), Start(step, tree, "y"))
+    x, y = Offer("alike", "x"), Offer("alike", "y")
+    alike = judged(Start(step, tree, x), Start(step, tree, y))
     assert alike == {"offer": "x"}
-    other = judged(Start(step, tree, "x"), Start({"the step": 2}, tree, "y"))
+    other = judged(Start(step, tree, x), Start({"the step": 2}, tree, y))
     assert "the step on processes [1]" in other["error"]
     unlike = judged(*[Start(step, Layout(name, 9)) for name in "tutu"])
     assert unlike == {"differing": [1, 3], "size": 1}

@@ -1,8 +1,12 @@
-"""What the coordination service sends for local directories: to each process the same, however many there are."""
+"""What the coordination service sends for local directories: to each process the same, however many there are.
+
+Process 0 hears about 60 bytes of each at a local save, so that 16,384 of them fit into 1 MiB (``benchmarks/simulate_messages.py``).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,8 @@ LINEAGE = "a" * 16
 RUN = Lineage("run", LINEAGE)
 OPENING_BYTES = 1024
 SAVE_BYTES = 128
+HEARD_BYTES = {False: 64, True: 400}
+"""What process 0 hears of each at a local save; True: where values of the host differ between processes."""
 
 
 class Counted:
@@ -32,6 +38,7 @@ class Counted:
     def __init__(self, count: int) -> None:
         self.service = Service()
         self.sent: dict[str, list[int]] = {}
+        self.got: dict[str, list[int]] = {}
         self._count = count
         self._barrier = threading.Barrier(count, action=self._note)
         self._what = ""
@@ -42,12 +49,13 @@ class Counted:
 
     def _note(self) -> None:
         self.sent[self._what] = [self.service.sent_bytes[n] for n in range(self._count)]
+        self.got[self._what] = [self.service.value_bytes[n] for n in range(self._count)]
         self.service.forget()
 
 
 def counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partners: Any, sharded: bool
-) -> dict[str, list[int]]:
+) -> Counted:
     """Opens local directories, saves three times, and opens them again."""
     found = Counted(count)
     options = ckpt.Options(partners=partners, timeout_secs=300, durable=False)
@@ -75,7 +83,7 @@ def counted(
         again.close(0)
 
     run_all(monkeypatch, found.service, count, work)
-    return found.sent
+    return found
 
 
 @pytest.mark.parametrize("count", [8, 48, pytest.param(128, marks=pytest.mark.slow)])
@@ -84,12 +92,69 @@ def counted(
 def test_a_few_hundred_bytes_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partners: Any, sharded: bool
 ) -> None:
-    sent = counted(tmp_path, monkeypatch, count, partners, sharded)
+    found = counted(tmp_path, monkeypatch, count, partners, sharded)
+    sent = found.sent
     for what in ("opening", "opening again"):
         # a block of the table of partners is 1 KiB; one may have to be asked for more than once
         assert max(sent[what][1:]) <= OPENING_BYTES + 2 * 1024 * (partners is not None), what
     for step in (1, 2):
         assert max(sent[f"save {step}"][1:]) <= SAVE_BYTES
+        heard = found.got[f"save {step}"]
+        if partners is None:  # else some may still copy while others have done
+            assert max(heard[1:]) <= HEARD_BYTES[sharded], heard
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("differing", [(), (0,), (1,), (1, 5, 8), tuple(range(9))])
+def test_what_most_say_alike_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch, count: int, differing: tuple[int, ...]
+) -> None:
+    """A digest of it first; only those where it differs from process 0's send theirs, in a second agreement."""
+    service, asked = Service(), list[Any]()
+    said = ["x" * 400 if n not in differing else f"{n}" * (n + 1) for n in range(count)]
+
+    def judge(told: list[tuple[str, str]]) -> str:
+        asked.append(told)
+        return json.dumps([len(told), "?", "="])
+
+    def work(processes: Processes) -> str:
+        index = processes.index
+        return processes.gather_alike("7", said[index], f"own {index}", judge, 60, "call it")
+
+    answers = run_all(monkeypatch, service, count, work)
+    assert asked == [[(said[n], f"own {n}") for n in range(count)]]
+    assert {*answers} == {json.dumps([count, "?", "="])}
+    for index in range(1, count):
+        length = len("=call it\n") + 12 + len(f"own {index}")
+        if len({*said}) > 1:
+            length += len("=\n") + (len(f"!{said[index]}") if said[index] != said[0] else 0)
+        assert service.value_bytes[index] == length
+
+
+def test_a_judge_that_raises_and_other_calls_of_what_is_said_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuses(told: list[tuple[str, str]]) -> str:
+        raise ValueError(f"of {len(told)}")
+
+    for same in (True, False):
+
+        def work(processes: Processes, same: bool = same) -> str:
+            said = "same" if same else f"{processes.index}"
+            with pytest.raises(ckpt.CheckpointError if processes.index else ValueError) as failure:
+                processes.gather_alike("1", said, "", refuses, 60, "call")
+            return str(failure.value)
+
+        first, *others = run_all(monkeypatch, Service(), 3, work)
+        assert first == "of 3" and all("ValueError: of 3" in other for other in others), others
+
+    def different(processes: Processes) -> str:
+        with pytest.raises(ckpt.CheckpointError) as failure:
+            processes.gather_alike("1", "", "", refuses, 60, f"call {min(processes.index, 1)}")
+        return str(failure.value)
+
+    for text in run_all(monkeypatch, Service(), 3, different):
+        assert "call 0" in text and "call 1" in text
 
 
 def test_what_closed_directories_had_at_the_service_goes(

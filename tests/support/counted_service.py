@@ -44,18 +44,19 @@ class Keys:
 
 
 class Service:
-    """Keys, and the bytes of values that the service sent and got; by process."""
+    """Keys, and the bytes that the service sent and got; by process. Of keys and values, but for ``value_bytes``."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.changed = threading.Condition()
         self.sent_bytes: Counter[int] = Counter()
         self.got_bytes: Counter[int] = Counter()
+        self.value_bytes: Counter[int] = Counter()
         self.requests: Counter[int] = Counter()
 
     def forget(self) -> None:
         """Counts from here on."""
-        for counter in (self.sent_bytes, self.got_bytes, self.requests):
+        for counter in (self.sent_bytes, self.got_bytes, self.value_bytes, self.requests):
             counter.clear()
 
 
@@ -76,6 +77,7 @@ class Client:
             assert allow_overwrite or key not in service.values, key
             service.requests[self._index] += 1
             service.got_bytes[self._index] += len(key) + len(value)
+            service.value_bytes[self._index] += len(value)
             service.values[key] = value
             service.changed.notify_all()
 

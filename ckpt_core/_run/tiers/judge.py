@@ -229,30 +229,46 @@ class LocalParts:
     parts: Sequence[Seen]
     mends: bool
 
-    def dump(self) -> str:
-        """As text for ``judge``."""
-        parts = [part._replace(serves=_packed(part.serves)) for part in self.parts]
+    def dump(self, index: int) -> str:
+        """As text for ``judge``, the same for processes that see the like each in its place.
+
+        Args:
+            index: of the process.
+        """
+        parts = [
+            part._replace(writer=part.writer - index, serves=_packed(part.serves, index))
+            for part in self.parts
+        ]
         return _dumps([parts, self.mends])
 
     @staticmethod
-    def parse(text: str) -> LocalParts:
+    def parse(text: str, index: int) -> LocalParts:
         """What ``dump`` gave."""
         parts, mends = json.loads(text)
         seen = (Seen(*part) for part in parts)
         hashable = (
-            one._replace(serves=_unpacked(one.serves), order=_order(one.order)) for one in seen
+            one._replace(
+                writer=one.writer + index,
+                serves=_unpacked(one.serves, index),
+                order=_order(one.order),
+            )
+            for one in seen
         )
         return LocalParts(list(hashable), mends)
 
 
-def _packed(runs: Runs) -> Any:
-    """Many runs of one process each as arguments of ``range``: of a mesh, 128 runs are one."""
+def _packed(runs: Runs, index: int) -> Any:
+    """One process alone by its distance; many runs of one process each as arguments of ``range``: of a mesh, 128 are one."""
+    if len(runs) == 1 and runs[0][0] == runs[0][1]:
+        return runs[0][0] - index
     if len(runs) < 4 or any(first != last for first, last in runs):
         return runs
     return [list(steps) for steps in progressions([first for first, _ in runs])]
 
 
-def _unpacked(packed: Sequence[Sequence[int]]) -> Runs:
+def _unpacked(packed: Any, index: int) -> Runs:
+    if isinstance(packed, int):
+        return ((packed + index, packed + index),)
     if len(packed[0]) == 3:
         return runs_of(sorted(one for steps in packed for one in range(*steps)))
     return tuple((first, last) for first, last in packed)

@@ -168,9 +168,10 @@ class LocalTier:
         ]
         self._peers.offers.replace(offered_of(places, self._processes.index))
         seen = LocalParts([place.seen for place in places], mends=not self._read_only)
-        answer = self._processes.gather_decide(
+        answer = self._processes.gather_alike(
             next_tag(),
-            seen.dump(),
+            seen.dump(self._processes.index),
+            "",
             self._judge,
             self._options.timeout_secs,
             "look at the local steps",
@@ -197,9 +198,9 @@ class LocalTier:
         self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
-    def _judge(self, texts: list[str]) -> str:
+    def _judge(self, told: list[tuple[str, str]]) -> str:
         """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text) for text in texts]
+        everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(told)]
         machines, serving = zip(*self._peers.hosts, strict=True)
         return judge(everyone, machines, serving).dump(len(everyone), self._judged.publish)
 

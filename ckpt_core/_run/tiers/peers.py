@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import hmac
@@ -42,7 +43,7 @@ from ckpt_core._options import Options
 from ckpt_core._processes import Processes, Table, coordinator_host, next_tag
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted
 
-_CALL = "open local directories to each other"
+_CALL = "open local steps"
 _SECRET_BYTES = 32
 _OPEN = (
     "So the secret that protects local steps goes through jax's coordination service: whoever reaches the "
@@ -172,7 +173,7 @@ class Peers:
         if process == self.index:
             return True
         try:
-            return self.find(process).machine == this_machine()
+            return self.find(process).machine == _name(this_machine())
         except ConnectionError:
             return False
 
@@ -241,21 +242,21 @@ def exchange_addresses(
         CheckpointError: ``Options.partners`` of a process gave no other process; or the processes have no
             secret in common.
     """
-    machine = this_machine()
+    machine = _name(this_machine())
     if processes.count == 1:
         return Peers(processes, offers, "", None, hosts=((machine, False),))
     tag, machines = next_tag(), list[str]()
     private, why, refused = _private(options, directory if processes.index == 0 else None)
-    network, route = this_network(), route_to(coordinator_host())
+    network, route = _name(this_network()), route_to(coordinator_host())
 
     def answer_all(texts: list[str]) -> str:
         processes.drop_retired()  # all have closed what was closed here before they came to this call
-        told = [json.loads(text) for text in texts]
+        told = [text.split(" ") for text in texts]
         machines.extend(machine for machine, _, _ in told)
-        networks = networks_of([(network, route) for _, network, route in told])
+        networks = networks_of([(network, route or None) for _, network, route in told])
         return _Opening(secrets.token_hex(_SECRET_BYTES), private is not None, networks).dump()
 
-    mine = json.dumps([machine, network, route])
+    mine = f"{machine} {network} {route or ''}"
     opening = _Opening.parse(
         processes.gather_decide(tag, mine, answer_all, options.timeout_secs, _CALL)
     )
@@ -278,6 +279,11 @@ def exchange_addresses(
     except BaseException:
         peers.leave()
         raise
+
+
+def _name(place: str) -> str:
+    """10 letters for a machine or network: of so many processes, every byte counts."""
+    return base64.b64encode(hashlib.sha256(place.encode()).digest())[:10].decode()
 
 
 def _private(options: Options, directory: str | None) -> tuple[bytes | None, str, str]:
@@ -341,8 +347,8 @@ def _introduce(
         mine = mine._replace(error=error)
     table = Table(processes, f"{peers.folder}/partners")
 
-    def answer_all(texts: list[str]) -> str:
-        told = [_Introduced(*json.loads(text)) for text in texts]
+    def answer_all(texts: list[tuple[str, str]]) -> str:
+        told = [_Introduced(*json.loads(text)) for text, _ in texts]
         hosts.extend((machine, one.serves) for machine, one in zip(machines, told, strict=True))
         failed = [f"process {index} {one.error}" for index, one in enumerate(told) if one.error]
         problem = failed[0] if failed else _strangers(told)
@@ -352,8 +358,8 @@ def _introduce(
         copies = not problem and not without
         return json.dumps([problem, without[:5], table.publish(rows) if copies else ""])
 
-    answer = processes.gather_decide(
-        f"{tag}/ports", json.dumps(mine), answer_all, options.timeout_secs
+    answer = processes.gather_alike(
+        f"{tag}/ports", json.dumps(mine), "", answer_all, options.timeout_secs
     )
     problem, without, rows = json.loads(answer)
     if problem:

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
-from ckpt_core._run.tiers.judge import judge_copies
-from ckpt_core._save import RecordFields, SaveJob
-from ckpt_core._save.coverage import BLOCK, holding_of, serves_of, share, with_states
+from ckpt_core._run.tiers.judge import CopyState, judge_copies
+from ckpt_core._save import Offer, RecordFields, SaveJob
+from ckpt_core._save.coverage import BLOCK, Holding, holding_of, serves_of, share, with_states
 from ckpt_core._save.protocol import Snapshot, aborting
 from ckpt_core._save.write import Write
+
+_COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,30 @@ class Tables(NamedTuple):
     states: Table
 
 
-def combine_offers(offers: Sequence[Any], tables: Tables) -> dict[str, Any]:
-    """On process 0: the answer to what each of several processes offered in agreement 1; the same to all, and short."""
-    shares = share([offer["holding"] for offer in offers])
-    tokens = [offer["token"] for offer in offers]
+def offer_of(token: str, held: Holding, copied: Sequence[Any]) -> Offer:
+    """What one of several processes offers in agreement 1: about 30 bytes are its own, besides its pipeline states.
+
+    Args:
+        token: of the save.
+        held: what it holds.
+        copied: see ``judge_copies``.
+    """
+    state, *step = copied
+    own: list[Any] = [held.digest, _COPY_STATES.index(state)]
+    if held.states != {}:
+        own.append(held.states)
+    return Offer([token, held.values, step], own)
+
+
+def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
+    """On process 0: the answer to what all offered in agreement 1; the same to all, and short."""
+    holdings: list[Holding] = []
+    copied: list[Any] = []
+    for (_, values, step), (digest, state, *states) in offers:
+        holdings.append(Holding(digest, states[0] if states else {}, values))
+        copied.append([_COPY_STATES[state], *step])
+    shares = share(holdings)
+    tokens = [offer.alike[0] for offer in offers]
     answer = {
         "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
         "groups": tables.groups.publish(shares.rows()),
@@ -74,7 +96,7 @@ def combine_offers(offers: Sequence[Any], tables: Tables) -> dict[str, Any]:
         "blocks": tables.states.publish([json.dumps(block) for block in shares.blocks]),
         "alike": shares.differ_in_shards_alone,
     }
-    answer |= judge_copies([offer["copied"] for offer in offers])
+    answer |= judge_copies(copied)
     answer["protected"] = answer["protected"] is not None  # then it is what each has told
     return {name: value for name, value in answer.items() if value}
 
@@ -119,9 +141,7 @@ class LocalSave:
         self._tables = tables
         self._make_room = make_room
         self._replaced_first = replaced_first
-        self._snapshot = Snapshot(
-            job, "save into local directories", "save into its local directory"
-        )
+        self._snapshot = Snapshot(job, "save locally", "save into its local directory")
         self._all_wrote = False
         self.may_have_replaced = False
 
@@ -158,12 +178,11 @@ class LocalSave:
         if job.processes.count == 1:
             return Saved(job.token)
 
-        copied: list[Any] = []
+        token, copied = job.token, list[Any]()
 
-        def offer() -> dict[str, Any]:
+        def offer() -> Offer:
             copied[:] = self._copied()  # once the arrays are on the host
-            held = holding_of(snapshot.items).dump()
-            return {"token": job.token, "holding": held, "copied": copied}
+            return offer_of(token, holding_of(snapshot.items), copied)
 
         settings = {
             "the step": job.step,
