@@ -20,6 +20,7 @@ SMALL = {
     "gpu_snapshot.py": "--mib 8 --leaves 4 --rounds 1 --steps 2 --width 64",
     "keras_callback.py": "--width 64 --rounds 1 --step-rounds 2 --steps 20 --saves 3",
     "latencies.py": "--rounds 1 --steps 20 --leaves 50",
+    "many_clients.py": "--processes 3 --partners",
     "lost_host.py": "--mib 16 --processes 2 --repeats 1",
     "memory.py": "--gib 0.01 --leaf-mib 1 --only save,load",
     "orbax_face.py": "--rounds 1 --divide 100 --only 5,000",
