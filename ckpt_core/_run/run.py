@@ -147,8 +147,11 @@ class Run:
         overwrite: bool,
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
-        trail = self._caught_up()
-        if not overwrite and (trail.repeats(step) or step in {one.step for one in self.saves}):
+        running = {one.step for one in self.saves}
+        trail = (
+            self._caught_up()
+        )  # with what has ended: asked before, one that just ends would be in neither
+        if not overwrite and (trail.repeats(step) or step in running):
             self._say_repeated(step)
             return False
         if self._processes.count > 1:
@@ -158,7 +161,8 @@ class Run:
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
-        replaces = (overwrite and step in trail.own) or step in {*trail.doubtful, *trail.damaged}
+        replaces = overwrite and (step in trail.own or step in running)
+        replaces = replaces or step in trail.doubtful or step in trail.damaged
         again = replaces and self._local is not None
         # a tier takes one save at a time, and what is replaced must have ended in all of them
         before = self.saves if persists or again else self.saves[:1]

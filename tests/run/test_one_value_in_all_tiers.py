@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._run.disk import Disk
 
 HOURLY = ckpt.Options(persist_policy=ckpt.when.every_secs(3600), durable=False, local_max_to_keep=3)
 
@@ -112,3 +114,37 @@ def test_an_older_local_copy_does_not_come_back(run: Run) -> None:
     shutil.rmtree(run.local)
     away.rename(run.local)  # that of a host that was away meanwhile
     assert run.values() == [{12: 12}, {12: 12}]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_overwrite_of_a_step_that_is_being_saved(
+    run: Run, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """It looked before the first save had reached the persistent directory, which kept its value."""
+    asked, looked = threading.Event(), threading.Event()
+    commit, make_way = LocalAttempt.commit, Disk.make_way
+
+    def waits(self: Any, *rest: Any) -> Any:
+        # the fast one until the overwrite is asked for, the persistent one until it has looked, if it does so meanwhile
+        (looked if str(run.persistent) in str(vars(self)) else asked).wait(1)
+        return commit(self, *rest)
+
+    def looks(self: Any, *rest: Any, **more: Any) -> Any:
+        found = make_way(self, *rest, **more)
+        looked.set()
+        return found
+
+    with run.start() as checkpointer:
+        save(checkpointer, 2, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalAttempt, "commit", waits)
+            # beneath a newer one, so that the next save looks, too; or once more
+            assert checkpointer.save(step, {"n": 3}, force=step == 1, overwrite=step == 2)
+            looked.clear()
+            patch.setattr(Disk, "make_way", looks)
+            threading.Timer(0.2, asked.set).start()
+            assert checkpointer.save(step, {"n": 4}, overwrite=True)
+            checkpointer.wait_until_finished()
+        assert checkpointer.load(step)["n"] == 4
+    both, persistent = run.values()
+    assert both[step] == persistent[step] == 4

@@ -121,12 +121,14 @@ class Model:
             which = writer.beside if step in writer.beside else writer.stood
             which[step] = value
             writer.looked = writer.looked or which is writer.stood
+            writer.begun = writer.begun and which is writer.stood  # it looks again after one beside
         elif step in there and not overwrite:
             raise Refused
         elif any(other > step for other in there):
             if step not in there and not force:
                 raise Refused
             writer.beside[step] = value
+            writer.begun = False
         else:  # what was newer is gone
             base = writer.below(step)
             self._train_on(step, value, step - 1 if base is None else base)
@@ -149,6 +151,7 @@ class Model:
             if step in strangers or not force:
                 raise Refused
             writer.beside[step] = value
+            writer.begun = False
         else:
             if self.persists(step, force) or not writer.begun:  # else nobody looks there
                 self.disk = {n: v for n, v in self.disk.items() if n not in strangers or n == step}
