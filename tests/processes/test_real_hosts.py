@@ -31,9 +31,12 @@ PERSISTS_EVERY = 4
 
 JOB = (
     hosts.ENTER
-    + PRELUDE.replace("127.0.0.1:", f"{Hosts.address(0)}:")
+    + PRELUDE.replace("127.0.0.1:", f"{Hosts.address(0)}:").replace(
+        "process_id=index)", "process_id=index, heartbeat_timeout_seconds=40)"
+    )
     + ON_ALL
     + """
+from ckpt_core._directory import this_machine, this_network
 own = Path(f"{directory}/fast/{sys.argv[7]}")  # of the host; its processes share it
 settings = json.loads(open(f"{directory}/job.json").read())
 wait_secs, first, saves = settings["wait_secs"], settings["value"], settings["saves"]
@@ -54,6 +57,7 @@ options = ckpt.Options(
     timeout_secs=wait_secs, partners="host", local_max_to_keep=4, durable=False,
     persist_policy=ckpt.when.every_steps(settings["every"]))
 began = time.monotonic()
+say("machine", this_machine(), this_network())
 try:
     with ckpt.Checkpointer(persistent, local_directory=own, options=options) as c:
         found = c.restore_latest(state=state(0))
@@ -70,8 +74,10 @@ try:
             c.wait_until_finished()
             say("saved", step, value)
             time.sleep(settings["pause_secs"])
-        if c._run._local._copier.finish(wait_secs):
-            say("settled", step, c.latest_step())
+        copier = c._run._local._copier
+        copier.finish(wait_secs)
+        if copier.told[0] == "done":
+            say("settled", copier.told[1])
     say("done")
 except (ckpt.CheckpointError, OSError) as error:
     say("failed", type(error).__name__, str(error)[:300], time.monotonic() - began)
@@ -146,7 +152,7 @@ class Campaign:
             ["nothing", "cut", "cut", "slow", "lossy", "all lossy", "die", "stand still"]
         )
         place = self.chance.randrange(HOSTS)
-        host, after_secs = self.places[place], self.chance.uniform(1, 8)
+        host, after_secs = self.places[place], self.chance.uniform(0.5, 6)
         for_secs = self.chance.choice([1, 4, 10, 2 * WAIT_SECS])
         self.told.append(
             f"job {self.number} on {self.places}: {kind}, place {place}, after {after_secs:.1f} s, for {for_secs} s"
@@ -177,6 +183,9 @@ class Campaign:
             said: by each process.
             lost: a host was lost or damaged before it.
         """
+        machines = [part[1:] for one in said for part in one["parts"] if part[0] == "machine"]
+        for one in map(set, zip(*machines, strict=True)):  # boot ids, networks
+            assert len(one) == HOSTS or len(machines) < len(said), self._story(said, f"{one}")
         wanted = self.newest
         if lost:
             sure = [one for one in (self.persisted, self.settled) if one is not None]
@@ -211,7 +220,7 @@ class Campaign:
                     if step % PERSISTS_EVERY == 0:
                         self.persisted = max(step, -1 if self.persisted is None else self.persisted)
         settled = [part[1] for one in said for part in one["parts"] if part[0] == "settled"]
-        if len(settled) == len(said):
+        if len(settled) == len(said) and len({*settled}) == 1:
             self.settled = settled[0]
         failures = [part for one in said for part in one["parts"] if part[0] == "failed"]
         for _, kind, text, secs in failures:
