@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class Options:
     local_max_bytes: int | None = None
     partners: Literal["host"] | Callable[[int, int], int] | None = None
     partner_bytes_per_sec: int | None = None
-    peer_secret_file: str | None = None
+    peer_secret_file: str | os.PathLike[str] | None = None
     flat: bool = False
     storage_options: Mapping[str, Any] | None = None
 
@@ -170,10 +171,9 @@ class Options:
                 "Options.partner_bytes_per_sec must be positive or None, got "
                 f"{self.partner_bytes_per_sec}"
             )
-        if self.peer_secret_file is not None and not isinstance(self.peer_secret_file, str):
-            raise TypeError(
-                f"Options.peer_secret_file is the path of a file, got {self.peer_secret_file!r}"
-            )
+        secret = self.peer_secret_file
+        if secret is not None and not isinstance(secret, (str, os.PathLike)):
+            raise TypeError(f"Options.peer_secret_file is the path of a file, got {secret!r}")
         if self.persist_policy is not None and not callable(self.persist_policy):
             raise TypeError(
                 "Options.persist_policy is a policy such as ckpt.when.every_steps(1000), got "

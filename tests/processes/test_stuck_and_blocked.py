@@ -159,3 +159,68 @@ def test_one_dies_while_a_load_is_exchanged(tmp_path: Path) -> None:
     assert "[0, 1]" in error["text"] or "[1]" in error["text"], error
     assert error["secs"] < 60
     assert ckpt.verify(tmp_path / "run/one").ok
+
+
+# Each process has a file of its own; that of the last one holds something else, is not there, or can be read by others.
+SECRETS = (
+    COMMON
+    + """
+import os
+from ckpt_core._exchange import Connection
+file = Path(f"{directory}/secret.{index}")
+
+def write(data, mode=0o600):
+    file.unlink(missing_ok=True)
+    file.touch(mode=mode)
+    file.chmod(mode)
+    file.write_bytes(data)
+
+def open_(**more):
+    options = ckpt.Options(timeout_secs=10, partners="host", persist_policy=never, **more)
+    return ckpt.Checkpointer(persistent, local_directory=own, options=options)
+
+Path(directory).mkdir(exist_ok=True)
+write(b"s" * 32)
+last = index == count - 1
+with open_(peer_secret_file=file) as c:
+    c.save(0, state(0, P("data")))
+    c.wait_until_finished()
+    settle(c)
+meet("saved")
+told["refused"] = {}
+for name, data, mode in (("other", b"x" * 32, 0o600), ("missing", None, 0), ("open", b"s" * 32, 0o644), ("short", b"s", 0o600)):
+    if last:
+        file.unlink(missing_ok=True) if data is None else write(data, mode)
+    meet(name)
+    told["refused"][name] = raised(lambda: open_(peer_secret_file=file))
+    meet(f"{name} again")
+if last:
+    write(b"s" * 32)
+    lose()
+meet("right again")
+with open_(peer_secret_file=file) as c:
+    found = resume(c)
+    told["found"] = [found.step, Path(found.path).parent == persistent]
+    # whoever knows all but the secret gets nothing
+    peers, other = c._run._local._peers, (index + 1) % count
+    def fetch(secret):
+        connection = Connection(peers.find(other), secret, 1 << 16, 5)
+        return sum(map(len, connection.pieces(0, c._run._local.complete[0], other, 0)))
+    told["fetched"] = fetch(peers.secret)
+    told["stranger"] = raised(lambda: fetch("0" * 64))
+    meet("tried")
+report(**told)
+"""
+)
+
+
+def test_a_secret_that_one_process_has_not_is_said_on_all(tmp_path: Path) -> None:
+    """Nobody waits for ever, all hear which process it is, and with the right one the parts of the lost host are fetched."""
+    for told in reports(launch(SECRETS, tmp_path / "run", processes=4, devices=1, limit_secs=200)):
+        for name, error in told["refused"].items():
+            assert error is not None, name
+            assert "process 3" in error["text"] and "secret" in error["text"], (name, error)
+            assert error["secs"] < 15, (name, error)
+        assert told["found"] == [0, False]
+        assert told["fetched"] > 0
+        assert told["stranger"] is not None, "fetched without the secret"

@@ -292,7 +292,7 @@ def _private(options: Options, directory: str | None) -> tuple[bytes | None, str
     if given is None and directory is None:
         return None, "there is no file for a secret of the job", ""
     try:
-        return read_secret(given or make_secret(directory or "")), "", ""
+        return read_secret(os.fspath(given or make_secret(directory or ""))), "", ""
     except (OSError, CheckpointError) as error:
         if given is not None:  # raised on every process, once all have met
             return None, "", f"has no secret: Options.peer_secret_file: {error}"
