@@ -1,6 +1,6 @@
-"""Counts what the coordination service carries for local directories, with 64 to 16,384 processes.
+"""Counts what the coordination service carries at openings, saves and loads, with 64 to 16,384 processes.
 
-    python benchmarks/simulate_messages.py
+    python benchmarks/simulate_messages.py --plot docs/images/messages.svg
 
 Runs the code that process 0 decides with, on what each of so many processes would send it, and counts the bytes of values,
 answers and tables. Nothing is sent; docs/scaling.md shows the table. Sizes without those of keys and of the transport.
@@ -28,7 +28,7 @@ from ckpt_core._run.tiers.judge import (
     judge,
 )
 from ckpt_core._run.tiers.save import Tables, combine_offers, offer_of
-from ckpt_core._save.agreement import Start, judge_start
+from ckpt_core._save.agreement import NO_OFFER, Offer, Start, judge_start
 from ckpt_core._save.coverage import Holding
 from ckpt_core._save.plan_digest import Layout
 
@@ -63,7 +63,7 @@ class Told:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self.to_zero = self.from_zero = self.of_one = self.heard = 0
+        self.to_zero = self.from_zero = self.of_one = self.heard = self.rounds = 0
         self.secs = 0.0
         self.keys = Keys()
         self.tables = Tables(Table(self.keys, "groups"), Table(self.keys, "states"))
@@ -78,6 +78,7 @@ class Told:
             decide: gives the answer.
             head_bytes: of the name of the call, which stands before each value and the answer.
         """
+        self.rounds += 1
         began = time.process_time()
         before = len(self.keys.texts)
         answer = decide(self.tables)
@@ -114,7 +115,7 @@ class Told:
         """As a line of the table."""
         mib = 1 / 1024**2
         return (
-            f"{self._processes:9} {what:30} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
+            f"{self._processes:9} {what:30} {self.rounds:6} {self.to_zero * mib:11.2f} {self.from_zero * mib:13.2f}"
             f" {self.of_one:13} {self.heard * mib:13.2f} {self.secs:9.2f}"
         )
 
@@ -182,6 +183,46 @@ def saving(processes: int, state_bytes: int) -> tuple[Told, Told]:
     return first, later
 
 
+def draw(found: dict[str, list[tuple[int, Told]]], path: Path) -> None:
+    """What process 0 hears and what the service sends to all, over the number of processes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    # the same drawing has the same bytes, and its text is text
+    matplotlib.rcParams.update({"svg.hashsalt": "ckpt", "svg.fonttype": "none"})
+    figure, sides = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    for axes, name in zip(sides, ("process 0 hears", "all others get"), strict=True):
+        for (what, points), style in zip(found.items(), ("o-", "s-", "^-", "d--"), strict=True):
+            sizes = [one.to_zero if axes is sides[0] else one.from_zero for _, one in points]
+            counts = [count for count, _ in points]
+            axes.plot(counts, [one / 1024**2 for one in sizes], style, label=what, markersize=5)
+        axes.set(xscale="log", yscale="log", xlabel="processes", title=f"{name}, MiB")
+        axes.set_xticks([count for count, _ in points], [f"{count:,}" for count, _ in points])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    sides[0].legend()
+    title = "What processes tell each other, over their number"
+    metadata = {"Date": None, "Title": title} if path.suffix == ".svg" else {"Title": title}
+    figure.savefig(path, dpi=120, metadata=metadata)
+
+
+def persistent(processes: int) -> Told:
+    """A save of all into one directory, of five files each: started, seen, written, committed."""
+    told = Told(processes)
+    settings = {"the path": "gs://bucket/run/8", "overwrite=": False}
+    offers = [NO_OFFER] * processes
+    offers[0] = Offer(None, ["gs://bucket/run/8", TOKEN])
+    said = [Start(settings, Layout(DIGEST, 960), offer).dump() for offer in offers]
+    told.agree_alike(said, lambda _: judge_start(said), 2 + len("save"))
+    told.agree(["="] * processes, lambda _: "=")
+    file = ["state/ocdbt.process_0000/d/" + SHORT, 123456789, SHORT]
+    told.agree(["=" + json.dumps([file] * 5, separators=(",", ":"))] * processes, lambda _: "=")
+    told.agree(["="] * processes, lambda _: "=")
+    return told
+
+
 def _started(texts: list[tuple[str, str]], tables: Tables) -> str:
     return judge_start(texts, lambda offers: combine_offers(offers, tables))
 
@@ -190,17 +231,34 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384])
+    parser.add_argument("--plot", default="", help="a .png or .svg")
     print(
-        "processes call                           to 0, MiB    sent, MiB  bytes to one  most at once"
+        "processes call                           rounds   to 0, MiB    sent, MiB  bytes to one  most at once"
         "    s at 0"
     )
-    for processes in parser.parse_args().processes:
-        print(opening(processes, moved=False).row("opening"), flush=True)
-        print(opening(processes, moved=True).row("opening, all hosts moved"), flush=True)
+    arguments = parser.parse_args()
+    found: dict[str, list[tuple[int, Told]]] = {}
+
+    def counted(processes: int, what: str, told: Told) -> None:
+        found.setdefault(what, []).append((processes, told))
+        print(told.row(what), flush=True)
+
+    for processes in arguments.processes:
+        counted(processes, "opening", opening(processes, moved=False))
+        counted(processes, "opening, all hosts moved", opening(processes, moved=True))
         for state_bytes, what in ((0, "local save"), (250, "local save, 250 B state")):
             first, later = saving(processes, state_bytes)
-            print(first.row(f"first {what}"), flush=True)
-            print(later.row(f"later {what}"), flush=True)
+            counted(processes, f"first {what}", first)
+            counted(processes, f"later {what}", later)
+        counted(processes, "persistent save", persistent(processes))
+    if arguments.plot:
+        shown = {
+            "opening of fast directories": "opening, all hosts moved",
+            "save into fast directories": "later local save",
+            "the same, 250 B of pipeline state each": "later local save, 250 B state",
+            "save into one directory, five files each": "persistent save",
+        }
+        draw({label: found[what] for label, what in shown.items()}, Path(arguments.plot))
 
 
 if __name__ == "__main__":
