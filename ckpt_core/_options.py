@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from ckpt_core.arguments import answering
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -378,20 +379,6 @@ _OWNERS = {
     "options": "ckpt.save, ckpt.restore, ckpt.load and ckpt.Checkpointer(...)",
 }
 """The calls that have an argument which others of the same kind lack."""
-
-
-def answering(init: Callable[..., None], unknown: Callable[[str], str]) -> Callable[..., None]:
-    """An ``__init__`` that answers a name which is no argument with what ``unknown`` says of it."""
-    code = init.__code__
-    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-
-    @functools.wraps(init)
-    def checked(self: Any, *arguments: Any, **named: Any) -> None:
-        for name in named.keys() - known:
-            raise TypeError(unknown(name))
-        init(self, *arguments, **named)
-
-    return checked
 
 
 def _unknown_setting(name: str) -> str:

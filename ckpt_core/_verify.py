@@ -39,6 +39,7 @@ from ckpt_core._storage import (
 from ckpt_core._storage.digests import Ranges
 from ckpt_core._tree import format_path
 from ckpt_core._tree.leaves import TEXT_KINDS
+from ckpt_core.arguments import answering
 
 _MOST_REST_BYTES = 1024 * MIB
 """Limit of the bytes outside of arrays in a data file, if more than half of the file is arrays."""
@@ -46,6 +47,7 @@ _READ_AT_TOP = frozenset({INDEX_FILE, COMMIT_FILE, "checkpoint", "metadata", "or
 """Files of a checkpoint without named items, which Orbax or its users' programs look for in the directory itself."""
 
 
+@answering
 def inspect(path: str | os.PathLike[str], *, options: Options | None = None) -> CheckpointInfo:
     """Items, leaves and metadata of a checkpoint; reads no array. Any process may call it alone.
 
@@ -140,6 +142,7 @@ def _item_info(opened: Checkpoint, saved: SavedItem) -> ItemInfo:
     return ItemInfo(saved.name, "tree", leaves, root=item.root)
 
 
+@answering
 def verify(path: str | os.PathLike[str], *, options: Options | None = None) -> VerifyReport:
     """Checks whether every byte of a checkpoint is as it was saved; reads all of it and blocks.
 

@@ -22,6 +22,7 @@ from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
 from ckpt_core._results import Restored, RestoredStep
 from ckpt_core._saved import open_checkpoint
+from ckpt_core.arguments import answering
 
 Like = TypeVar("Like")
 Key = TypeVar("Key")
@@ -95,6 +96,7 @@ def load(
     unexpected: str = "error",
     options: Options | None = None,
 ) -> Like: ...
+@answering
 def load(
     path: str | os.PathLike[str],
     like: Any = None,

@@ -9,6 +9,7 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import (
+    DEFAULTS,
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
     Options,
@@ -19,6 +20,7 @@ from ckpt_core._options import (
 from ckpt_core._tree.leaves import LeafSpec
 from ckpt_core._tree.match import MatchRules, renamer
 from ckpt_core._tree.patterns import read_again
+from ckpt_core.arguments import meant
 
 Only = str | Iterable[str] | Callable[[Any, LeafSpec], bool] | type | None
 """A function gets the path as text; a filter of a framework, what the framework gives it."""
@@ -112,7 +114,7 @@ def make_request(
     request = Request(
         MatchRules(rename_path, cast, missing, unexpected),
         None if only is None else read_again(only),
-        checked_options(options),
+        DEFAULTS if options is None else checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
         renames=None if rename is None or callable(rename) else dict(rename),
@@ -182,6 +184,6 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
     unknown = sorted(set(arguments) - _NAMES)
     if unknown:
         raise TypeError(
-            f"{function}() has no argument {', '.join(unknown)}; it has item, {', '.join(sorted(_NAMES))}"
+            f"{function} has no argument {unknown[0]!r}{meant(unknown[0], {'item', *_NAMES})}"
         )
     return make_request(**arguments, like=like)

@@ -11,7 +11,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
-from ckpt_core._options import Options, answering, checked_options, of_local_steps, unknown_argument
+from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all
 from ckpt_core._run.policies import keep, when
@@ -21,6 +21,7 @@ from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers import local_root
 from ckpt_core._save import NOTHING, RecordFields, collect_items
 from ckpt_core._verify import describe_opened
+from ckpt_core.arguments import answering
 
 
 class Checkpointer:

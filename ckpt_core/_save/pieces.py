@@ -36,6 +36,7 @@ from ckpt_core._save.protocol import log_committed
 from ckpt_core._save.uploads import Uploads
 from ckpt_core._save.write import Write
 from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, new_context
+from ckpt_core.arguments import answering
 
 _SMALL_ADD_BYTES = 8 * MIB
 """What is added in smaller pieces waits in memory: each commit writes nodes of the index again."""
@@ -43,6 +44,7 @@ _WAITING_BYTES = 64 * MIB
 """So much waits at most, in all items together."""
 
 
+@answering
 def writer(
     path: str | os.PathLike[str],
     /,

@@ -17,6 +17,7 @@ from ckpt_core._save.job import RecordFields
 from ckpt_core._save.pieces import CheckpointWriter, writer_of
 from ckpt_core._save.plan import TreeSignature
 from ckpt_core._tree.leaves import TEXT_KINDS, describe, to_host_array, to_text
+from ckpt_core.arguments import answering
 from ckpt_core.convert import (
     _checkpoints,
     _distributed,
@@ -34,6 +35,7 @@ _BATCH_BYTES = 64 * MIB
 _AS_CHECKPOINT = frozenset({"safetensors", "orbax", "ckpt"})
 
 
+@answering
 def import_weights(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],

@@ -13,6 +13,7 @@ from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules_back import Export
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name
+from ckpt_core.arguments import answering
 from ckpt_core.convert._outgoing import (
     Arrays,
     Choice,
@@ -39,6 +40,7 @@ _FORMAT = Format(
 )
 
 
+@answering
 def export_npz(
     checkpoint: PathLike,
     target: PathLike,

@@ -12,6 +12,7 @@ from ckpt_core._format import safetensors
 from ckpt_core._format.rules_back import Export
 from ckpt_core._options import MIB, Options
 from ckpt_core._tree.leaves import LeafSpec
+from ckpt_core.arguments import answering
 from ckpt_core.convert._outgoing import (
     Arrays,
     Choice,
@@ -26,6 +27,7 @@ from ckpt_core.convert._outgoing import (
 _FORMAT = Format("safetensors", frozenset(safetensors.DTYPES.values()))
 
 
+@answering
 def export_safetensors(
     checkpoint: PathLike,
     target: PathLike,

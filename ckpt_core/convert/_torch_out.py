@@ -9,6 +9,7 @@ from ckpt_core._directory import place
 from ckpt_core._format.rules_back import Export
 from ckpt_core._options import Options
 from ckpt_core._tree.leaves import dtype_from_name
+from ckpt_core.arguments import answering
 from ckpt_core.convert._outgoing import (
     Arrays,
     Choice,
@@ -27,6 +28,7 @@ _STORAGES = {dtype: f"{name}Storage".split(".") for name, dtype in DTYPES.items(
 _FORMAT = Format("torch", frozenset({*_STORAGES, *OTHER_DTYPES}))
 
 
+@answering
 def export_torch(
     checkpoint: PathLike,
     target: PathLike,

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
+import ckpt_orbax as ocp
+from ckpt_orbax import flax_checkpoints, v1
 from tests.advice.said import told
 from tests.advice.test_saving import FAST, OTHER, STATE, holds_item, save
 
@@ -130,3 +132,57 @@ def test_a_random_key_is_not_cast(tmp_path: Path):
     assert "cast=" not in str(caught.value)
     with pytest.raises(ckpt.StructureMismatch, match="cast=True converts dtypes"):
         ckpt.restore(tmp_path / "a", {"k": other, "w": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "value"),
+    [
+        (lambda path, **named: ckpt.load(path, **named), "ony", "w"),
+        (lambda path, **named: ckpt.load_async(path, **named).result(), "ony", "w"),
+        (lambda path, **named: ckpt.Checkpointer(path.parent).load(3, **named), "ony", "w"),
+        (lambda path, **named: ckpt.verify(path, **named), "option", FAST),
+        (lambda _, **named: ocp.CheckpointManagerOptions(**named), "max_to_kep", 2),
+        (lambda _, **named: ocp.PyTreeCheckpointer(**named), "use_ocdb", True),
+        (lambda _, **named: ocp.args.PyTreeRestore(**named), "restore_arg", None),
+        (lambda _, **named: ocp.PyTreeCheckpointHandler(**named), "use_ocdb", True),
+        (
+            lambda _, **named: ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), **named),
+            "file_option",
+            None,
+        ),
+        (
+            lambda path, **named: ocp.CheckpointManager(path.parent / "o").save(0, **named),
+            "arg",
+            ocp.args.StandardSave(STATE),
+        ),
+        (
+            lambda path, **named: flax_checkpoints.restore_checkpoint(path.parent, None, **named),
+            "prefx",
+            "",
+        ),
+        (lambda _, **named: v1.options.ArrayOptions.Saving(**named), "use_ocdb", True),
+    ],
+)
+def test_an_argument_that_is_misspelt(tmp_path: Path, call: Any, wrong: str, value: Any):
+    save(tmp_path / "3", STATE)
+    with told("arguments.py: : write ", of=TypeError) as said:
+        call(tmp_path / "3", **{wrong: value})
+    assert f"has no argument {wrong!r}" in said.text
+    assert call(tmp_path / "3", **{said.between(": write ", "=..."): value}) is not None
+
+
+def test_an_argument_that_is_like_no_other():
+    for call, names in ((ckpt.verify, "options"), (ocp.PyTreeCheckpointer, "primary_host, use_")):
+        with pytest.raises(TypeError, match=f"has no argument 'zzz'; it takes {names}"):
+            call(**{"zzz": 1})  # pyright: ignore
+    with pytest.raises(TypeError, match="positional-only"):
+        ckpt.load(path="a")  # pyright: ignore
+
+
+def test_a_class_of_a_user_answers_for_itself():
+    class Mine(ocp.PyTreeCheckpointer):
+        def __init__(self, mine: int = 0, **more: Any) -> None:
+            super().__init__(**more)
+
+    with pytest.raises(TypeError, match=r"Mine has no argument 'min': write mine=\.\.\."):
+        Mine(min=3)

@@ -34,6 +34,15 @@ def callback(directory: Any, *more: Any, **arguments: Any) -> Any:
     )
 
 
+def test_an_argument_that_is_misspelt(tmp_path: Path):
+    with told("arguments.py: : write ", of=TypeError) as said:
+        callback(tmp_path, max_to_kep=3)
+    assert callback(tmp_path, **{said.between(": write ", "=..."): 3})
+    with told("arguments.py: : write ", of=TypeError) as said:
+        ckpt_keras.load_model(tmp_path, custom_object={})
+    assert said.between(": write ", "=...") == "custom_objects"
+
+
 def fit(directory: Any, epochs: int = 1, seed: int = 0, **arguments: Any) -> Any:
     """A program that trains, from the beginning or on."""
     model = model_of(seed)

@@ -20,6 +20,7 @@ from tests.support.paths import PACKAGE
 # counts as one module and may import within itself as it likes.
 LAYERS: list[tuple[str, set[str]]] = [
     ("0 errors", {"_errors"}),
+    ("0 arguments that a call does not have", {"arguments"}),
     ("0 ground", {"_fork", "_items", "_lazy", "_options", "_platform", "_words"}),
     ("0 threads, pending work, exit", {"_background"}),
     ("1 pure: trees, and saved against wanted", {"_tree"}),

@@ -11,6 +11,8 @@ from flax import nnx
 from flax.nnx import spmd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ckpt_core.arguments import answering
+
 T = TypeVar("T")
 
 
@@ -18,6 +20,7 @@ class _Checkpointer(Protocol):
     def restore_latest(self, **items: Any) -> Any: ...
 
 
+@answering
 def abstract(make: Callable[[], T], mesh: Mesh | None = None) -> T:
     """The result of ``make()`` with shapes, dtypes and shardings in place of arrays.
 

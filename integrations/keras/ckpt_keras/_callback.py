@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpt_core import Checkpointer, Options
+from ckpt_core.arguments import answering
 from ckpt_keras._arguments import Arguments, checked_extra, checked_track, directory_of
 from ckpt_keras._backend import require_jax
 from ckpt_keras._run import FitRun
@@ -64,6 +65,7 @@ class OrbaxCheckpointCallback(FitRun):
         [2]
     """
 
+    @answering
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,

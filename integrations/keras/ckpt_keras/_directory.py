@@ -8,6 +8,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import Checkpointer, CheckpointExists, CheckpointNotFound, Options, Restored
+from ckpt_core.arguments import answering
 from ckpt_keras._adapter import ADAPTER, named
 from ckpt_keras._assets import saved_beside
 from ckpt_keras._backend import require_jax
@@ -18,6 +19,7 @@ from ckpt_keras._rebuilt import names_by_order
 Path = str | os.PathLike[str]
 
 
+@answering
 def save(
     directory: Path,
     model: Any,
@@ -100,6 +102,7 @@ def _save_step(
         return f"{checkpointer.directory}/{step}"
 
 
+@answering
 def restore(
     directory: Path,
     model: Any,
@@ -148,6 +151,7 @@ def restore(
         )
 
 
+@answering
 def load_model(
     directory: Path,
     step: int | None = None,

@@ -13,6 +13,9 @@ cut, and speed. ``docs/moving_from_orbax.md`` has the list of what is offered, a
 beside it.
 """
 
+import sys
+
+from ckpt_core.arguments import answer_for_classes
 from ckpt_orbax import (
     abstract_checkpoint_manager,
     aggregate_handlers,
@@ -140,4 +143,11 @@ __all__ = [
     "v1",
 ]
 
+answer_for_classes(
+    one
+    for name, module in [*sys.modules.items()]
+    if name.startswith("ckpt_orbax.")
+    for one in vars(module).values()
+    if isinstance(one, type) and one.__module__.startswith("ckpt_orbax.")
+)
 __getattr__ = refusing(__name__)

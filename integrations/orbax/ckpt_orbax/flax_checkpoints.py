@@ -17,6 +17,7 @@ import tempfile
 from typing import Any
 
 import ckpt_core as ckpt
+from ckpt_core.arguments import answering
 from ckpt_orbax._paths import as_text, refuse_another_series
 from ckpt_orbax._plain import path_text, plain
 from ckpt_orbax._refused import not_offered, refusing
@@ -63,6 +64,7 @@ class AsyncManager:
         self._running = running
 
 
+@answering
 def save_checkpoint(
     ckpt_dir: Any,
     target: Any,
@@ -143,6 +145,7 @@ save_checkpoint_multiprocess = save_checkpoint
 """The same: the engine saves with all processes anyhow."""
 
 
+@answering
 def restore_checkpoint(
     ckpt_dir: Any,
     target: Any,

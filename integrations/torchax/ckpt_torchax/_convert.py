@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import ckpt_core as ckpt
+from ckpt_core.arguments import answering
 from ckpt_torchax import _bits, _modules, _tensors
 from ckpt_torchax._tied import chosen_item
 from ckpt_torchax._weights import as_in_torch
@@ -16,6 +17,7 @@ from ckpt_torchax._weights import as_in_torch
 PathLike = str | os.PathLike[str]
 
 
+@answering
 def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> Any:
     """A checkpoint as plain CPU tensors: a ``state_dict``, or the module with the values.
 

@@ -10,12 +10,14 @@ import jax
 import torch
 
 import ckpt_core as ckpt
+from ckpt_core.arguments import answering
 from ckpt_torchax import _bits, _files, _fill, _modules, _torchax
 from ckpt_torchax._tied import chosen_item
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 
 
+@answering
 def load_into(
     path: str | os.PathLike[str],
     module: ModuleT,

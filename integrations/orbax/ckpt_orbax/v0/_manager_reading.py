@@ -6,6 +6,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
+from ckpt_core.arguments import answering
 from ckpt_orbax import multihost
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax.v0._checkpointer import restored_items
@@ -128,6 +129,7 @@ class Reading:
 
     # ----------------------------------------------------------------------------------- restores
 
+    @answering
     def restore(
         self,
         step: int | None,

@@ -11,6 +11,7 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointExists
+from ckpt_core.arguments import answering
 from ckpt_orbax._paths import as_text, has_metadata_file, refuse_another_series
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import manager_options
@@ -168,6 +169,7 @@ class CheckpointManager(Reading):
         newest = self._steps.newest()
         return (newest is None or step > newest) and self._engine.should_save(step)
 
+    @answering
     def save(
         self,
         step: int,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ckpt_core.arguments import meant
 from ckpt_orbax._handler_files import type_name
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import _registration
@@ -69,7 +70,9 @@ class Form(CheckpointHandler):
     def __init__(self, **options: Any) -> None:
         for name, value in options.items():
             if name not in self._options:
-                raise TypeError(f"{type(self).__name__}() has no argument {name!r}")
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}{meant(name, self._options)}"
+                )
             wanted = self._options[name]
             if wanted is not None and value not in (wanted, None):
                 raise not_offered(

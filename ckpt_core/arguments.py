@@ -1,0 +1,85 @@
+"""Arguments that a call does not have: the answer names the one that was meant. For the core and its adapters.
+
+Example:
+    >>> from ckpt_core.arguments import answering
+    >>> answering(lambda path, only=None: path)("runs/1", only="w")
+    'runs/1'
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+__all__ = ["answer_for_classes", "answering", "meant"]
+
+
+def answering(call: Call, unknown: Callable[[str], str] | None = None) -> Call:
+    """``call``, which answers a keyword that it does not have.
+
+    Args:
+        call: a function, a method, or the ``__init__`` of a class, without ``**`` of its own.
+        unknown: what is said of such a name; by default the nearest of the names that there are.
+    """
+    code: Any = getattr(call, "__code__")  # noqa: B009
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @functools.wraps(call)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        for name in named:
+            if name not in known:
+                raise TypeError(
+                    _unknown(call, known, name, arguments) if unknown is None else unknown(name)
+                )
+        return call(*arguments, **named)
+
+    return checked  # pyright: ignore[reportReturnType]
+
+
+def answer_for_classes(classes: Iterable[type]) -> None:
+    """Has classes, and those inside of them, answer as ``answering``; those that take any keyword stay as they are."""
+    for cls in classes:
+        inside = [one for one in vars(cls).values() if isinstance(one, type)]
+        answer_for_classes(
+            one for one in inside if one.__qualname__.startswith(f"{cls.__qualname__}.")
+        )
+        init = vars(cls).get("__init__")
+        if inspect.isfunction(init) and not hasattr(init, "__wrapped__") and not _takes_any(init):
+            setattr(cls, "__init__", answering(init))  # noqa: B010
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """``: write only=...`` if one of the known names is near, or else all of them; the end of a message."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f": write {close[0]}=..." if close else f"; it takes {', '.join(names) or 'none'}"
+
+
+def _unknown(call: Any, known: frozenset[str], name: str, arguments: tuple[Any, ...]) -> str:
+    where = call.__qualname__
+    if call.__name__ == "__init__":
+        where, known = type(arguments[0]).__name__, _names_of(type(arguments[0]))
+    positional = call.__code__.co_varnames[: call.__code__.co_posonlyargcount]
+    return f"{where} has no argument {name!r}{meant(name, known - {'self', *positional})}"
+
+
+def _names_of(cls: type) -> frozenset[str]:
+    """What a class takes by keyword: also what it passes on to the ``__init__`` of its bases."""
+    names = set[str]()
+    for base in cls.__mro__:
+        init = inspect.unwrap(vars(base).get("__init__", object.__init__))
+        if inspect.isfunction(init):
+            code = init.__code__
+            names.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+            if not _takes_any(init):
+                break
+    return frozenset(names)
+
+
+def _takes_any(call: Any) -> bool:
+    return bool(inspect.unwrap(call).__code__.co_flags & inspect.CO_VARKEYWORDS)
