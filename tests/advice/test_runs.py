@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import shutil
 import threading
@@ -380,6 +381,47 @@ def test_a_number_for_a_policy(tmp_path: Path):
         saved(directory, range(4), **eval(f"dict({action})", {"ckpt": ckpt}))
         assert sorted(p.name for p in directory.iterdir() if p.name.isdigit()) == ["0", "2"]
         assert resumes(directory, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "meant"),
+    [
+        *((when.every_steps, "3", 3), (keep.latest, 3.0, 3), (keep.steps, 3, [3])),
+        *((when.at_steps, "3", [3]), (keep.newer_than, "2.5", 2.5)),
+        (when.every_secs, datetime.timedelta(minutes=2), 120),
+    ],
+)
+def test_something_else_than_a_number(call: Any, wrong: Any, meant: Any):
+    with told("_run/policies/numbers.py: : write ", of=TypeError) as said:
+        call(wrong)
+    assert eval(said.after(": write ")) == meant
+    call(meant)
+
+
+def test_a_text_for_a_short_argument(tmp_path: Path):
+    with told("_run/policies/numbers.py: : write ", of=TypeError) as said:
+        runs(tmp_path, max_to_keep="1")
+    assert "max_to_keep must be a whole number, got '1', a str" in said.text
+    saved(tmp_path, [0, 1], max_to_keep=eval(said.after(": write ")))
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.isdigit()) == ["1"]
+
+
+@pytest.mark.parametrize("given", [{"save_policy": when.first}, {"keep_policy": keep.latest}])
+def test_a_policy_that_was_not_called(tmp_path: Path, given: dict[str, Any]):
+    key = "_run/policies/arguments.py: is the function that makes a policy: write "
+    with told(key, of=TypeError) as said:
+        runs(tmp_path, **given)
+    written = said.after(": write ").replace("...", "2")
+    saved(tmp_path, [0, 1], **eval(f"dict({written})", {"ckpt": ckpt}))
+    assert resumes(tmp_path, 0 if "save_policy" in given else 1)
+
+
+def test_a_number_beside_a_policy(tmp_path: Path):
+    with told("_run/policies/when.py: is no policy: join those of ckpt.when, such as") as said:
+        _ = when.first() | 2  # pyright: ignore
+    joined = when.first() | eval(said.between("such as ", ", or functions"), {"ckpt": ckpt})
+    saved(tmp_path, range(102), save_policy=joined)
+    assert resumes(tmp_path, 100)
 
 
 def test_none_to_keep(tmp_path: Path):

@@ -68,6 +68,7 @@ def test_arguments_are_those_of_keras_and_more():
         ({"save_freq": True}, ValueError, "save_freq must be"),
         ({"mode": "best"}, ValueError, "mode must be 'auto', 'min' or 'max'"),
         ({"max_to_keep": 0}, ValueError, "max_to_keep must be at least 1"),
+        ({"max_to_keep": "3"}, TypeError, "max_to_keep must be a whole number or None, got '3'"),
         ({"track": [object()]}, TypeError, "track takes callbacks"),
         ({"track": 3}, TypeError, "track must be a list"),
         (

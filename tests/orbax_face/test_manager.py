@@ -274,6 +274,8 @@ def test_options_that_contradict_each_other(tmp_path):
         ocp.CheckpointManagerOptions(best_mode="best")
     with pytest.raises(ValueError, match="max_to_keep"):
         ocp.CheckpointManagerOptions(max_to_keep=-1)
+    with pytest.raises(TypeError, match="max_to_keep must be a whole number, got '3'"):
+        ocp.CheckpointManagerOptions(max_to_keep="3")
     with pytest.raises(ValueError, match="preservation_policy"):
         manager_in(tmp_path, preservation_policy=keep, max_to_keep=1)
     handler = ocp.StandardCheckpointHandler()

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -129,6 +130,40 @@ def test_intervals_refused(interval):
             make(interval)
 
 
+WHOLE: list[Any] = [
+    *(when.every_steps, keep.every_steps, keep.latest, keep.closest_to_every_steps),
+    lambda n: keep.best("loss", n=n, mode="min"),
+]
+SECS: list[Any] = [when.every_secs, when.continuously, keep.every_secs, keep.newer_than]
+OF_STEPS: list[Any] = [when.at_steps, keep.steps]
+
+
+@pytest.mark.parametrize("value", ["3", "x", 1.5, True, None, [3], 0, -2], ids=repr)
+def test_what_is_no_whole_number(value: Any):
+    for make in WHOLE:
+        with pytest.raises((TypeError, ValueError), match=r"of (when|keep)\.\w+ must be") as caught:
+            make(value)
+        assert isinstance(caught.value, ValueError) == (type(value) is int)
+        assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["3", "x", True, None, [3], -1.0, math.nan], ids=repr)
+def test_what_is_no_number_of_seconds(value: Any):
+    for make in SECS:
+        with pytest.raises((TypeError, ValueError), match=r"of (when|keep)\.\w+ must ") as caught:
+            make(value)
+        assert isinstance(caught.value, ValueError) == (type(value) is float)
+    assert repr(when.every_secs(np.float32(2))) == "every_secs(2)"
+
+
+@pytest.mark.parametrize("value", [3, "3", None, ["3"], [None], [True], [1.0], [-1]], ids=repr)
+def test_what_is_no_list_of_steps(value: Any):
+    for make in OF_STEPS:
+        with pytest.raises((TypeError, ValueError), match=r"steps of (when|keep)\.\w+ must be"):
+            make(value)
+    assert repr(keep.steps(np.arange(3))) == "steps([0, 1, 2])"
+
+
 def test_numbers_must_be_integers():
     for make in (when.every_steps, keep.every_steps, keep.latest):
         with pytest.raises(TypeError):
@@ -222,8 +257,10 @@ def test_nan_and_missing_never_win():
 
 @pytest.mark.parametrize("arguments", [{"mode": "least"}, {"mode": "min", "n": 0}], ids=repr)
 def test_best_refuses(arguments):
-    with pytest.raises(ValueError, match="mode must be"):
+    with pytest.raises(ValueError, match=r"mode must be|n of keep\.best must be"):
         keep.best("loss", **arguments)
+    with pytest.raises(TypeError, match="the name of a metric, got 3"):
+        keep.best(3, mode="min")  # pyright: ignore
 
 
 @FEW

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ from ckpt_core._format.metrics import numbers_in
 from ckpt_core._items import Json
 from ckpt_core._options import METRICS_ARE_NUMBERS
 from ckpt_core._run.policies import keep, when
+from ckpt_core._run.policies.numbers import whole_number
 
 
 def choose_save_policy(policy: when.Decision | None, interval: int | None) -> when.Decision:
     if policy is not None and interval is not None:
         raise TypeError("pass save_interval_steps or save_policy, not both")
     if policy is not None:
+        _refuse_uncalled("save_policy", policy, when)
         if not callable(policy):
             every = policy if type(policy) is int and policy > 0 else 100
             raise TypeError(
@@ -26,26 +28,7 @@ def choose_save_policy(policy: when.Decision | None, interval: int | None) -> wh
                 f"{every} steps, pass save_interval_steps={every} or save_policy=ckpt.when.every_steps({every})"
             )
         return policy
-    interval = whole_number("save_interval_steps", 1 if interval is None else interval)
-    return when.every_steps(interval)
-
-
-def whole_number(name: str, value: object) -> int:
-    """``value`` as an int of at least 1.
-
-    Raises:
-        TypeError, ValueError: it is not; the message contains ``name``.
-    """
-    try:
-        number = operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a whole number, got {value!r}, a {kind}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}{_WITHOUT.get(name, '')}")
-    return number
+    return when.every_steps(_checked("save_interval_steps", 1 if interval is None else interval))
 
 
 _WITHOUT = {
@@ -53,6 +36,20 @@ _WITHOUT = {
     "keep_period": ": leave it out to keep no more than max_to_keep",
     "save_interval_steps": ": 1, the default, saves every step that is given to save()",
 }
+
+
+def _refuse_uncalled(argument: str, policy: Any, module: ModuleType) -> None:
+    name = getattr(policy, "__name__", "")
+    if name and getattr(module, name, None) is policy:
+        code, home = policy.__code__, module.__name__.rpartition(".")[2]
+        given = "..." if code.co_argcount + code.co_kwonlyargcount else ""
+        raise TypeError(
+            f"{argument}={home}.{name} is the function that makes a policy: write {argument}=ckpt.{home}.{name}({given})"
+        )
+
+
+def _checked(name: str, value: int) -> int:
+    return whole_number(name, value, why=_WITHOUT[name])
 
 
 def choose_keep_policy(
@@ -70,13 +67,14 @@ def choose_keep_policy(
     if policy is not None:
         if max_to_keep is not None or keep_period is not None:
             raise TypeError("pass max_to_keep and keep_period, or keep_policy, not both")
+        _refuse_uncalled("keep_policy", policy, keep)
         return keep.policy_of(policy)
     if max_to_keep is None:
         if keep_period is not None:
             raise TypeError("keep_period needs max_to_keep: without it every step is kept anyway")
         return None
-    max_to_keep = whole_number("max_to_keep", max_to_keep)
-    keep_period = None if keep_period is None else whole_number("keep_period", keep_period)
+    max_to_keep = _checked("max_to_keep", max_to_keep)
+    keep_period = None if keep_period is None else _checked("keep_period", keep_period)
     if best_metric is not None and best_mode is not None:
         chosen = keep.best(best_metric, n=max_to_keep, mode=best_mode) | keep.latest(1)
     else:

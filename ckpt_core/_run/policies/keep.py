@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
+
 _POLICIES = (
     "all",
     "best",
@@ -135,9 +137,7 @@ def all() -> KeepPolicy:  # shadows the builtin, so that users can write keep.al
 
 def latest(n: int) -> KeepPolicy:
     """The newest ``n`` steps."""
-    n = operator.index(n)
-    if n < 1:
-        raise ValueError(f"latest({n}): at least the newest step is kept")
+    n = whole_number("n of keep.latest", n, why=": the newest step is always kept")
     return KeepPolicy(
         lambda steps: {facts.step: f"among the latest {n}" for facts in steps[-n:]}, f"latest({n})"
     )
@@ -153,9 +153,11 @@ def best(metric: str, *, n: int = 1, mode: str) -> KeepPolicy:
         n: how many steps; if values are equal, the newer step ranks higher.
         mode: ``"min"`` or ``"max"``.
     """
-    n = operator.index(n)
-    if mode not in ("min", "max") or n < 1:
-        raise ValueError(f"best(n={n}, mode={mode!r}): mode must be 'min' or 'max', n at least 1")
+    if not isinstance(metric, str):
+        raise TypeError(f"metric of keep.best must be the name of a metric, got {metric!r}")
+    n = whole_number("n of keep.best", n)
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode must be 'min' or 'max' in keep.best, got {mode!r}")
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         return {
@@ -179,9 +181,7 @@ def ranking(steps: Sequence[StepFacts], metric: str, mode: str) -> list[int]:
 
 def every_steps(interval: int) -> KeepPolicy:
     """Steps that are multiples of ``interval``."""
-    interval = operator.index(interval)
-    if interval < 1:
-        raise ValueError(f"every_steps({interval}): the interval must be at least 1")
+    interval = whole_number("interval of keep.every_steps", interval)
     return KeepPolicy(
         lambda steps: {
             facts.step: f"a multiple of {interval}" for facts in steps if facts.step % interval == 0
@@ -196,9 +196,7 @@ def closest_to_every_steps(interval: int) -> KeepPolicy:
     For runs that do not save at fixed numbers, by time for example. Of the multiples beyond the
     newest step only the next one counts, so the choice for earlier ones never changes.
     """
-    interval = operator.index(interval)
-    if interval < 1:
-        raise ValueError(f"closest_to_every_steps({interval}): the interval must be at least 1")
+    interval = whole_number("interval of keep.closest_to_every_steps", interval)
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         numbers = [facts.step for facts in steps]
@@ -221,6 +219,7 @@ def every_secs(interval_secs: float) -> KeepPolicy:
     Steps whose commit time is unknown are kept too. Times that go backwards from a step to a later one are of a
     clock that was ahead: the earlier step then counts as committed when the later one was.
     """
+    interval_secs = seconds("interval_secs of keep.every_secs", interval_secs)
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         kept: dict[int, str] = {}
@@ -249,7 +248,7 @@ def _times(steps: Sequence[StepFacts]) -> list[float]:
 
 def steps(chosen: Iterable[int]) -> KeepPolicy:
     """The steps with these numbers."""
-    numbers = frozenset(operator.index(step) for step in chosen)
+    numbers = numbers_of_steps("steps of keep.steps", chosen)
     return KeepPolicy(
         lambda facts: {entry.step: "chosen by number" for entry in facts if entry.step in numbers},
         f"steps({sorted(numbers)})",
@@ -262,6 +261,7 @@ def newer_than(secs: float) -> KeepPolicy:
     So the steps of the latest hour, for example: ``newer_than(3600)``. For times that go backwards see
     ``every_secs``.
     """
+    secs = seconds("secs of keep.newer_than", secs)
 
     def select(steps: Sequence[StepFacts]) -> dict[int, str]:
         if not steps:

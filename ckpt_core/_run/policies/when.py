@@ -9,9 +9,10 @@ Example:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from ckpt_core._run.policies.numbers import numbers_of_steps, seconds, whole_number
 
 _POLICIES = ("at_steps", "continuously", "every_secs", "every_steps", "first", "preempted")
 
@@ -66,6 +67,12 @@ class SavePolicy:
 
 def any_of(*policies: Decision) -> SavePolicy:
     """Saves if any of the policies, or functions of (step, context), returns True."""
+    for policy in policies:
+        if not callable(policy):
+            raise TypeError(
+                f"{policy!r} is no policy: join those of ckpt.when, such as ckpt.when.every_steps(100), or functions of "
+                "(step, context)"
+            )
     name = " | ".join(getattr(policy, "name", repr(policy)) for policy in policies)
     return SavePolicy(
         lambda step, context: any(policy(step, context) for policy in policies),
@@ -77,7 +84,7 @@ def any_of(*policies: Decision) -> SavePolicy:
 
 def every_steps(interval: int) -> SavePolicy:
     """Every step that is a multiple of ``interval``."""
-    interval = _at_least_one(interval, "interval")
+    interval = whole_number("interval of when.every_steps", interval)
     return SavePolicy(
         lambda step, _: step % interval == 0, f"every_steps({interval})", by_step=True
     )
@@ -85,12 +92,13 @@ def every_steps(interval: int) -> SavePolicy:
 
 def at_steps(steps: Iterable[int]) -> SavePolicy:
     """The steps with these numbers."""
-    chosen = frozenset(operator.index(step) for step in steps)
+    chosen = numbers_of_steps("steps of when.at_steps", steps)
     return SavePolicy(lambda step, _: step in chosen, f"at_steps({sorted(chosen)})", by_step=True)
 
 
 def every_secs(interval_secs: float) -> SavePolicy:
     """Saves when the last save began at least ``interval_secs`` ago, by the clock of process 0."""
+    interval_secs = seconds("interval_secs of when.every_secs", interval_secs)
     return SavePolicy(
         lambda _, context: context.secs_since_save >= interval_secs,
         f"every_secs({interval_secs:g})",
@@ -99,6 +107,9 @@ def every_secs(interval_secs: float) -> SavePolicy:
 
 def continuously(minimum_interval_secs: float = 0.0) -> SavePolicy:
     """Saves whenever no save is running, but at most once per ``minimum_interval_secs``."""
+    minimum_interval_secs = seconds(
+        "minimum_interval_secs of when.continuously", minimum_interval_secs
+    )
     return SavePolicy(
         lambda _, context: not context.saving and context.secs_since_save >= minimum_interval_secs,
         f"continuously({minimum_interval_secs:g})",
@@ -116,10 +127,3 @@ def preempted() -> SavePolicy:
     return SavePolicy(
         lambda _, context: context.preempted, "preempted()", listens=True, by_step=True
     )
-
-
-def _at_least_one(number: int, name: str) -> int:
-    number = operator.index(number)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number

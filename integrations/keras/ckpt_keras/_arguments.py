@@ -42,6 +42,8 @@ class Arguments:
 
     def __post_init__(self) -> None:
         """Refuses invalid numbers and combinations of arguments."""
+        if isinstance(self.max_to_keep, (str, float)):
+            raise TypeError(f"max_to_keep must be a whole number or None, got {self.max_to_keep!r}")
         if self.max_to_keep is not None and self.max_to_keep < 1:
             raise ValueError(
                 f"max_to_keep must be at least 1, or None to keep all, got {self.max_to_keep}"

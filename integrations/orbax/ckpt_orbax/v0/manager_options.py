@@ -103,6 +103,9 @@ class CheckpointManagerOptions:
     def __post_init__(self) -> None:
         if self.best_mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', got {self.best_mode!r}")
+        for name in ("max_to_keep", "keep_period", "save_interval_steps"):
+            if isinstance(getattr(self, name), (str, float)):
+                raise TypeError(f"{name} must be a whole number, got {getattr(self, name)!r}")
         if self.max_to_keep is not None and self.max_to_keep < 0:
             raise ValueError(f"max_to_keep must not be negative, got {self.max_to_keep}")
         if self.read_only:
