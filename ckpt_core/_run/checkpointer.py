@@ -107,7 +107,7 @@ class Checkpointer:
             run,
             choose_save_policy(save_policy, save_interval_steps),
             choose_keep_policy(keep_policy, max_to_keep, keep_period, best_metric, best_mode),
-            local_root=None if local_directory is None else local_root(local_directory),
+            local_root=None if local_directory is None else local_root(local_directory, run.path),
             asynchronous=asynchronous,
         )
         unused = of_local_steps(run.options) if local_directory is None and not read_only else []

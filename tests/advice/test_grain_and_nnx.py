@@ -335,6 +335,14 @@ def test_a_model_for_the_function_that_makes_it(tmp_path: Path, call: str):
         pass_(model)
     code = said.after("write ").replace("Linear(...)", "nnx.Linear(2, 3, rngs=nnx.Rngs(0))")
     assert pass_(eval(code, {"nnx": nnx})).kernel.shape == (2, 3)
+    key = "flax_nnx/ckpt_flax_nnx/_abstract.py: in its place"
+    for make in (lambda: nnx.Linear, lambda: {"a": model, "b": nnx.Linear}):
+        with told(key, of=TypeError) as said:
+            pass_(make)
+        code = said.between("write ", " in its").replace("...", "2, 3, rngs=nnx.Rngs(0)")
+        assert pass_(lambda code=code: eval(f"nnx.{code}", {"nnx": nnx})).kernel.shape == (2, 3)
+    with pytest.raises(TypeError, match="and a int itself was passed"):
+        pass_(3)
 
 
 def test_an_iterator_that_never_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -342,6 +342,22 @@ def test_a_step_that_is_being_read(tmp_path: Path):
     assert resumes(tmp_path, 0)
 
 
+@pytest.mark.parametrize("where", ["run", "run/local", ".", "link"])
+def test_a_local_directory_that_is_the_other(tmp_path: Path, where: str):
+    run, local = tmp_path / "run", tmp_path / where
+    (tmp_path / "link").symlink_to(run)
+    with told(
+        "_run/tiers/folders.py: for one directory leave local_directory= out; else pass"
+    ) as said:
+        runs(run, local_directory=local)
+    saved(run, [0, 1])
+    written = said.after("such as ").replace("/dev/shm/ckpt", str(tmp_path / "apart"))
+    saved(run, [2], **eval(f"dict({written})"))
+    with runs(run, local_directory=tmp_path / "run-local"):  # a name that begins alike
+        pass
+    assert resumes(run, 2)
+
+
 # Policies and metrics
 
 

@@ -156,6 +156,21 @@ def test_the_path_comes_first(tmp_path: Path):
     assert torch.equal(found["weight"], model.weight)
 
 
+@pytest.mark.parametrize("call", [load_into, to_torch])
+def test_a_class_for_the_module(tmp_path: Path, call: Any):
+    model = linear()
+    save(tmp_path / "a", model=model)
+    names = {call.__name__: call, "path": tmp_path / "a", "Linear": torch.nn.Linear}
+    with told(
+        "torchax/ckpt_torchax/_modules.py: fills an object, got the class", of=TypeError
+    ) as said:
+        call(tmp_path / "a", torch.nn.Linear)
+    ins, outs = model.in_features, model.out_features
+    assert same(eval(said.after("write ").replace("...", f"{ins}, {outs}"), names), model)
+    with pytest.raises(TypeError, match="got a dict: for tensors by name, "):
+        call(tmp_path / "a", {})
+
+
 def test_several_items(tmp_path: Path):
     model = linear()
     save(tmp_path / "a", one=model, two=linear(1))

@@ -46,17 +46,25 @@ _MOST_FOLDERS = 64
 """Maximum number of folders of other processes in which a process looks."""
 
 
-def local_root(directory: str | os.PathLike[str]) -> str:
-    """The absolute path of a ``local_directory``.
+def local_root(directory: str | os.PathLike[str], persistent: str | None = None) -> str:
+    """The absolute path of a ``local_directory`` beside a persistent one.
 
     Raises:
-        ValueError: it is a URL and not a path on this host.
+        ValueError: it is a URL and not a path on this host; or one of the two lies in the other.
         NotADirectoryError: it is a file.
     """
     root, local = resolve(directory)
     if not local:
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
     refuse_file(root)
+    if persistent is not None and "://" not in persistent:
+        one, other = (os.path.join(os.path.realpath(path), "") for path in (root, persistent))
+        if one.startswith(other) or other.startswith(one):
+            raise ValueError(
+                f"local_directory {root} and the directory of the steps, {persistent}, must lie apart, and one is in the "
+                "other: for one directory leave local_directory= out; else pass one on a fast disk of each host, such as "
+                "local_directory='/dev/shm/ckpt'"
+            )
     return root
 
 

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ckpt_core.arguments import answering
 
 T = TypeVar("T")
+_OBJECTS = (nnx.Module, nnx.Optimizer)
 
 
 class _Checkpointer(Protocol):
@@ -105,14 +106,14 @@ def _init(make: Callable[[], T], mesh: Mesh | None) -> T:
 
 def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, Any]]:
     """``nnx.split(make())``, abstract."""
-    if isinstance(make, (nnx.Module, nnx.Optimizer)):
+    if isinstance(make, _OBJECTS) or not callable(make):
         name = type(make).__name__
         raise TypeError(
             f"make must be a function that makes the objects, and a {name} itself was passed: write lambda: {name}(...)"
         )
     try:
         # Not nnx.eval_shape, which on a mesh fails for Variables without an array (optax.masked).
-        return jax.eval_shape(lambda: nnx.split(make(), graph=True))
+        return jax.eval_shape(lambda: nnx.split(_without_classes(make()), graph=True))
     except ValueError as error:
         if "mesh" not in str(error):
             raise
@@ -120,6 +121,21 @@ def _eval_split(make: Callable[[], T]) -> tuple[nnx.GraphDef[T], nnx.State[Any, 
             "the model has sharding annotations, which need a mesh: pass mesh=, or call inside "
             "`with jax.set_mesh(mesh):`"
         ) from error
+
+
+def _without_classes(made: T) -> T:
+    """``made``, if it holds no class in the place of an object.
+
+    Raises:
+        TypeError: it does.
+    """
+    for one in jax.tree.leaves(made, is_leaf=lambda one: isinstance(one, _OBJECTS)):
+        if isinstance(one, type) and issubclass(one, _OBJECTS):
+            name = one.__name__
+            raise TypeError(
+                f"make() gives the class {name}, and an object of it is wanted: write {name}(...) in its place"
+            )
+    return made
 
 
 def _current_mesh() -> Mesh | None:

@@ -37,6 +37,8 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
 
         model.load_state_dict(to_torch("runs/1/step_100"))
     """
+    if module is not None:
+        _modules.refuse_no_module("to_torch", module)
     name = chosen_item(path, item)
     if module is None:
         tensors = _tensors.tensors_of(ckpt.load(path, item=name, as_numpy=True))

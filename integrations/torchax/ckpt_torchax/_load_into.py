@@ -109,11 +109,7 @@ def _refuse_other_types(path: Any, module: Any) -> None:
             "the path of a checkpoint or weights file must be a str or an os.PathLike object, got a "
             f"{type(path).__name__}: the path comes first, as in load_into(path, module)"
         )
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"load_into(path, module) fills a torch.nn.Module, got a {type(module).__name__}: for tensors by name, "
-            "ckpt_torchax.to_torch(path)"
-        )
+    _modules.refuse_no_module("load_into", module)
 
 
 def _is_on_cpu(module: torch.nn.Module) -> bool:

@@ -24,6 +24,24 @@ from ckpt_torchax._tied import TIED
 _EXTRA = "_extra_state"  # torch's name in state_dict
 
 
+def refuse_no_module(call: str, module: Any) -> None:
+    """Refuses, for a call that fills a module, anything else.
+
+    Raises:
+        TypeError: it is a class, or no module.
+    """
+    if isinstance(module, type):
+        raise TypeError(
+            f"{call}(path, module) fills an object, got the class {module.__name__}: write {call}(path, "
+            f"{module.__name__}(...))"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(
+            f"{call}(path, module) fills a torch.nn.Module, got a {type(module).__name__}: for tensors by name, "
+            "ckpt_torchax.to_torch(path)"
+        )
+
+
 class Filling(torch.nn.Module):
     """A target that receives the loaded state of a module; the caller then sets the state.
 
