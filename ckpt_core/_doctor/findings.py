@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +36,7 @@ class Finding:
 
     Attributes:
         level: ``problem`` (saves or restores fail, or can lose something), or ``note``.
-        about: ``versions``, ``disk``, ``store``, ``clock``, ``locks`` or ``writers``.
+        about: ``versions``, ``disk``, ``place``, ``store``, ``clock``, ``locks`` or ``writers``.
         text: what was found, and what to do.
     """
 
@@ -154,6 +156,17 @@ def of_store(store: Store) -> list[Finding]:
         text = f"a request takes {slowest:.2f} s, and a save 16 of them after each other: is the bucket in this region?"
         found.append(Finding("note", "store", text))
     return found
+
+
+def of_missing(path: str, measured: str) -> list[Finding]:
+    """What is said of a directory that does not exist, in whose place another one was measured."""
+    if os.path.exists(path):
+        return []
+    parent, name = os.path.split(path)
+    beside = os.listdir(parent) if os.path.isdir(parent) else []
+    near = "".join(f"; beside it is {one}" for one in difflib.get_close_matches(name, beside, n=1))
+    text = f"{path} does not exist, so what was measured is {measured}{near}"
+    return [Finding("note", "place", text)]
 
 
 def of_directory(traces: Iterable[Trace], garbage: Sequence[str], path: str) -> list[Finding]:

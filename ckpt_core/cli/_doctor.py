@@ -69,7 +69,7 @@ def _place(
         finding = _doctor.Finding("problem", "disk" if on_disk else "store", f"{path}: {error}")
         return None, [finding]
     if isinstance(place, Disk):
-        found = _doctor.of_disk(place)
+        found = _doctor.of_disk(place) + _doctor.of_missing(path, place.directory)
         there = traces(path, OWNER_FILE, {}) if os.path.isdir(path) else []
     else:
         found, there = _doctor.of_store(place), []

@@ -130,8 +130,9 @@ def _not_finite(leaf: LeafDifference) -> str:
 
 def stats(path: str, *, only: list[str], as_json: bool) -> int:
     """Prints numbers about every leaf; returns 1 if one holds NaN or infinity."""
+    chosen = newest(path)
     found = sorted(
-        leaf_statistics(newest(path), only=only or None),
+        leaf_statistics(chosen, only=only or None),
         key=lambda leaf: (leaf.item, in_order(leaf.path)),
     )
     wrong = any(leaf.nan_count or leaf.inf_count for leaf in found)
@@ -153,6 +154,8 @@ def stats(path: str, *, only: list[str], as_json: bool) -> int:
         what = escape(f"{leaf.dtype}{list(leaf.shape)}")
         rows.append((_name(leaf), what, [size(leaf.size_bytes), *numbers]))
     out = console()
+    if chosen != path:
+        out.print(f"{one_line(chosen)}, the newest step", markup=False, soft_wrap=True)
     columns = ("size", "min", "max", "mean", "std", "norm", "zero", "NaN", "Inf")
     for part in _rows("what", columns, rows, out.width >= WIDE_COLUMNS):
         out.print(part, soft_wrap=isinstance(part, str))

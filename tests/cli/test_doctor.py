@@ -52,6 +52,16 @@ def test_a_directory(call, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_directory_that_does_not_exist(call, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    code, out, _ = call("doctor", tmp_path / "rusn", "--mib", 1)
+    assert (
+        code == 0 and f"{tmp_path}/rusn does not exist, so what was measured is {tmp_path}; " in out
+    )
+    assert f"beside it is {'runs'}" in out and "nothing wrong" not in out
+    assert "does not exist" not in call("doctor", tmp_path / "runs", "--mib", 1)[1]
+
+
 def test_a_store(call, store: str) -> None:
     from tests.support.stores import keys_at
 

@@ -337,3 +337,10 @@ def test_a_misspelt_run_is_named_beside_checkpoints_and_from_a_step_of_it(tmp_pa
     assert f"beside {missing}, which does not exist either, are first" in err
     with pytest.raises(ckpt.CheckpointNotFound, match=r"beside it are 20, 300, 4000$"):
         ckpt.load(tmp_path / "runs/first/3000")
+
+
+def test_stats_of_a_run_say_which_step_it_is(call, tmp_path: Path) -> None:
+    for step in (3, 12):
+        ckpt.save(tmp_path / "run" / str(step), {"w": np.ones(3)})
+    assert call("stats", tmp_path / "run")[1].startswith(f"{tmp_path}/run/12, the newest step\n")
+    assert "newest" not in call("stats", tmp_path / "run" / "3")[1]

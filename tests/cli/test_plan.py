@@ -110,6 +110,15 @@ def test_what_is_no_number(call, tmp_path: Path, option: str, value: object) -> 
     assert code == 2 and "Invalid value" in err
 
 
+def test_all_options_that_are_missing_are_named_at_once(call) -> None:
+    code, _, err = call("plan")
+    assert code == 2 and "'--state-bytes', '--step-secs', '--mtbf'" in err
+    code, _, err = call("plan", "--step-secs", 1, ".")
+    assert code == 2 and "'--state-bytes', '--mtbf'" in err and "--step-secs" not in err
+    code, _, err = call("export", "a")
+    assert code == 2 and "argument" in err.lower() and "target" in err.lower()
+
+
 def test_a_place_that_cannot_be_written_to(call) -> None:
     code, _, err = call("plan", "/proc/nothing", *COMMON)
     assert code == 2 and "/proc" in err
