@@ -338,7 +338,7 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
     if steps:
         return CheckpointNotFound(
             f"{path} is a directory of checkpoints ({', '.join(steps[-5:])}), not one: load one of them by its path, "
-            f"such as {path.rstrip('/')}/{steps[-1]}, or use Checkpointer(directory)"
+            f"such as {path.rstrip('/')}/{steps[-1]}, or use ckpt_core.Checkpointer(directory)"
         )
     return CheckpointNotFound(f"no checkpoint at {path}: {_what_is(path, backend)}")
 

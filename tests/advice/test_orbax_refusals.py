@@ -227,6 +227,27 @@ def test_who_wants_to_be_told(tmp_path: Path, field: str, value: Any, key: str) 
     assert "committed" in [event.kind for event in kinds]
 
 
+@pytest.mark.parametrize("make", [ocp.PyTreeCheckpointer, ocp.StandardCheckpointer])
+def test_a_directory_of_steps_for_one_of_them(tmp_path: Path, make: Any) -> None:
+    """The handler was named as what to call, which is what was called."""
+    for by in ("manager", "ckpt"):
+        directory = tmp_path / by
+        if by == "ckpt":
+            ckpt.save(directory / "7", STATE)
+        else:
+            with ocp.CheckpointManager(directory) as manager:
+                manager.save(7, args=Standard(STATE))
+        with told("_saved/opening.py: not one: load one of them by its path, such as") as said:
+            make().restore(directory)
+        assert right(make().restore(said.between("such as ", ", or use")))
+        run = eval(said.after("or use "), {"ckpt_core": ckpt, "directory": directory})
+        assert right(run.load(7) if by == "ckpt" else run.load(7, item="default"))
+    (tmp_path / "nothing").mkdir()
+    for handler in (ocp.PyTreeCheckpointHandler(), ocp.JsonCheckpointHandler()):
+        with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+            ocp.Checkpointer(handler).restore(tmp_path / "nothing")
+
+
 def test_a_message_of_protocol_buffers(tmp_path: Path) -> None:
     with told("orbax/ckpt_orbax/v1/_registry.py: save message.SerializeToString()") as said:
         v1.handlers.ProtoHandler()

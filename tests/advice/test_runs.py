@@ -221,14 +221,7 @@ def test_a_directory_of_steps_is_no_checkpoint(tmp_path: Path):
     with told("_saved/opening.py: not one: load one of them by its path, such as") as said:
         ckpt.load(tmp_path)
     assert np.array_equal(ckpt.load(said.between("such as ", ", or use"))["w"], state(4)["w"])
-    with eval(
-        said.text.rpartition("or use ")[2].replace("Check", "ckpt.Check"),
-        vars()
-        | {
-            "ckpt": ckpt,
-            "directory": tmp_path,
-        },
-    ) as run:
+    with eval(said.after("or use "), {"ckpt_core": ckpt, "directory": tmp_path}) as run:
         assert run.restore_latest(state(0)).step == 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,25 @@ def test_where_all_is_there_nothing_is_said(tmp_path, caplog, saved_by):
     with caplog.at_level("WARNING", "ckpt_orbax"):
         assert_same(flax_checkpoints.restore_checkpoint(tmp_path, state(0)), state(2))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("prefix", ["a/b_", "a/b", "a/"])
+def test_a_prefix_with_a_slash(tmp_path: Path, prefix: str) -> None:
+    """Flax saves by such a prefix, and finds nothing again."""
+    flax_own.save_checkpoint(str(tmp_path), {"w": np.ones(2)}, 3, prefix=prefix)
+    assert flax_own.latest_checkpoint(str(tmp_path), prefix) is None
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ckpt_orbax.NotOffered, match="none again") as caught:
+        flax_checkpoints.save_checkpoint(str(tmp_path), {"w": np.ones(2)}, 4, prefix=prefix)
+    assert sorted(tmp_path.rglob("*")) == before
+    if prefix == "a/b_":
+        place, _, named = (
+            str(caught.value).rpartition("Instead: ")[2].partition(" as ckpt_dir, with ")
+        )
+        where = eval(place, {"os": os, "ckpt_dir": tmp_path})
+        more = eval(f"dict({named})")
+        flax_checkpoints.save_checkpoint(where, {"w": np.ones(2)}, 4, **more)
+        assert flax_checkpoints.latest_checkpoint(where, **more) == f"{where}/b_4"
 
 
 def test_another_prefix_is_another_run(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def save_checkpoint(
 
     Raises:
         CheckpointExists: there is such a step, or a newer one, and not ``overwrite``.
-        NotOffered: the number of the step is no whole one, or the names have no underscore.
+        NotOffered: the number of the step is no whole one, or the prefix has a slash or no underscore.
         TypeError, ValueError: ``async_manager`` or ``keep`` is something else.
     """
     if keep < 1:
@@ -270,6 +270,13 @@ def _whole(step: int | float) -> int:
 
 
 def _step_prefix(prefix: str) -> str | None:
+    folder, slash, name = prefix.rpartition("/")
+    if slash:
+        raise not_offered(
+            f"prefix={prefix!r}",
+            "of names with a slash Flax finds none again, and a restore of the newest step would begin anew",
+            f"os.path.join(ckpt_dir, {folder!r}) as ckpt_dir, with prefix={name or 'checkpoint_'!r}",
+        )
     if prefix and not prefix.endswith("_"):
         raise not_offered(
             f"prefix={prefix!r}", "a prefix ends with an underscore", f"prefix={prefix + '_'!r}"

@@ -143,8 +143,8 @@ class Checkpointer(AbstractCheckpointer):
         wanted = args_of_call(self._handler, False, *args, **kwargs) if asked else None
         try:
             info = ckpt.inspect(path)
-        except ckpt.CheckpointNotFound:
-            return _restoring.flat_value(path, self._handler, wanted)
+        except ckpt.CheckpointNotFound as error:
+            return _restoring.flat_value(path, self._handler, wanted, error)
         name = _only_item(info)
         return _restoring.restored_item(info, name, wanted, self._handler, self._options)
 

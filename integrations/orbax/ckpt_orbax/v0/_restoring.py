@@ -182,15 +182,26 @@ def finish_files(handler: Any, directory: Any) -> None:
         finalize(directory)
 
 
-def flat_value(path: str, handler: Any, args: Any) -> Any:
+def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:
     """What a handler reads in a directory that Orbax wrote for it alone.
 
+    Args:
+        path: the directory.
+        handler: reads it, unless it is a name only.
+        args: of the restore.
+        why: the error of the engine, which has found no checkpoint there.
+
     Raises:
-        FileNotFoundError: there is no such directory.
+        FileNotFoundError: there is no such directory, or nothing that this handler reads.
     """
     if not os.path.isdir(path):
         raise FileNotFoundError(f"Checkpoint at {path} not found.")
     if isinstance(handler, handlers.JsonCheckpointHandler):
-        with open(os.path.join(path, "metadata"), "rb") as file:
+        written = os.path.join(path, "metadata")
+        if not os.path.isfile(written):
+            raise why
+        with open(written, "rb") as file:
             return json.load(file)
+    if not handlers.overrides(handler):  # ckpt itself reads such items
+        raise why
     return restored_by(handler, as_path(path), args)
