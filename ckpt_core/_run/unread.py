@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import re
 import weakref
 from collections.abc import Mapping, Set
 from typing import Any
@@ -33,6 +35,8 @@ class UnreadValues:
         self._asked: set[str] = set()
         self._placed: dict[str, weakref.ref[Any]] = {}
         """Item -> the object into which it was restored."""
+        self._known: set[str] = set()
+        """Names of all items that were saved, or are in the steps that were restored."""
 
     def watch(self, restored: Restored, targets: Mapping[str, Any], unexpected: str) -> None:
         """Notes which items a restore returned instead of setting in place, and which it left out.
@@ -44,6 +48,7 @@ class UnreadValues:
         """
         # Keep no reference to the result itself: it holds every restored array.
         self._step, self._read = restored.step, restored.read_items
+        self._known |= restored.saved_items
         self._returned = {name for name, target in targets.items() if _comes_back(target)}
         self._left_out = restored.saved_items - set(targets) if unexpected == "error" else set()
         self._asked = self._returned | self._left_out
@@ -66,6 +71,9 @@ class UnreadValues:
         Raises:
             RestoredValueIgnored: the message names the item.
         """
+        if not self._known.issuperset(items):
+            self._say_if_misspelt(items)
+            self._known.update(items)
         self._returned -= self._read
         for name, value in items.items():
             if isinstance(value, Files) and not callable(value.source):
@@ -91,6 +99,21 @@ class UnreadValues:
                 self._say_if_another(name, value)
                 with contextlib.suppress(Exception):  # what is wrong with it the save itself raises
                     self._compare(name, value, adapter)
+
+    def _say_if_misspelt(self, items: Mapping[str, Any]) -> None:
+        """Warns if an item has a new name that is nearly that of one which is missing; other numbers are other items."""
+        missing = self._known.difference(items)
+        for name in items.keys() - self._known:
+            for close in difflib.get_close_matches(name, missing, n=1, cutoff=0.8):
+                if re.sub(r"\d+", "0", name) != re.sub(r"\d+", "0", close):
+                    logger.warning(
+                        "an item %r is saved, which no step has so far, and no item %r, which earlier steps have: a restore "
+                        "of %s= does not find it in this step. If it is the same one, write save(..., %s=...)",
+                        name,
+                        close,
+                        close,
+                        close,
+                    )
 
     def _say_if_another(self, name: str, pipeline: Any) -> None:
         """Warns, once, if a pipeline was restored and another one is saved in its place."""
