@@ -22,7 +22,6 @@ from ckpt_core._load.request import request_from as request_from
 from ckpt_core._options import Options
 from ckpt_core._results import Restored, RestoredStep
 from ckpt_core._saved import open_checkpoint
-from ckpt_core.arguments import answering
 
 Like = TypeVar("Like")
 Key = TypeVar("Key")
@@ -96,7 +95,6 @@ def load(
     unexpected: str = "error",
     options: Options | None = None,
 ) -> Like: ...
-@answering
 def load(
     path: str | os.PathLike[str],
     like: Any = None,
@@ -112,6 +110,7 @@ def load(
     missing: str = "error",
     unexpected: str = "error",
     options: Options | None = None,
+    **unknown: Any,
 ) -> Any:
     """A new pytree with the saved values; if the checkpoint has named items, a dict of pytrees.
 
@@ -172,6 +171,8 @@ def load(
         >>> ckpt.load("/tmp/ckpt-docs/one")["w"].shape
         (3,)
     """
+    if unknown:  # and not a wrapper, whose frame would stand in each traceback
+        request_from("load", like, unknown)  # raises, with the argument that was meant
     request = make_request(
         only, rename, cast, missing, unexpected, options, sharding, as_numpy, rules, like
     )

@@ -9,7 +9,6 @@ from typing import Any
 from ckpt_core._errors import CheckpointError
 from ckpt_core._format.rules import Rule, rules_from
 from ckpt_core._options import (
-    DEFAULTS,
     METRICS_ARE_NUMBERS,
     RESTORE_ARGUMENTS,
     Options,
@@ -114,7 +113,7 @@ def make_request(
     request = Request(
         MatchRules(rename_path, cast, missing, unexpected),
         None if only is None else read_again(only),
-        DEFAULTS if options is None else checked_options(options),
+        checked_options(options),
         sharding=sharding,
         as_numpy=as_numpy,
         renames=None if rename is None or callable(rename) else dict(rename),
@@ -181,6 +180,8 @@ def request_from(function: str, like: Any, arguments: Mapping[str, Any]) -> Requ
     Raises:
         TypeError: a keyword that ``load`` does not have, or that cannot be combined with ``like``.
     """
+    if "like" in arguments:
+        raise TypeError(f"like comes without a name: write {function}(..., like)")
     unknown = sorted(set(arguments) - _NAMES)
     if unknown:
         raise TypeError(

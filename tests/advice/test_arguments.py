@@ -175,8 +175,15 @@ def test_an_argument_that_is_like_no_other():
     for call, names in ((ckpt.verify, "options"), (ocp.PyTreeCheckpointer, "primary_host, use_")):
         with pytest.raises(TypeError, match=f"has no argument 'zzz'; it takes {names}"):
             call(**{"zzz": 1})  # pyright: ignore
-    with pytest.raises(TypeError, match="positional-only"):
-        ckpt.load(path="a")  # pyright: ignore
+
+
+@pytest.mark.parametrize("call", [ckpt.load, ckpt.load_async])
+def test_a_target_by_name(tmp_path: Path, call: Any):
+    save(tmp_path / "a", STATE)
+    with told("_load/request.py: like comes without a name: write ", of=TypeError) as said:
+        call(tmp_path / "a", like=OTHER)
+    names = {call.__name__: call, "path": tmp_path / "a", "like": OTHER}
+    assert eval(said.after("write ").replace("...", "path"), names) is not None
 
 
 def test_a_class_of_a_user_answers_for_itself():
