@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout, mark_known_to_all
+from ckpt_core._errors import BarrierTimeout, mark_known_to_all, told_by_another
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -374,14 +374,12 @@ class Processes:
         work: Callable[[], Any],
         timeout_secs: float,
         call: str,
-        failed: Callable[[str, str], Exception],
     ) -> Any:
         """Runs ``work`` on process 0 and returns its result on all; if it fails, all raise.
 
         Args:
             work: called on process 0 only; its result must be plain JSON values.
             timeout_secs, call: as for ``broadcast``.
-            failed: makes the error of the other processes, from type name and text of process 0's.
         """
         tag = next_tag()
         if self.count == 1:
@@ -398,7 +396,7 @@ class Processes:
             raise failure
         value, kind, text = json.loads(answer)
         if kind:
-            raise failed(kind, text)
+            raise told_by_another(kind, f"process 0: {kind}: {text}")
         return value
 
     def _await_decision(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:

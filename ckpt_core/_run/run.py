@@ -248,11 +248,9 @@ class Run:
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
-        name, limit_secs = "make way for a step", self._options.timeout_secs
         try:
-            plan, run, lineage = self._processes.run_on_first(
-                make_way, limit_secs, name, failed_on_first
-            )
+            limit_secs, name = self._options.timeout_secs, "make way for a step"
+            plan, run, lineage = self._processes.run_on_first(make_way, limit_secs, name)
         except BaseException:
             self._recall_local()
             raise
@@ -271,8 +269,7 @@ class Run:
             call: what is done, such as "delete step 3"; if processes make other calls, they raise.
             work: called on process 0.
         """
-        limit_secs = self._options.timeout_secs
-        return self._processes.run_on_first(work, limit_secs, call, failed_on_first)
+        return self._processes.run_on_first(work, self._options.timeout_secs, call)
 
     # ---- snapshot, write, commit
 
@@ -594,8 +591,3 @@ class Run:
 def _failed_on(index: int, text: str) -> Exception:
     """The error of the other processes, from the first process that failed and its error."""
     return told_by_another(kind_of(text), f"process {index}: {text}")
-
-
-def failed_on_first(kind: str, text: str) -> Exception:
-    """The error of the other processes, from type name and text of that of process 0."""
-    return _failed_on(0, f"{kind}: {text}")
