@@ -101,6 +101,7 @@ class Campaign:
         newest: the last step that was acknowledged; None at the beginning.
         persisted: the last one of those that went to the persistent directory.
         settled: the last one of which partners have copies.
+        harmed: how many hosts were lost or damaged since a job has restored.
         told: what happened, for messages.
     """
 
@@ -112,6 +113,7 @@ class Campaign:
     newest: int | None = None
     persisted: int | None = None
     settled: int | None = None
+    harmed: int = 0
     number: int = 0
     told: list[str] = field(default_factory=list[str])
 
@@ -176,20 +178,17 @@ class Campaign:
             time.sleep(for_secs)
             job.signal(place, signal.SIGCONT)
 
-    def check(self, said: list[dict[str, Any]], lost: bool) -> None:
-        """What the job restored is what was acknowledged; notes what it was told is saved.
-
-        Args:
-            said: by each process.
-            lost: a host was lost or damaged before it.
-        """
+    def check(self, said: list[dict[str, Any]]) -> None:
+        """What the job restored is what was acknowledged; notes what each process was told is saved."""
         machines = [part[1:] for one in said for part in one["parts"] if part[0] == "machine"]
         for one in map(set, zip(*machines, strict=True)):  # boot ids, networks
             assert len(one) == HOSTS or len(machines) < len(said), self._story(said, f"{one}")
         wanted = self.newest
-        if lost:
-            sure = [one for one in (self.persisted, self.settled) if one is not None]
-            wanted = max(sure, default=None)
+        if (
+            self.harmed
+        ):  # of one host, partners have copies of what is settled; and it had those of another one
+            sure = (self.persisted, self.settled if self.harmed == 1 else None)
+            wanted = max((one for one in sure if one is not None), default=None)
         restored = {
             tuple(part[1:]) for one in said for part in one["parts"] if part[0] == "restored"
         }
@@ -200,6 +199,8 @@ class Campaign:
             assert step == -1 or value in self.tried[step], self._story(
                 said, f"step {step} has {value}, and not one of {self.tried[step]}"
             )
+            if self.harmed:
+                self.harmed, self.settled = 0, None
             # what was begun beyond it is of another history from now on
             self.tried = {one: values for one, values in self.tried.items() if one <= step}
             self.newest = step if step >= 0 else None
@@ -227,8 +228,8 @@ class Campaign:
             assert secs < 8 * WAIT_SECS, self._story(said, f"{kind} after {secs:.0f} s: {text}")
             assert kind != "CheckpointCorrupt", self._story(said, text)
 
-    def harm(self) -> bool:
-        """Between jobs: a host is lost, a byte flips on one, hosts change places; whether something was lost."""
+    def harm(self) -> None:
+        """Between jobs: a host is lost, a byte flips on one, hosts change places."""
         kind = self.chance.choice(["nothing", "lost", "flipped", "swapped", "swapped and lost"])
         host = self.chance.randrange(HOSTS)
         fast = self.root / "run" / "fast" / f"{host}"
@@ -246,7 +247,7 @@ class Campaign:
                 data = bytearray(file.read_bytes())
                 data[len(data) // 2] ^= 1
                 file.write_bytes(data)
-        return kind.endswith("lost") or kind == "flipped"
+        self.harmed += kind.endswith("lost") or kind == "flipped"
 
     def _story(self, said: list[dict[str, Any]], what: str) -> str:
         tails = [
@@ -262,10 +263,9 @@ def run_campaign(root: Path, seed: int, secs: float) -> Campaign:
     campaign = Campaign(root, made, random.Random(seed))
     until = time.monotonic() + secs
     try:
-        lost = False
         while time.monotonic() < until or campaign.number < 3:
-            campaign.check(campaign.job(), lost)
-            lost = campaign.harm()
+            campaign.check(campaign.job())
+            campaign.harm()
     finally:
         made.close()
     return campaign
