@@ -163,7 +163,9 @@ def key_impl(dtype: Any) -> str:
 
 
 @lru_cache(4096)
-def leaf_spec(kind: str, dtype: str, shape: tuple[int, ...] = (), detail: str = "") -> LeafSpec:
+def leaf_spec(
+    kind: str, dtype: str = "", shape: tuple[int, ...] = (), detail: str = ""
+) -> LeafSpec:
     """A cached ``LeafSpec``: equal leaves share one object, which saves time and memory."""
     return LeafSpec(kind, dtype, shape, detail)
 
@@ -208,7 +210,7 @@ def describe(leaf: Any, path: Path) -> LeafSpec:
             raise _unsupported(leaf, path, "it is more than its numbers: convert to a plain array")
         return _describe_numpy(leaf, leaf.dtype, path)
     if isinstance(leaf, np.generic):
-        return LeafSpec("numpy_scalar", _describe_numpy(leaf, leaf.dtype, path).dtype)
+        return leaf_spec("numpy_scalar", _describe_numpy(leaf, leaf.dtype, path).dtype)
     return _describe_python(leaf, path)
 
 
@@ -233,35 +235,36 @@ def _describe_jax(leaf: Any, path: Path) -> LeafSpec:
 
 def _describe_numpy(leaf: Any, dtype: np.dtype[Any], path: Path) -> LeafSpec:
     # numpy has many dtypes that cannot be stored: objects, dates, records.
-    if dtype.name not in _DTYPES or dtype.itemsize != _DTYPES[dtype.name].itemsize:
+    name = _dtype_name(dtype)
+    if name not in _DTYPES or dtype.itemsize != _DTYPES[name].itemsize:
         raise _unsupported(
             leaf,
             path,
             f"its dtype {dtype} cannot be stored: convert it to numbers, or leave it out",
         )
-    return LeafSpec("numpy", dtype.name, leaf.shape, "" if dtype.isnative else ">")
+    return leaf_spec("numpy", name, leaf.shape, "" if dtype.isnative else ">")
 
 
 def _describe_python(leaf: Any, path: Path) -> LeafSpec:
     cls = type(leaf)
     if cls is bool:
-        return LeafSpec("bool", "bool")
+        return leaf_spec("bool", "bool")
     if cls is int:
-        return LeafSpec("int", "int64") if -(2**63) <= leaf < 2**63 else LeafSpec("bigint")
+        return leaf_spec("int", "int64") if -(2**63) <= leaf < 2**63 else leaf_spec("bigint")
     if cls is float:
-        return LeafSpec("float", "float64")
+        return leaf_spec("float", "float64")
     if cls is complex:
-        return LeafSpec("complex", "complex128")
+        return leaf_spec("complex", "complex128")
     if cls is str:
-        return LeafSpec("str")
+        return leaf_spec("str")
     if cls is bytes:
-        return LeafSpec("bytes", "uint8", (len(leaf),))
+        return leaf_spec("bytes", "uint8", (len(leaf),))
     if isinstance(leaf, np.random.Generator):
-        return LeafSpec("generator", detail=type(leaf.bit_generator).__name__)
+        return leaf_spec("generator", detail=type(leaf.bit_generator).__name__)
     if isinstance(leaf, np.random.RandomState):
-        return LeafSpec("random_state")
+        return leaf_spec("random_state")
     if cls is random.Random:
-        return LeafSpec("py_random")
+        return leaf_spec("py_random")
     raise _unsupported(leaf, path, advice_for(leaf))
 
 
