@@ -50,7 +50,7 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
     """The absolute path of a ``local_directory`` beside a persistent one.
 
     Raises:
-        ValueError: it is a URL and not a path on this host; or one of the two lies in the other.
+        ValueError: it is a URL and not a path on this host, or the persistent directory itself.
         NotADirectoryError: it is a file.
     """
     root, local = resolve(directory)
@@ -58,12 +58,10 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
     refuse_file(root)
     if persistent is not None and "://" not in persistent:
-        one, other = (os.path.join(os.path.realpath(path), "") for path in (root, persistent))
-        if one.startswith(other) or other.startswith(one):
+        if os.path.realpath(root) == os.path.realpath(persistent):
             raise ValueError(
-                f"local_directory {root} and the directory of the steps, {persistent}, must lie apart, and one is in the "
-                "other: for one directory leave local_directory= out; else pass one on a fast disk of each host, such as "
-                "local_directory='/dev/shm/ckpt'"
+                f"local_directory {root} is the directory of the steps: for one directory leave local_directory= out; "
+                "else pass one on a fast disk of each host, such as local_directory='/dev/shm/ckpt'"
             )
     return root
 
