@@ -57,12 +57,12 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
     if not local:
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
     refuse_file(root)
-    if persistent is not None and "://" not in persistent:
-        if os.path.realpath(root) == os.path.realpath(persistent):
-            raise ValueError(
-                f"local_directory {root} is the directory of the steps: for one directory leave local_directory= out; "
-                "else pass one on a fast disk of each host, such as local_directory='/dev/shm/ckpt'"
-            )
+    apart = persistent is None or "://" in persistent
+    if not apart and os.path.realpath(root) == os.path.realpath(persistent):
+        raise ValueError(
+            f"local_directory {root} is the directory of the steps: for one directory leave local_directory= out; "
+            "else pass one on a fast disk of each host, such as local_directory='/dev/shm/ckpt'"
+        )
     return root
 
 
