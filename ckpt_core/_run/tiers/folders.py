@@ -57,8 +57,8 @@ def local_root(directory: str | os.PathLike[str], persistent: str | None = None)
     if not local:
         raise ValueError(f"local_directory must be on a file system of this host, got {root}")
     refuse_file(root)
-    apart = persistent is None or "://" in persistent
-    if not apart and os.path.realpath(root) == os.path.realpath(persistent):
+    other = os.path.realpath(persistent or "")
+    if persistent and "://" not in persistent and os.path.realpath(root) == other:
         raise ValueError(
             f"local_directory {root} is the directory of the steps: for one directory leave local_directory= out; "
             "else pass one on a fast disk of each host, such as local_directory='/dev/shm/ckpt'"
