@@ -124,13 +124,23 @@ class Processes:
             says = [text[1:] if text else common for text in texts]
             return judge([(said, one.own) for said, one in zip(says, told, strict=True)])
 
-        said = messages.Alike(mine, own).dump()
-        answer = self.gather_decide(tag, said, judge_alike, timeout_secs, call)
-        if answer.startswith("="):
-            return answer[1:]
-        differs = answer[1:] != mine
-        said = f"!{common}" if differs else ""
-        return self.gather_decide(f"{tag}/differing", said, judge_all, timeout_secs)
+        answer, goes_on = "", False
+        try:
+            said = messages.Alike(mine, own).dump()
+            answer = self.gather_decide(tag, said, judge_alike, timeout_secs, call)
+            if answer.startswith("="):
+                return answer[1:]
+            said = "" if answer[1:] == mine else f"!{common}"
+            goes_on = True
+            return self.gather_decide(f"{tag}/differing", said, judge_all, timeout_secs)
+        except NotTogether:
+            raise
+        except BaseException as error:
+            # the others may wait for this process in the second agreement already
+            another = any(one.digest != mine for one in told) if self.index == 0 else True
+            if another and not goes_on and not answer.startswith("="):
+                self.refuse(f"{tag}/differing", "", error)
+            raise
 
     def _give_up(self, client: Any, tag: str, failure: Failure) -> None:
         """On process 0: publishes the failure, so that no process waits for an answer."""

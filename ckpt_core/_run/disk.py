@@ -56,7 +56,7 @@ class Disk:
         trail: Trail,
         call: Call,
         lineage: str,
-        local: Mapping[int, str],
+        local: Collection[int],
         *,
         begins: bool = False,
     ) -> tuple[Plan, str, str]:
@@ -67,7 +67,7 @@ class Disk:
             call: the save.
             lineage: that begins with it, unless one has and the save stands beneath newer steps; empty on the
                 thread that writes, and where the save goes on as before.
-            local: steps in local directories, if one may begin, with the tokens of their saves.
+            local: steps in local directories, if one may begin.
             begins: none has begun yet.
         """
         listing = self.look(_READER_SECS)
@@ -81,10 +81,6 @@ class Disk:
             lineage = ""
         run = self._lineage(listing) if lineage else None
         if run is not None:
-            for other, token in local.items():
-                here = listing.directories(other)
-                if here and run.newer(other, self._steps.token(here[0]), than=token):
-                    run = run.without(other)  # or it came back once retention took the newer one
             run = run.branch(lineage, history.last_of(plan, call.step, trail))
         moves = self._directory.local
         left: list[Left] = []
@@ -140,11 +136,13 @@ class Disk:
         run = load_lineage(self._directory.backend.read(path, RUN_FILE), path)
         return run if run.name else None
 
-    def guard(self, trail: Trail, call: Call, plan: Plan, *, looks_later: bool) -> Guard:
+    def guard(
+        self, trail: Trail, call: Call, plan: Plan, token: str, *, looks_later: bool
+    ) -> Guard:
         """Asked before the persistent save begins, and right before its commit.
 
         Args:
-            trail, call, plan: of the save.
+            trail, call, plan, token: of the save.
             looks_later: the steps are looked at on the thread that writes, as the caller did not wait for it.
         """
 
@@ -156,13 +154,24 @@ class Disk:
                 left = self._retention.left([call.step], listing, RETIRED)
                 self._retention.leave(left, None, _READER_SECS)
 
+        def withdraw_older() -> None:
+            """Of this number no older save in local directories counts: the persistent copy does until the commit."""
+            backend, path = self._directory.backend, self._directory.path
+            run = load_lineage(backend.read(path, RUN_FILE), path)
+            marked = run.overwritten(call.step, token)
+            if run.name and marked != run:
+                backend.put(path, RUN_FILE, marked.dump())
+
+        at_commit = withdraw_older if plan.replaces else None
+        if self._directory.local and not plan.replaces:
+            at_commit = move_same_step
         return Guard(
             self.lease,
             # beside newer steps, of which some may be local only, it leaves none
-            at_begin=(lambda: self.make_way(trail, call, "", {}))
+            at_begin=(lambda: self.make_way(trail, call, "", ()))
             if looks_later and plan.cuts
             else None,
-            at_commit=move_same_step if self._directory.local and not plan.replaces else None,
+            at_commit=at_commit,
         )
 
     def committed(self, trail: Trail, step: int, plan: Plan) -> None:
@@ -249,8 +258,10 @@ class Disk:
         branch = None if run is None else run.branch(secrets.token_hex(8), step)
         target = max((other for other in {*there, *local} if other <= step), default=None)
         token = None if target is None else local.get(target)
-        if target is not None and token is None:
-            token = self._steps.token(listing.directories(target)[0])
+        if target is not None and (here := listing.directories(target)):
+            found = self._steps.token(here[0])
+            if token is None or (run is not None and run.newer(target, found, than=token)):
+                token = found
         if left or branch is not None:
             self._retention.leave(left, branch)
         gone = {*newer, *(other for other in local if other > step)}

@@ -142,6 +142,11 @@ def doubted(trail: Trail, identity: Identity) -> Trail:
     return replace(trail, doubtful=trail.doubtful | {identity.step})
 
 
+def unsure(trail: Trail, step: int) -> Trail:
+    """A save of a step failed in a tier: if it is an own one, it may not be whole there, and can be saved again."""
+    return replace(trail, doubtful=trail.doubtful | {step}) if step in trail.own else trail
+
+
 def rolled_back(trail: Trail, step: int, target: Identity | None) -> Trail:
     """All steps newer than ``step`` are left; ``target`` is the newest one that stays, or None."""
     found = cut(trail, step)

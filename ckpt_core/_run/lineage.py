@@ -21,14 +21,15 @@ from typing import NamedTuple
 from ckpt_core._errors import CheckpointCorrupt, raised_by_a_handler
 
 RUN_FILE = ".ckpt-run"
-"""File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and the
-deleted numbers, if there are any, as JSON."""
+"""File in the persistent directory; each on a line: name of the run, its lineage, the earlier ones as JSON, and, if there
+are any, the deleted numbers and the replaced ones, as JSON."""
 LEAVING_FILE = ".ckpt-leaving"
 """File in the persistent directory while steps are being removed."""
 _MOST_EARLIER = 64
 """Lineages that are kept. Local directories hold a few of the newest steps, so older ones are of no use."""
 _MOST_DELETED = 256
-"""Deleted numbers that are kept."""
+"""Deleted, and replaced, numbers that are kept."""
+_TOKEN = re.compile(r"[0-9a-f]{32}")
 _LINEAGE = re.compile(r"[0-9a-f]{16}")
 _HEAD = re.compile(r"(run-[0-9a-f]{16})\n([0-9a-f]{16})\n")
 
@@ -46,12 +47,15 @@ class Lineage:
         current: the lineage of the last writer.
         earlier: the ones before, oldest first, each with the last step that counts.
         deleted: numbers of which no save of the lineage beside them, or of one before it, counts.
+        replaced: numbers that were overwritten in the persistent directory, with the token of that save: no older one
+            counts, wherever it lies, also when retention has taken the newer one.
     """
 
     name: str = ""
     current: str = ""
     earlier: tuple[tuple[str, int], ...] = ()
     deleted: tuple[tuple[int, str], ...] = ()
+    replaced: tuple[tuple[int, str], ...] = ()
 
     def branch(self, lineage: str, last: int) -> Lineage:
         """The run when a writer goes on from step ``last``, or -1, with a lineage of its own."""
@@ -64,6 +68,11 @@ class Lineage:
         others = [one for one in self.deleted if one[0] != step]
         return replace(self, deleted=(*others[1 - _MOST_DELETED :], (step, self.current)))
 
+    def overwritten(self, step: int, token: str) -> Lineage:
+        """The run in which no save of a number counts that is older than the one with this token."""
+        others = [one for one in self.replaced if one[0] != step]
+        return replace(self, replaced=(*others[1 - _MOST_DELETED :], (step, token)))
+
     def order(self, step: int, token: str, marked: str, created_unix_secs: float) -> Order | None:
         """Where a save stands among those of its number; None if it does not count.
 
@@ -73,10 +82,8 @@ class Lineage:
             created_unix_secs: time of the save, which decides among those versions' saves only.
         """
         lineages = [*(lineage for lineage, _ in self.earlier), self.current]
-        order = _NO_ORDER
-        if token[:16] in lineages and len(token) == 32:
-            order = (lineages.index(token[:16]), int(token[16:], 16), 0.0)
-        elif marked and marked in lineages:
+        order = _of_token(token, lineages)
+        if order == _NO_ORDER and marked and marked in lineages:
             order = (lineages.index(marked), -1, created_unix_secs)
         lasts = [*(last for _, last in self.earlier), step]
         deleted = max(
@@ -87,7 +94,11 @@ class Lineage:
             ),
             default=-1,
         )
-        return order if order[0] > deleted and step <= lasts[order[0]] else None
+        by = max(
+            (_of_token(one, lineages) for other, one in self.replaced if other == step),
+            default=order,
+        )
+        return order if order[0] > deleted and step <= lasts[order[0]] and order >= by else None
 
     def newer(self, step: int, token: str, than: str) -> bool:
         """Whether, of two saves of a number, the one with ``token`` is known to be newer."""
@@ -96,8 +107,18 @@ class Lineage:
 
     def dump(self) -> bytes:
         """The run as the content of its file."""
-        deleted = f"{json.dumps(self.deleted)}\n" if self.deleted else ""
-        return f"{self.name}\n{self.current}\n{json.dumps(self.earlier)}\n{deleted}".encode()
+        lists = [self.earlier, self.deleted, self.replaced]
+        while len(lists) > 1 and not lists[-1]:
+            lists.pop()
+        return "".join(
+            f"{line}\n" for line in (self.name, self.current, *map(json.dumps, lists))
+        ).encode()
+
+
+def _of_token(token: str, lineages: Sequence[str]) -> Order:
+    if len(token) != 32 or token[:16] not in lineages:
+        return _NO_ORDER
+    return lineages.index(token[:16]), int(token[16:], 16), 0.0
 
 
 def parse_lineage(data: bytes | None) -> Lineage:
@@ -106,17 +127,20 @@ def parse_lineage(data: bytes | None) -> Lineage:
     found = _HEAD.match(text)
     if found is None:
         return Lineage()
-    rest = [*text[found.end() :].splitlines(), "[]", "[]"]  # empty in versions up to 0.1
+    rest = [*text[found.end() :].splitlines(), "[]", "[]", "[]"]  # empty in versions up to 0.1
     try:
         earlier = tuple((str(one), int(last)) for one, last in json.loads(rest[0]))
         deleted = tuple((int(step), str(one)) for step, one in json.loads(rest[1]))
+        replaced = tuple((int(step), str(one)) for step, one in json.loads(rest[2]))
     except (ValueError, TypeError, RecursionError) as error:
         if raised_by_a_handler(error) is not None:
             raise
         return Lineage()
     if not all(map(_LINEAGE.fullmatch, [*dict(earlier), *(one for _, one in deleted)])):
         return Lineage()
-    return Lineage(found[1], found[2], earlier, deleted)
+    if not all(_TOKEN.fullmatch(one) for _, one in replaced):
+        return Lineage()
+    return Lineage(found[1], found[2], earlier, deleted, replaced)
 
 
 def load_lineage(data: bytes | None, directory: str) -> Lineage:

@@ -39,13 +39,9 @@ from ckpt_core._run.policies import keep, when
 from ckpt_core._run.preemption import Preemption
 from ckpt_core._run.retention import Retention
 from ckpt_core._run.steps import Following, RunDirectory
-from ckpt_core._run.tiers import LocalTier, StepToSave, Tiers, restore_newest
+from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, restore_newest
 from ckpt_core._run.unread import UnreadValues
 from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
-
-
-class _NotReplaced(CheckpointError):
-    """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
 
 
 class Run:
@@ -244,7 +240,7 @@ class Run:
                 self._disk.lease.take()
             if not looks and self._looks_later:
                 return self._disk.plan(trail, call, trail.own), "", ""
-            held = local.complete if turns and local is not None else {}
+            held = local.complete if turns and local is not None else ()
             drawn = secrets.token_hex(8) if turns else ""
             return self._disk.make_way(trail, call, drawn, held, begins=begins)
 
@@ -305,9 +301,9 @@ class Run:
         staging, identity = self._stagings[0], Identity(what.step, what.token)
 
         def replaced_first() -> None:
-            self._persistent.wait(lambda: None)
+            what.decided.wait()
             if self._persisted != what.token:
-                raise _NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
+                raise NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
 
         # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
         gate = replaced_first if plan.persisted else None
@@ -316,8 +312,12 @@ class Run:
         def save_and_note() -> None:
             try:
                 work()
-            except _NotReplaced:
+            except NotReplaced:
                 return  # the other save raises the reason
+            except BaseException:
+                if what.step not in local.complete:
+                    self._outcomes.append(lambda trail: history.unsure(trail, what.step))
+                raise
             finally:
                 staging.release()
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
@@ -333,7 +333,7 @@ class Run:
             overwrite=plan.replaces,
             step=what.step,
             copy=self._copying(self._stagings[-1]),
-            guard=self._disk.guard(trail, call, plan, looks_later=self._looks_later),
+            guard=self._disk.guard(trail, call, plan, what.token, looks_later=self._looks_later),
             links=self._links,
             waits_for_disk=self._local is None,
             token=what.token,
@@ -346,6 +346,7 @@ class Run:
         identity = Identity(what.step, what.token)
         try:
             write()
+            self._persisted = what.token
         except BaseException as error:
             if is_visible(error):
                 self._outcomes.append(lambda now: history.saved(now, identity, plan, False))
@@ -353,8 +354,9 @@ class Run:
                 self._outcomes.append(lambda now: history.doubted(now, identity))
             raise
         finally:
+            if plan.persisted:
+                what.decided.set()
             self._stagings[-1].release()
-        self._persisted = what.token
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
             self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)

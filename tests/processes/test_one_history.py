@@ -481,3 +481,31 @@ def test_an_overwrite_that_fails_somewhere_leaves_one_value(tmp_path: Path) -> N
         both = [one["errors"][name] for one in told]
         assert any(both), (name, both)
         assert all(error is None or error["secs"] < 25 for error in both), both
+
+
+SLOW_RETENTION = (
+    COMMON
+    + """
+from ckpt_core._run.retention import Retention
+apply = Retention.apply
+def slow(self, *rest, **more):
+    time.sleep(5)
+    return apply(self, *rest, **more)
+
+with start(timeout_secs=3) as c:
+    save(c, 2, 2, force=True)
+    save(c, 4, 4, force=True)
+    Retention.apply = slow
+    told["error"] = raised(lambda: save(c, 4, 5, overwrite=True))
+    Retention.apply = apply
+told["end"] = seen()
+report(**told)
+"""
+)
+
+
+def test_an_overwrite_does_not_wait_for_retention(tmp_path: Path) -> None:
+    """Process 0 deletes for longer than the others wait for it; the overwrite is committed by then."""
+    for one in reports(launch(SLOW_RETENTION, tmp_path / "run", processes=2, limit_secs=200)):
+        assert one["error"] is None, one["error"]
+        assert one["end"] == {"2": 2, "4": 5}

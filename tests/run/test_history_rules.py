@@ -266,7 +266,33 @@ def test_a_run_goes_through_its_file(bounds: list[int], step: int, born: int) ->
     run = grown(bounds)
     assert parse_lineage(run.dump()) == run
     token = token_of(lineage(born), 3)
+    for changed in (
+        run.without(step),
+        run.overwritten(step, token),
+        run.without(1).overwritten(2, token),
+    ):
+        assert parse_lineage(changed.dump()) == changed
     assert parse_lineage(run.dump()).order(step, token, "", 0.0) == run.order(step, token, "", 0.0)
+
+
+def test_of_an_overwritten_number_no_older_save_counts() -> None:
+    """Nor one of a version that wrote no lineage; whatever happens to the run after that, and no other number."""
+    saves = [token_of(lineage(born), count) for born in range(3) for count in (1, 2, 16)]
+    for nth, newest in enumerate(saves):
+        run = grown([3, 3]).overwritten(2, newest)
+        for changed in (
+            run,
+            run.branch(lineage(9), 3),
+            run.without(1),
+            run.overwritten(1, saves[-1]),
+        ):
+            found = [changed.order(2, save, "", 0.0) is not None for save in saves]
+            assert found == [other >= nth for other in range(len(saves))]
+            assert changed.order(3, saves[0], "", 0.0) is not None
+            assert changed.order(2, "", lineage(0), 5.0) is None
+        assert run.branch(lineage(9), 1).order(2, newest, "", 0.0) is None  # it was left
+    unknown = grown([3]).overwritten(2, token_of("f" * 16, 1))  # of a lineage that is kept no more
+    assert unknown.order(2, saves[0], "", 0.0) is not None
 
 
 @given(st.binary(max_size=80))

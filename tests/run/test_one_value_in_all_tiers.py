@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory.posix import LocalAttempt
+from ckpt_core._format.record import load_record
 from ckpt_core._run.disk import Disk
 
 HOURLY = ckpt.Options(persist_policy=ckpt.when.every_secs(3600), durable=False, local_max_to_keep=3)
@@ -93,6 +95,87 @@ def test_after_a_failure_in_the_fast_directory_the_new_value_counts(
     assert run.values() == [{10: 11}, {10: 11}]
     assert checkpointer.load(10)["n"] == 11
     checkpointer.close()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_fast_disk_at_an_overwrite(
+    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """The old local copy is intact, and was the only one of its number once retention had taken the new one."""
+    make_durable = LocalAttempt.make_durable
+
+    def full(self: Any, *rest: Any) -> Any:
+        if str(run.local) in str(vars(self)):
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return make_durable(self, *rest)
+
+    checkpointer = run.start(asynchronous=asynchronous, max_to_keep=1)
+    save(checkpointer, 10, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalAttempt, "make_durable", full)
+        with pytest.raises(OSError, match="the disk is full"):
+            save(checkpointer, 10, 11, overwrite=True)
+    assert run.values() == [{10: 11}, {10: 11}] and checkpointer.load(10)["n"] == 11
+    save(checkpointer, 11, 12, force=True)
+    assert run.values() == [{11: 12}, {11: 12}] and checkpointer.all_steps() == [11]
+    checkpointer.close()
+    with run.start() as again:
+        assert again.all_steps() == [11]
+
+
+def test_a_failed_overwrite_of_a_local_step_leaves_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was forgotten, so that retention deleted the only copy, though the next save of it said that it is there."""
+    with run.start() as checkpointer:
+        save(checkpointer, 10, 10)
+        save(checkpointer, 11, 11)  # in the fast directory alone
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalAttempt, "commit", failing_in(run.local))
+            with pytest.raises(OSError, match="the disk is gone"):
+                save(checkpointer, 11, 12, overwrite=True)
+        assert checkpointer.all_steps() == [10, 11] and checkpointer.load(11)["n"] == 11
+        assert not checkpointer.save(11, {"n": 13})
+        save(checkpointer, 12, 14)
+        assert run.values() == [{10: 10, 11: 11, 12: 14}, {10: 10}]
+
+
+@pytest.mark.parametrize("overwrites", ["another host", "a tool"])
+def test_an_older_copy_on_another_host_does_not_come_back(run: Run, overwrites: str) -> None:
+    """The newer save of its number is gone, in all tiers of the host that made it."""
+    with run.start() as checkpointer:
+        save(checkpointer, 10, 10)
+    here, run.local = run.local, run.local.with_name("elsewhere")
+    local = run.local if overwrites == "another host" else None
+    with ckpt.Checkpointer(
+        run.persistent, local_directory=local, max_to_keep=1, options=HOURLY if local else None
+    ) as other:
+        restored = other.restore_latest(state={"n": 0})
+        assert restored is not None and restored["state"]["n"] == 10
+        save(other, 10, 11, overwrite=True)
+        for step in (12, 13, 14, 15):
+            save(other, step, step, force=True)
+    run.local = here
+    assert run.values() == [{15: 15}, {15: 15}]
+    with run.start() as back:
+        assert back.all_steps() == [15]
+
+
+def test_a_rollback_to_an_overwritten_step_stands_on_the_newer_save(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run.start() as checkpointer:
+        save(checkpointer, 10, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalAttempt, "commit", failing_in(run.local))
+            with pytest.raises(OSError, match="the disk is gone"):
+                save(checkpointer, 10, 11, overwrite=True)
+        checkpointer.rollback_to(10)
+        save(checkpointer, 11, 12, force=True)
+    ten, eleven = (
+        load_record((run.persistent / name / "ckpt.json").read_bytes()) for name in ("10", "11")
+    )
+    assert eleven.parent == (10, ten.token)
 
 
 def test_an_older_local_copy_does_not_come_back(run: Run) -> None:

@@ -184,3 +184,29 @@ def test_what_closed_directories_had_at_the_service_goes(
 def of_peers(service: Service) -> int:
     """How many keys local directories have at the service."""
     return sum(key.startswith(("ckpt/peers/", "ckpt/retired/")) for key in service.values)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_interrupt_between_the_two_agreements(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The others hear of it at once, and not after the timeout, and all go on together."""
+
+    class Interrupted(Processes):
+        def gather_decide(self, tag: str, *rest: Any, **more: Any) -> str:
+            answer = super().gather_decide(tag, *rest, **more)
+            if self.index == at and tag == "1":
+                raise KeyboardInterrupt
+            return answer
+
+    service = Service()
+
+    def work(processes: Processes) -> str:
+        processes = Interrupted(processes.index, processes.count)
+        with pytest.raises((KeyboardInterrupt, ckpt.CheckpointError)) as failure:
+            processes.gather_alike("1", f"{processes.index}", "", lambda _: "never", 30, "call")
+        assert processes.gather_alike("2", "same", "", lambda _: "then", 30, "call") == "then"
+        return f"{failure.type.__name__}: {failure.value}"
+
+    told = run_all(monkeypatch, service, 3, work)
+    assert told[at].startswith("KeyboardInterrupt")
+    for text in told[:at] + told[at + 1 :]:
+        assert f"process {at} gave up: KeyboardInterrupt" in text, told

@@ -19,6 +19,7 @@ from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.folders import local_root as local_root
 from ckpt_core._run.tiers.local import LocalTier as LocalTier
+from ckpt_core._run.tiers.save import NotReplaced as NotReplaced
 from ckpt_core._run.tiers.save import StepToSave as StepToSave
 from ckpt_core._saved import Checkpoint, NativeCheckpoint
 

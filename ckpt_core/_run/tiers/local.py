@@ -13,6 +13,7 @@ from ckpt_core._errors import (
     CheckpointCorrupt,
     NewerFormat,
     all_go_on,
+    is_visible,
     mark_known_to_all,
     raised_by_a_handler,
 )
@@ -30,7 +31,7 @@ from ckpt_core._run.tiers.folders import Folders, folder_of, offered_of
 from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, judge, judge_failure, parse_judgement, vote
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
-from ckpt_core._run.tiers.save import LocalSave, Saved, StepToSave, Tables
+from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
 from ckpt_core._save import SaveJob
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
@@ -129,12 +130,10 @@ class LocalTier:
             run: the run, of which the last of the earlier lineages says what still counts; None if it stays.
             unwanted: tells the steps to delete; by default those that count no more.
         """
-        withdrawn: set[int] = set()
         if run is not None and run.name:
-            withdrawn = {step for step, _ in {*run.deleted} - {*self._run.deleted}}
             self._run = run
         last = self._run.earlier[-1][1] if self._run.earlier else MAX_STEP
-        gone = unwanted or (lambda step: step > last or step in withdrawn)
+        gone = unwanted or (lambda step: step > last)
         if unwanted is None and (left := [step for step in sorted(self._complete) if gone(step)]):
             logger.warning(
                 "%s: deleted steps %s: training does not continue from them",
@@ -271,8 +270,10 @@ class LocalTier:
             self._opened.pop(what.step, None)
             try:
                 saved = save.write_and_commit()
-            except BaseException:
-                if before is not None and not save.may_have_replaced:
+            except BaseException as error:
+                alone = self._processes.count == 1
+                stands = not save.may_have_replaced or (alone and not is_visible(error))
+                if before is not None and stands and not _is_replaced(replaced_first):
                     self._complete = {**self._complete, what.step: before}
                 raise
             if not self._has_saved:
@@ -436,3 +437,11 @@ class LocalTier:
             self._joining.discard()
             self._peers.leave()
             self._folders.close()
+
+
+def _is_replaced(replaced_first: Callable[[], None] | None) -> bool:
+    """Whether another tier has the new save of a step; see ``LocalSave``."""
+    try:
+        return replaced_first is not None and replaced_first() is None
+    except NotReplaced:
+        return False

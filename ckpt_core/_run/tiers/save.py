@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ckpt_core._background.threads import Flag
+from ckpt_core._errors import CheckpointError
 from ckpt_core._format.part import Part
 from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
@@ -20,6 +22,10 @@ from ckpt_core._save.write import Write
 _COPY_STATES: tuple[CopyState, ...] = ("off", "idle", "busy", "done")
 
 
+class NotReplaced(CheckpointError):
+    """An overwrite has failed in the persistent directory, so the fast one keeps the old step, too."""
+
+
 @dataclass(frozen=True)
 class StepToSave:
     """The items of one step and the fields of its record; see ``Checkpointer.save``.
@@ -27,6 +33,7 @@ class StepToSave:
     Attributes:
         token: of the save; in all tiers the same.
         parent: number and token of the step that it continues from, or None.
+        decided: of an overwrite: set when its persistent copy is committed, or has failed.
     """
 
     step: int
@@ -34,6 +41,7 @@ class StepToSave:
     fields: RecordFields
     token: str
     parent: tuple[int, str] | None = None
+    decided: Flag = field(default_factory=Flag)
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ class LocalSave:
         make_room: called with the number of bytes that this process is about to write, when all processes of the
             save have claimed their directories.
         tables: what process 0 publishes.
-        replaced_first: called when this process has written its files; raises if another tier, whose copy of the step is
-            replaced before this one, still has the old one.
+        replaced_first: called when this process has written its files; blocks until another tier has replaced its copy of
+            the step, and raises ``NotReplaced`` if it still has the old one.
 
     Attributes:
         may_have_replaced: a process may have put the step in the place of an earlier save of its number.
