@@ -37,7 +37,9 @@ def to_torch(path: PathLike, module: Any = None, *, item: str | None = None) -> 
 
         model.load_state_dict(to_torch("runs/1/step_100"))
     """
-    if module is not None and isinstance(path, (str, os.PathLike)):  # else they stand in another order
+    if module is not None and isinstance(
+        path, (str, os.PathLike)
+    ):  # else they stand in another order
         _modules.refuse_no_module("to_torch", module)
     name = chosen_item(path, item)
     if module is None:
