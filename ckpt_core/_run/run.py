@@ -316,7 +316,7 @@ class Run:
                 return  # the other save raises the reason
             except BaseException:
                 if what.step not in local.complete:
-                    self._outcomes.append(lambda trail: history.unsure(trail, what.step))
+                    self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
                 raise
             finally:
                 staging.release()
