@@ -155,11 +155,14 @@ class Disk:
                 self._retention.leave(left, None, _READER_SECS)
 
         def withdraw_older() -> None:
-            """Of this number no older save in local directories counts: the persistent copy does until the commit."""
+            """Of this number no older save in local directories counts; until the commit, the persistent copy does.
+
+            Where there is none, an older local one is all that there is until then.
+            """
             backend, path = self._directory.backend, self._directory.path
             run = load_lineage(backend.read(path, RUN_FILE), path)
             marked = run.overwritten(call.step, token)
-            if run.name and marked != run:
+            if run.name and marked != run and self._steps.has(call.step):
                 backend.put(path, RUN_FILE, marked.dump())
 
         at_commit = withdraw_older if plan.replaces else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +46,39 @@ def save(checkpointer: ckpt.Checkpointer, step: int, value: int, **more: Any) ->
     checkpointer.wait_until_finished()
 
 
-def failing_in(place: Path) -> Callable[..., Any]:
-    """``LocalAttempt.commit``, with a disk that fails below this directory."""
-    commit = LocalAttempt.commit
+def fails_to_overwrite(
+    checkpointer: ckpt.Checkpointer,
+    step: int,
+    value: int,
+    place: Path,
+    method: str = "commit",
+    **more: Any,
+) -> OSError:
+    """The error of an overwrite while the disk below ``place`` fails in this method of ``LocalAttempt``."""
+    works = getattr(LocalAttempt, method)
 
     def fails(self: Any, *rest: Any) -> Any:
         if str(place) in str(vars(self)):
             raise OSError("the disk is gone")
-        return commit(self, *rest)
+        return works(self, *rest)
 
-    return fails
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalAttempt, method, fails)
+        with pytest.raises(OSError, match="the disk is gone") as failure:
+            save(checkpointer, step, value, overwrite=True, **more)
+    return failure.value
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_failure_in_the_persistent_directory_replaces_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, goes_on: bool
+    run: Run, asynchronous: bool, goes_on: bool
 ) -> None:
     """The fast directory had the new value then, until the local copy was gone."""
     checkpointer = run.start(asynchronous=asynchronous)
     save(checkpointer, 10, 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalAttempt, "commit", failing_in(run.persistent))
-        with pytest.raises(OSError, match="the disk is gone") as failure:
-            save(checkpointer, 10, 11, overwrite=True)
-    assert "replaced" not in str(getattr(failure.value, "__notes__", ""))  # the one reason
+    error = fails_to_overwrite(checkpointer, 10, 11, run.persistent)
+    assert "replaced" not in str(getattr(error, "__notes__", ""))  # the one reason
     assert run.values() == [{10: 10}, {10: 10}]
     if goes_on:
         assert checkpointer.load(10)["n"] == 10
@@ -84,37 +90,22 @@ def test_a_failure_in_the_persistent_directory_replaces_nothing(
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_after_a_failure_in_the_fast_directory_the_new_value_counts(
-    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+    run: Run, asynchronous: bool
 ) -> None:
     checkpointer = run.start(asynchronous=asynchronous)
     save(checkpointer, 10, 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalAttempt, "commit", failing_in(run.local))
-        with pytest.raises(OSError, match="the disk is gone"):
-            save(checkpointer, 10, 11, overwrite=True)
+    fails_to_overwrite(checkpointer, 10, 11, run.local)
     assert run.values() == [{10: 11}, {10: 11}]
     assert checkpointer.load(10)["n"] == 11
     checkpointer.close()
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_full_fast_disk_at_an_overwrite(
-    run: Run, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
-) -> None:
+def test_a_full_fast_disk_at_an_overwrite(run: Run, asynchronous: bool) -> None:
     """The old local copy is intact, and was the only one of its number once retention had taken the new one."""
-    make_durable = LocalAttempt.make_durable
-
-    def full(self: Any, *rest: Any) -> Any:
-        if str(run.local) in str(vars(self)):
-            raise OSError(errno.ENOSPC, "the disk is full")
-        return make_durable(self, *rest)
-
     checkpointer = run.start(asynchronous=asynchronous, max_to_keep=1)
     save(checkpointer, 10, 10)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalAttempt, "make_durable", full)
-        with pytest.raises(OSError, match="the disk is full"):
-            save(checkpointer, 10, 11, overwrite=True)
+    fails_to_overwrite(checkpointer, 10, 11, run.local, "make_durable")
     assert run.values() == [{10: 11}, {10: 11}] and checkpointer.load(10)["n"] == 11
     save(checkpointer, 11, 12, force=True)
     assert run.values() == [{11: 12}, {11: 12}] and checkpointer.all_steps() == [11]
@@ -123,21 +114,32 @@ def test_a_full_fast_disk_at_an_overwrite(
         assert again.all_steps() == [11]
 
 
-def test_a_failed_overwrite_of_a_local_step_leaves_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_overwrite_of_a_local_step_leaves_it(run: Run) -> None:
     """It was forgotten, so that retention deleted the only copy, though the next save of it said that it is there."""
     with run.start() as checkpointer:
         save(checkpointer, 10, 10)
         save(checkpointer, 11, 11)  # in the fast directory alone
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalAttempt, "commit", failing_in(run.local))
-            with pytest.raises(OSError, match="the disk is gone"):
-                save(checkpointer, 11, 12, overwrite=True)
+        fails_to_overwrite(checkpointer, 11, 12, run.local)
         assert checkpointer.all_steps() == [10, 11] and checkpointer.load(11)["n"] == 11
         assert not checkpointer.save(11, {"n": 13})
         save(checkpointer, 12, 14)
         assert run.values() == [{10: 10, 11: 11, 12: 14}, {10: 10}]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_overwrite_of_a_local_step_that_fails_everywhere_leaves_it(
+    run: Run, asynchronous: bool
+) -> None:
+    """The persistent directory has no copy of it: until it has the new one, the old local one counts."""
+    with run.start(asynchronous=asynchronous) as checkpointer:
+        save(checkpointer, 10, 10)
+        save(checkpointer, 11, 11)  # in the fast directory alone
+        fails_to_overwrite(checkpointer, 11, 12, run.local.parent, force=True)
+        assert checkpointer.load(11)["n"] == 11
+    assert run.values() == [{10: 10, 11: 11}, {10: 10}]
+    with run.start() as again:
+        restored = again.restore_latest(state={"n": 0})
+        assert restored is not None and restored["state"]["n"] == 11
 
 
 @pytest.mark.parametrize("overwrites", ["another host", "a tool"])
@@ -161,15 +163,10 @@ def test_an_older_copy_on_another_host_does_not_come_back(run: Run, overwrites: 
         assert back.all_steps() == [15]
 
 
-def test_a_rollback_to_an_overwritten_step_stands_on_the_newer_save(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_to_an_overwritten_step_stands_on_the_newer_save(run: Run) -> None:
     with run.start() as checkpointer:
         save(checkpointer, 10, 10)
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalAttempt, "commit", failing_in(run.local))
-            with pytest.raises(OSError, match="the disk is gone"):
-                save(checkpointer, 10, 11, overwrite=True)
+        fails_to_overwrite(checkpointer, 10, 11, run.local)
         checkpointer.rollback_to(10)
         save(checkpointer, 11, 12, force=True)
     ten, eleven = (
