@@ -37,6 +37,21 @@ class Staging:
         self.lent.append(buffer)
         return buffer
 
+    def lend(self, users: int) -> Callable[[], None]:
+        """Begins a snapshot; each of so many saves that read it calls the result after its last read.
+
+        The saves that read the previous one have ended, or never began.
+        """
+        if self.lent:
+            self.release()
+        reading = list(range(users))
+
+        def ended() -> None:
+            if reading.pop() == 0:  # one atomic call: of two threads, one gets the last
+                self.release()
+
+        return ended
+
     def release(self) -> None:
         """Makes the lent buffers reusable, after their last read, and frees those not lent."""
         self._free = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from ckpt_core._lazy import jax
 Piece = tuple[Region, np.ndarray[Any, Any]]
 
 
-def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
+def start_transfers(parts: Iterable[Mapping[int, Any]]) -> None:
     """Starts the transfers of all arrays to the host; does not wait. No effect on CPU.
 
     On CPU, ``np.asarray`` is a view of the array's buffer and keeps a reference to it. A later step
@@ -26,7 +26,7 @@ def start_transfers(parts: Iterable[Sequence[Any]]) -> None:
         return
     with fetching():
         for values in parts:
-            for value in values:
+            for value in values.values():
                 if isinstance(value, jax.Array):
                     value.copy_to_host_async()
 
@@ -43,21 +43,21 @@ def fetching() -> contextlib.AbstractContextManager[object]:
     return explicit_device_get_scope()
 
 
-def stage(parts: Sequence[list[Any]], where: str) -> None:
+def stage(parts: Iterable[dict[int, Any]], where: str) -> None:
     """Replaces arrays by copies in other memory of their device; does not wait for the copies.
 
     The copies are enqueued on the device before the caller's next step, which may donate the
     original.
 
     Args:
-        parts: lists of single-device arrays; changed in place.
+        parts: of each leaf its single-device arrays; changed in place.
         where: ``device``, or a memory kind that the device can address, such as ``pinned_host``.
 
     Raises:
         CheckpointError: the device has no such memory.
     """
     for values in parts:
-        for position, value in enumerate(values):
+        for position, value in values.items():
             if isinstance(value, jax.Array):
                 values[position] = _copied(value, where)
 

@@ -182,16 +182,22 @@ def place(path: str, pieces: Iterable[bytes]) -> None:
 
 
 class Scratch:
-    """An empty directory for what a caller writes; deleted by ``close``, or with this object."""
+    """An empty directory for what a caller writes; deleted by ``close``, or with this object.
 
-    def __init__(self) -> None:
+    Args:
+        users: how often ``close`` is called; the last time deletes it.
+    """
+
+    def __init__(self, users: int = 1) -> None:
         _remove_of_the_dead()
+        self._users = list(range(users))
         self.path = tempfile.mkdtemp(prefix=f"{_SCRATCH}{this_owner()}.")
         self._remove = weakref.finalize(self, _remove_at_home, self.path, os.getpid())
 
     def close(self) -> None:
-        """Deletes it with all that is in it."""
-        self._remove()
+        """Called by each user after its last read; deletes it with all that is in it."""
+        if self._users.pop() == 0:
+            self._remove()
 
 
 def _remove_at_home(path: str, home: int) -> None:

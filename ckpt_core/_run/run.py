@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._devices.staging import Copy, Staging
+from ckpt_core._devices.staging import Staging
 from ckpt_core._directory import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -41,7 +41,7 @@ from ckpt_core._run.retention import Retention
 from ckpt_core._run.steps import Following, RunDirectory
 from ckpt_core._run.tiers import LocalTier, NotReplaced, StepToSave, Tiers, restore_newest
 from ckpt_core._run.unread import UnreadValues
-from ckpt_core._save import Links, PreparedSave, RecordFields, prepare_save, save_job
+from ckpt_core._save import Links, PreparedSave, RecordFields, Snapshot, save_job, take
 
 
 class Run:
@@ -161,7 +161,7 @@ class Run:
         replaces = replaces or step in trail.doubtful or step in trail.damaged
         again = replaces and self._local is not None
         # a tier takes one save at a time, and what is replaced must have ended in all of them
-        before = self.saves if persists or again else self.saves[:1]
+        before = self.saves if persists or again or overwrite else self.saves[:1]
         if self._options.on_pending == "fail":
             for running in before:
                 running.refuse_if_running()
@@ -270,35 +270,50 @@ class Run:
     # ---- snapshot, write, commit
 
     def _start(self, what: StepToSave, call: Call, plan: Plan, persists: bool) -> None:
-        """Takes the snapshots and starts to write them; if synchronous, blocks until committed."""
-        tier = self._local
-        local = None if tier is None else self._prepare_local(tier, what, plan)
+        """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
+        tier, asynchronous = self._local, self._asynchronous
+        # a local save may begin while a persistent one still reads its buffers
+        staging = self._stagings[-1 if persists else 0]
+        ended = staging.lend((tier is not None) + persists)
         persistent: PreparedSave | None = None
-        low = self._asynchronous and self._options.background_priority == "low"
+        snapshots: list[Snapshot] = []
+        writes: list[tuple[InFlight, Callable[[], None], InFlight | None]] = []
+        if tier is not None:
+            snapshot, work = self._prepare_local(tier, what, plan, ended)
+            snapshots.append(snapshot)
+            writes.append((tier.in_flight, work, None))
+        if persists:
+            persistent = self._prepare_persistent(what, call, plan, ended)
+            snapshots.append(persistent.snapshot)
+            fast = None if tier is None else tier.in_flight
+            # what replaces a step goes first, and the local save waits for it
+            at = 0 if plan.persisted else len(writes)
+            writes.insert(at, (self._persistent, persistent.run, fast))
+        low = asynchronous and self._options.background_priority == "low"
+        # where local directories take every save, the caller does not wait for the other disk
+        begin = persistent.begin_early if persistent is not None and tier is None else None
         try:
-            if persists:
-                persistent = self._prepare_persistent(what, call, plan)
+            take(what.items, snapshots, staging.copy if asynchronous else None, begin)
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
-            fast = None if tier is None else tier.in_flight
-            if fast is not None and local is not None and not plan.persisted:
-                fast.start(what.step, local, low=low)
-            if persistent is not None and (self._asynchronous or fast is not None):
-                self._persistent.start(what.step, persistent.run, after=fast, low=low)
+            if asynchronous or tier is not None:
+                for in_flight, work, after in writes:
+                    in_flight.start(what.step, work, after, low=low)
             elif persistent is not None:
                 persistent.run()
-            if fast is not None and local is not None and plan.persisted:
-                fast.start(what.step, local, low=low)  # it waits for the other one
         except BaseException:
             if persistent is not None:
                 persistent.undo()  # no effect if its thread is already running
             raise
-        if not self._asynchronous:
+        if not asynchronous:
             settle_all(self.saves)
 
-    def _prepare_local(self, local: LocalTier, what: StepToSave, plan: Plan) -> Callable[[], None]:
-        staging, identity = self._stagings[0], Identity(what.step, what.token)
+    def _prepare_local(
+        self, local: LocalTier, what: StepToSave, plan: Plan, ended: Callable[[], None]
+    ) -> tuple[Snapshot, Callable[[], None]]:
+        """The snapshot of the local save, and what then writes it."""
+        identity = Identity(what.step, what.token)
 
         def replaced_first() -> None:
             what.decided.wait()
@@ -306,8 +321,7 @@ class Run:
                 raise NotReplaced(f"step {what.step} was not replaced in {self.directory.path}")
 
         # Until an overwrite is acknowledged a restart finds the old value, in each tier; then the new one.
-        gate = replaced_first if plan.persisted else None
-        work = local.prepare(what, self._copying(staging), gate)
+        snapshot, work = local.prepare(what, replaced_first if plan.persisted else None)
 
         def save_and_note() -> None:
             try:
@@ -319,12 +333,14 @@ class Run:
                     self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
                 raise
             finally:
-                staging.release()
+                ended()
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
 
-        return save_and_note
+        return snapshot, save_and_note
 
-    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
+    def _prepare_persistent(
+        self, what: StepToSave, call: Call, plan: Plan, ended: Callable[[], None]
+    ) -> PreparedSave:
         trail = self._trail
         job = save_job(
             self._steps.path(what.step) if plan.replaces else self._steps.new_path(what.step),
@@ -332,16 +348,21 @@ class Run:
             self._options,
             overwrite=plan.replaces,
             step=what.step,
-            copy=self._copying(self._stagings[-1]),
             guard=self._disk.guard(trail, call, plan, what.token, looks_later=self._looks_later),
             links=self._links,
-            waits_for_disk=self._local is None,
             token=what.token,
             parent=what.parent,
         )
-        return prepare_save(job, what.items, lambda write: self._write(what, trail, plan, write))
+        return PreparedSave(job, lambda write: self._write(what, trail, plan, write, ended))
 
-    def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
+    def _write(
+        self,
+        what: StepToSave,
+        trail: Trail,
+        plan: Plan,
+        write: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
         identity = Identity(what.step, what.token)
         try:
@@ -356,19 +377,10 @@ class Run:
         finally:
             if plan.persisted:
                 what.decided.set()
-            self._stagings[-1].release()
+            ended()
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
             self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)
-
-    def _copying(self, staging: Staging) -> Copy | None:
-        """The copy function of the next snapshot; None if synchronous, which needs no copy.
-
-        The previous save, which used the same buffers, has ended.
-        """
-        if staging.lent:
-            staging.release()
-        return staging.copy if self._asynchronous else None
 
     # --------------------------------------------------------------------------------- restore
 

@@ -14,7 +14,7 @@ from ckpt_core._options import Options, checked_options, refuse_arguments, unnam
 from ckpt_core._save.agreement import Offer as Offer
 from ckpt_core._save.dedup_links import Links as Links
 from ckpt_core._save.job import RecordFields, SaveJob, check_item_name, save_job
-from ckpt_core._save.protocol import PreparedSave, prepare_save
+from ckpt_core._save.protocol import PreparedSave, Snapshot, prepare_save, take
 
 __all__ = [
     "NOTHING",
@@ -22,11 +22,12 @@ __all__ = [
     "PreparedSave",
     "RecordFields",
     "SaveJob",
+    "Snapshot",
     "collect_items",
-    "prepare_save",
     "save",
     "save_async",
     "save_job",
+    "take",
 ]
 
 
@@ -126,9 +127,9 @@ def save_async(
     """
     chosen = collect_items(state, items, named)
     fields = RecordFields(state is not NOTHING, metadata)
-    job = save_job(path, fields, checked_options(options), overwrite=overwrite, copy=np.copy)
+    job = save_job(path, fields, checked_options(options), overwrite=overwrite)
     try:
-        prepared = prepare_save(job, chosen)
+        prepared = prepare_save(job, chosen, np.copy)
     except ANSWERS as error:
         raise at_the_call(error)  # noqa: B904
     pending = None

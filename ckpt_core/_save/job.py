@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckpt_core import _processes
-from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Backend, Scratch, SourceFile, is_file_name, resolve
 from ckpt_core._errors import RefusedArgument
 from ckpt_core._fork import HOME_PID, forked
@@ -79,15 +78,11 @@ class SaveJob:
         overwrite: whether to replace an existing checkpoint.
         own: plan a process-local checkpoint: write every shard held here, replicas included.
         step: step number, reported in events; None outside a Checkpointer.
-        copy: copies host memory that the caller could change while the save runs; None if the
-            caller waits, so that nothing is copied.
         guard: decides whether this run may write to the directory; None: it may.
         links: what a Checkpointer remembers of its last step, to hard-link unchanged files.
         token: of the save; None for a new one.
         parent: number and token of the step that the saved state continues from, or None.
         flat: describe the only item at the top, too; never in a local directory, where only ckpt reads.
-        waits_for_disk: the caller begins the attempt, if it is in a file system; False: the thread that
-            writes does, since the disk may be slow.
     """
 
     target: str
@@ -99,10 +94,8 @@ class SaveJob:
     overwrite: bool = False
     own: bool = False
     step: int | None = None
-    copy: Copy | None = None
     guard: Guard | None = None
     links: Links | None = None
-    waits_for_disk: bool = True
     token: str | None = None
     parent: tuple[int, str] | None = None
     flat: bool = False

@@ -142,7 +142,7 @@ class CheckpointWriter:
         check_item_name(name)
         with self._turn:
             writing = self._begun()
-            item = prepare_item(name, tree, self._job)
+            (item,) = prepare_item(name, tree, [self._job])
             writing.refuse(item)
             with self._noting_failure():
                 writing.take(item)

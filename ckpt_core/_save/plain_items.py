@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ckpt_core._directory import (
     Attempt,
@@ -57,34 +59,35 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
     return PreparedItem(name, record, state_files=files, values=told)
 
 
-def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> PreparedItem:
-    """The item with its small files as they are now, and where the others are.
+def prepare_files(
+    name: str, item: Files | SavedFiles, jobs: Sequence[SaveJob]
+) -> list[PreparedItem]:
+    """For each job the item, with its small files as they are now, and where the others are.
 
     Raises:
         UnsupportedLeaf: there is something that cannot be saved.
         CheckpointError: the files are too large to be sent to a bucket.
         OSError: the system refuses.
     """
-    record = ItemRecord("files", NONE, process_count=job.writers.count)
-    if job.writers.index > 0:
-        return PreparedItem(name, record)
+    writing = [job for job in jobs if job.writers.index == 0]
+    if not writing:
+        return [_prepared(name, job) for job in jobs]
     source = item.copy_to if isinstance(item, SavedFiles) else item.source
     scratch = None
     if callable(source):
-        scratch = Scratch()
+        scratch = Scratch(len(writing))
         source(Path(scratch.path))
         found = files_below(scratch.path)
     else:
         path = os.path.abspath(os.path.expanduser(source))
-        _refuse_itself(path, job)
+        for job in writing:
+            _refuse_itself(path, job)
         found = files_below(path)
-    if not job.local:
-        _refuse_too_large(name, found, job.options.max_host_bytes)
+    if not all(job.local for job in writing):
+        _refuse_too_large(name, found, jobs[0].options.max_host_bytes)
     names = {file.name.partition("/")[0] for file in found}
     handler = item.orbax_handler if isinstance(item, Files) else None
     notes = () if handler else tuple(note for note in NOTES if note not in names)
-    # in a bucket, Orbax wants it in each item
-    marks = () if job.local or COMMIT_FILE in names else (COMMIT_FILE,)
     said = {"format": "ckpt files", "files": {file.name: file.size_bytes for file in found}}
     held: dict[str, bytes] = dict.fromkeys(notes, dump_json(said))
     left, sources = _HELD_BYTES_IN_ALL, list[SourceFile]()
@@ -95,12 +98,24 @@ def prepare_files(name: str, item: Files | SavedFiles, job: SaveJob) -> Prepared
         else:
             sources.append(file)
     if scratch is not None and not sources:
-        scratch.close()
+        for _ in writing:
+            scratch.close()
         scratch = None
-    record = ItemRecord("files", NONE, process_count=job.writers.count, notes=(*notes, *marks))
-    return PreparedItem(
-        name, record, state_files=held, sources=tuple(sources), scratch=scratch, handler=handler
-    )
+    prepared: list[PreparedItem] = []
+    for job in jobs:
+        if job.writers.index > 0:
+            prepared.append(_prepared(name, job))
+            continue
+        # in a bucket, Orbax wants it in each item
+        marks = () if job.local or COMMIT_FILE in names else (COMMIT_FILE,)
+        content = {"state_files": held, "sources": tuple(sources), "scratch": scratch}
+        prepared.append(_prepared(name, job, (*notes, *marks), handler=handler, **content))
+    return prepared
+
+
+def _prepared(name: str, job: SaveJob, notes: tuple[str, ...] = (), **content: Any) -> PreparedItem:
+    record = ItemRecord("files", NONE, process_count=job.writers.count, notes=notes)
+    return PreparedItem(name, record, **content)
 
 
 def _refuse_itself(path: str, job: SaveJob) -> None:

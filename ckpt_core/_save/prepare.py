@@ -1,11 +1,16 @@
-"""Flattens, plans and snapshots items: all that a save does while the caller waits."""
+"""Flattens, plans and snapshots items: all that a save does while the caller waits.
+
+A step that goes to several tiers is flattened and copied once: each tier has a plan of its own (``SaveJob.own``), and
+takes what it writes from the same parts.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,76 +29,74 @@ from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import Landed, SaveJob
 from ckpt_core._save.job import PreparedItem as PreparedItem
 from ckpt_core._save.plain_items import prepare_files, prepare_json
-from ckpt_core._save.plan import (
-    Compression,
-    PlannedLeaf,
-    TreePlan,
-    TreeSignature,
-    plan_tree,
-    signature_of,
-)
+from ckpt_core._save.plan import PlannedLeaf, TreePlan, TreeSignature, plan_tree, signature_of
 from ckpt_core._save.shared_objects import SharedObjects
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
 from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
 
+Shared = tuple[tuple[tuple[str, int], ...], ...]
+"""See ``RecordFields.shared``."""
+Parts = list[dict[int, Any]]
+"""For each leaf what was taken of it, by the shard's position in ``PlannedLeaf.held.mine``: first on devices, later numpy
+arrays. Of a leaf that no sharding places there is one, at 0, or none."""
+
 
 def prepare_items(
-    items: Mapping[str, Any], job: SaveJob
-) -> tuple[list[PreparedItem], tuple[tuple[tuple[str, int], ...], ...]]:
-    """Flattens, plans and snapshots all items of a save; also returns ``RecordFields.shared``.
+    items: Mapping[str, Any], jobs: Sequence[SaveJob], copy: Copy | None
+) -> tuple[list[list[PreparedItem]], Shared]:
+    """Flattens, plans and snapshots all items of a save; for each job its items.
+
+    Args:
+        items: values to save, by item name.
+        jobs: what writes them, each to a place of its own.
+        copy: copies host memory that the caller could change while the save runs; None if the caller waits, so that
+            nothing is copied.
 
     Raises:
         UnsupportedLeaf: a value cannot be saved; the message says path, type, and item if named.
         ValueError: a pattern of ``Options.compression`` matches no leaf.
     """
     shared = SharedObjects() if len(items) > 1 else None
-    prepared = [prepare_item(name, value, job, shared) for name, value in items.items()]
-    rules = job.options.compression
+    prepared = [prepare_item(name, value, jobs, copy, shared) for name, value in items.items()]
+    rules = jobs[0].options.compression
     if isinstance(rules, Mapping):
-        refuse_idle(rules, [(item.name, item.record.paths) for item in prepared])
-    return prepared, () if shared is None else shared.groups()
+        refuse_idle(rules, [(first.name, first.record.paths) for first, *_ in prepared])
+    by_job = [[item[position] for item in prepared] for position in range(len(jobs))]
+    return by_job, () if shared is None else shared.groups()
 
 
 def prepare_item(
-    name: str, value: Any, job: SaveJob, shared: SharedObjects | None = None
-) -> PreparedItem:
-    """Flattens, plans and snapshots one item.
+    name: str,
+    value: Any,
+    jobs: Sequence[SaveJob],
+    copy: Copy | None = None,
+    shared: SharedObjects | None = None,
+) -> list[PreparedItem]:
+    """Flattens, plans and snapshots one item; for each job the item that it writes.
 
     Args:
-        name, value, job: the item.
+        name, value, jobs, copy: as for ``prepare_items``.
         shared: notes its leaves, if they may stand in other items, too.
 
     Raises:
         UnsupportedLeaf: as for ``prepare_items``.
     """
     try:
-        return _prepare(name, value, job, shared)
+        if isinstance(value, Json):
+            return [prepare_json(name, value, job) for job in jobs]
+        if isinstance(value, Files | SavedFiles):
+            return prepare_files(name, value, jobs)
+        adapter = _adapters.adapter_for(value)
+        if adapter is not None and _adapters.is_per_process(adapter):
+            return [_prepare_state(name, value, adapter, jobs[0])] * len(jobs)
+        return _prepare_tree(name, value, jobs, copy, shared)
     except UnsupportedLeaf as error:
-        if job.fields.single:
+        if jobs[0].fields.single:
             raise
         message = f"item {name!r}: {error}"
         named = UnsupportedLeaf(message, leaf=error.leaf, type_name=error.type_name)
         raise named.with_traceback(error.__traceback__) from None
-
-
-def _prepare(name: str, value: Any, job: SaveJob, shared: SharedObjects | None) -> PreparedItem:
-    if isinstance(value, Json):
-        return prepare_json(name, value, job)
-    if isinstance(value, Files | SavedFiles):
-        return prepare_files(name, value, job)
-    adapter = _adapters.adapter_for(value)
-    if adapter is not None and _adapters.is_per_process(adapter):
-        return _prepare_state(name, value, adapter, job)
-    expand_one, writable = _adapters.expander(stored=True), False
-
-    def expand(obj: Any) -> Any:
-        nonlocal writable
-        writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
-        return expand_one(obj)
-
-    flat = flatten(value, expand=expand, saving=True)
-    return _prepare_tree(name, flat, job, job.copy if writable else None, shared)
 
 
 def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> PreparedItem:
@@ -105,220 +108,202 @@ def _prepare_state(name: str, value: Any, adapter: Any, job: SaveJob) -> Prepare
     return PreparedItem(name, record, state_files=files)
 
 
-def _prepare_tree(
-    name: str,
-    flat: FlatTree,
-    job: SaveJob,
-    copy_jax: Copy | None,
-    shared: SharedObjects | None,
-) -> PreparedItem:
-    """Plans a pytree and takes its snapshot.
+def _flat(value: Any) -> tuple[FlatTree, bool]:
+    """A value as a pytree; and whether its owner can write to memory of its jax arrays, as with torchax."""
+    expand_one, writable = _adapters.expander(stored=True), False
 
-    Args:
-        name: name of the item.
-        flat: the pytree.
-        job: job of the save.
-        copy_jax: copies jax arrays whose memory the caller can write to (torchax, for example);
-            None if there are none.
-        shared: as for ``prepare_item``.
-    """
+    def expand(obj: Any) -> Any:
+        nonlocal writable
+        writable = writable or _adapters.has_writable_arrays(_adapters.adapter_for(obj))
+        return expand_one(obj)
+
+    flat = flatten(value, expand=expand, saving=True)
+    return flat, writable
+
+
+def _prepare_tree(
+    name: str, value: Any, jobs: Sequence[SaveJob], copy: Copy | None, shared: SharedObjects | None
+) -> list[PreparedItem]:
+    """Plans a pytree for each job, and takes its snapshot."""
+    flat, writable = _flat(value)
     signature, data = signature_of(flat)
     if shared is not None:
         shared.note(name, flat.leaves, signature.specs)
-    plan = plan_item(name, signature, job)
-    texts = {
-        plan.names[position]: to_text(flat.leaves[position], signature.specs[position])
-        for position in plan.texts
-    }
+    plans = [plan_item(name, signature, job) for job in jobs]
+    first, texts = plans[0], dict[str, str]()
+    for position in first.texts:
+        texts[first.names[position]] = to_text(flat.leaves[position], signature.specs[position])
     if texts:
         # called for its checks only, so that a text that cannot be stored fails on this thread
-        orbax_write.strings_file(texts, dict(zip(plan.names, flat.paths, strict=True)))
-    prepared = PreparedItem(name, plan.record, plan, texts=texts)
-    leaves = _snapshots(plan, flat.leaves, data, job.copy)
-    alone = job.processes.count == 1 or job.own
-    compared = [] if alone else _compared(plan, leaves, data, job.copy)
-    held = [*leaves, *(one for one in compared if not one.plan.takes)]
-    told = {} if alone else texts
+        orbax_write.strings_file(texts, dict(zip(first.names, flat.paths, strict=True)))
+    parts: Parts = [{} for _ in data]
+    compare = [job.processes.count > 1 and not job.own for job in jobs]
+    for plan, compares in zip(plans, compare, strict=True):
+        _take(plan, data, parts, copy, compares)
+    options = jobs[0].options
     # on an accelerator, the transfer to the host makes a copy anyway
-    copy_now = copy_jax if jax.default_backend() == "cpu" else None
+    copy_now = copy if writable and jax.default_backend() == "cpu" else None
+    landing: Callable[[], None] | None = None
     # stage() only enqueues copies, which may run after the caller has written to shared memory: so
     # arrays that need copy_now are copied here instead
-    if job.options.snapshot != "host" and job.copy is not None and copy_now is None:
-        transfer.stage([leaf.parts for leaf in held], job.options.snapshot)
-        return replace(prepared, landing=functools.partial(_landed, held, leaves, compared, told))
-    transfer.start_transfers(leaf.parts for leaf in held)
-    to_host: Callable[[Any], Any] = np.asarray
-    if copy_now is not None:
-        to_host = functools.partial(_copied, copy_now)
-    _bring_to_host(held, to_host)
-    return replace(prepared, landing=functools.partial(_arrays, leaves, compared, told))
+    if options.snapshot != "host" and copy is not None and copy_now is None:
+        transfer.stage(parts, options.snapshot)
+        landing = _Landing(first.leaves, parts)
+    else:
+        transfer.start_transfers(parts)
+        _bring_to_host(first.leaves, parts, copy_now)
+    kinds = (spec.kind for spec in signature.specs)
+    sources = [
+        weakref.ref(leaf) if kind == "jax" else None
+        for leaf, kind in zip(flat.leaves, kinds, strict=True)
+    ]
+    return [
+        PreparedItem(
+            name,
+            plan.record,
+            plan,
+            texts=texts,
+            landing=functools.partial(
+                _landed, plan, parts, sources, texts if compares else None, landing
+            ),
+        )
+        for plan, compares in zip(plans, compare, strict=True)
+    ]
 
 
 def plan_item(name: str, signature: TreeSignature, job: SaveJob) -> TreePlan:
     """The plan of a pytree of this signature, as the item ``name`` of a save."""
+    options, processes, rules = job.options, job.processes, job.options.compression
+    if isinstance(rules, Mapping):  # as a value that can be hashed: plans are cached by it
+        rules = name, tuple(rules.items())
     return plan_tree(
-        signature,
-        job.processes.index,
-        job.processes.count,
-        job.options.chunk_bytes,
-        _rules(name, job.options.compression),
-        job.own,
+        signature, processes.index, processes.count, options.chunk_bytes, rules, job.own
     )
 
 
-class LeafSnapshot:
-    """The snapshot of one leaf.
-
-    Attributes:
-        plan: how the leaf is stored.
-        parts: the shards that this process writes, first on devices, later as numpy arrays.
-        source: weak reference to the jax array; None for other leaves.
-    """
-
-    __slots__ = ("parts", "plan", "source")
-
-    def __init__(self, plan: PlannedLeaf, parts: list[Any], source: Any) -> None:
-        self.plan, self.parts, self.source = plan, parts, source
-
-
-def _copied(copy: Copy, part: Any) -> Any:
-    return copy(np.asarray(part))
-
-
-def _landed(
-    held: list[LeafSnapshot],
-    leaves: list[LeafSnapshot],
-    compared: list[LeafSnapshot],
-    texts: Mapping[str, str],
-) -> Landed:
-    """Brings staged copies to the host and frees their device memory; blocks meanwhile.
-
-    Args:
-        held: all snapshots.
-        leaves, compared, texts: as for ``_arrays``.
-    """
-    try:
-        _bring_to_host(held, np.asarray)
-        return _arrays(leaves, compared, texts)
-    finally:
-        for one in (held, leaves, compared):
-            one.clear()
-
-
-def _rules(item: str, compression: str | Mapping[str, str | None] | None) -> Compression:
-    """``Options.compression`` as a hashable value, since plans are cached by it."""
-    if isinstance(compression, Mapping):
-        return item, tuple(compression.items())
-    return compression
-
-
-def _snapshots(
-    plan: TreePlan, values: Sequence[Any], data: Sequence[Any], copy_numpy: Copy | None
-) -> list[LeafSnapshot]:
-    """For each leaf, the parts that this process writes: shards on devices, or host arrays.
+def _take(
+    plan: TreePlan, data: Sequence[Any], parts: Parts, copy: Copy | None, compares: bool
+) -> None:
+    """Adds to ``parts`` what this plan writes: shards on devices, or host arrays.
 
     Args:
         plan: plan of the pytree.
-        values: the leaves.
-        data: the leaves, with PRNG key arrays replaced by their key data.
-        copy_numpy: copies numpy arrays; None if the caller waits, so that nothing is copied.
+        data: its leaves, with PRNG key arrays replaced by their key data.
+        parts: gets what is not there yet.
+        copy: as for ``prepare_items``.
+        compares: also adds the values of which every process has one of its own: process 0 writes them, and the others
+            compare theirs.
     """
-    found: list[LeafSnapshot] = []
-    for leaf, value, stored in zip(plan.leaves, values, data, strict=True):
-        source = weakref.ref(value) if leaf.spec.kind == "jax" else None
+    for leaf, stored, taken in zip(plan.leaves, data, parts, strict=True):
         if leaf.whole is not None:
-            parts = [stored]
-        elif leaf.held is not None:
-            held = transfer.held_data(stored, leaf.held)
-            parts = [held[position] for position, _ in leaf.takes]
+            taken[0] = stored
         elif leaf.takes:
-            parts = [_host_part(leaf, stored, copy_numpy)]
-        else:
-            parts = []
-        found.append(LeafSnapshot(leaf, parts, source))
-    return found
-
-
-def _compared(
-    plan: TreePlan, leaves: Sequence[LeafSnapshot], data: Sequence[Any], copy_numpy: Copy | None
-) -> list[LeafSnapshot]:
-    """Snapshots of all values of which every process has one of its own, but for texts.
-
-    Process 0 writes them, so its snapshots are those of ``leaves``; the others take them for comparison only.
-
-    Args:
-        plan, data, copy_numpy: as for ``_snapshots``.
-        leaves: the snapshot of each leaf.
-    """
-    found: list[LeafSnapshot] = []
-    for snapshot, stored in zip(leaves, data, strict=True):
-        leaf = snapshot.plan
-        if leaf.name not in plan.unshared or leaf.spec.kind in TEXT_KINDS:
+            if leaf.held is None:
+                if not taken:
+                    taken[0] = _host_part(leaf, stored, copy)
+            else:
+                held = transfer.held_data(stored, leaf.held)
+                for position, _ in leaf.takes:
+                    taken[position] = held[position]
+        elif not compares or taken or leaf.spec.kind in TEXT_KINDS:
             continue
-        if not leaf.takes:
-            part = stored if leaf.held is not None else _host_part(leaf, stored, copy_numpy)
-            snapshot = LeafSnapshot(leaf, [part], None)
-        found.append(snapshot)
-    return found
+        elif leaf.name in plan.unshared:
+            taken[0] = stored if leaf.held is not None else _host_part(leaf, stored, copy)
 
 
-def _host_part(leaf: PlannedLeaf, value: Any, copy_numpy: Copy | None) -> np.ndarray[Any, Any]:
+def _host_part(leaf: PlannedLeaf, value: Any, copy: Copy | None) -> np.ndarray[Any, Any]:
     """The array as which a value of the host is stored, copied if the caller could change it."""
     host = to_host_array(value, leaf.spec)
-    return copy_numpy(host) if copy_numpy is not None and leaf.spec.kind == "numpy" else host
+    return copy(host) if copy is not None and leaf.spec.kind == "numpy" else host
 
 
-def _bring_to_host(leaves: Iterable[LeafSnapshot], to_host: Callable[[Any], Any]) -> None:
+def _bring_to_host(leaves: Iterable[PlannedLeaf], parts: Parts, copy: Copy | None = None) -> None:
     """Replaces shards on devices by host arrays that the caller cannot change; blocks meanwhile."""
     with transfer.fetching():
-        for leaf in leaves:
-            if leaf.plan.held is not None:
-                parts = leaf.parts
-                for position, part in enumerate(parts):
-                    parts[position] = to_host(part)
+        for leaf, taken in zip(leaves, parts, strict=True):
+            if leaf.held is not None:
+                for position, part in taken.items():
+                    host = np.asarray(part)
+                    taken[position] = host if copy is None else copy(host)
 
 
-def _arrays(
-    leaves: Iterable[LeafSnapshot], compared: Iterable[LeafSnapshot], texts: Mapping[str, str]
+@dataclass
+class _Landing:
+    """Brings copies in device memory to the host once, on the first thread that writes; frees that memory.
+
+    Only threads of saves call it, which no signal handler interrupts.
+    """
+
+    leaves: Sequence[PlannedLeaf]
+    parts: Parts
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    landed: bool = False
+    error: BaseException | None = None
+
+    def __call__(self) -> None:
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            if self.landed:
+                return
+            try:
+                _bring_to_host(self.leaves, self.parts)
+                self.landed = True
+            except BaseException as error:
+                self.error = error
+                self.parts.clear()
+                raise
+
+
+def _landed(
+    plan: TreePlan,
+    parts: Parts,
+    sources: Sequence[Any],
+    texts: Mapping[str, str] | None,
+    landing: Callable[[], None] | None,
 ) -> Landed:
-    """The arrays that this process writes, from parts on the host, and the values that all compare.
+    """The arrays that this process writes, on the host, and the values that all processes compare.
 
     Args:
-        leaves: the snapshot of each leaf.
-        compared: those of arrays of which each process has one of its own.
-        texts: those that are stored as text, which are no arrays.
+        plan, parts: what was taken.
+        sources: weak reference to each jax array; None for other leaves.
+        texts: compared leaves that are stored as text, which are no arrays; None: nothing is compared.
+        landing: brings the parts to the host, if they are not there; blocks.
     """
+    if landing is not None:
+        landing()
     arrays: list[ArrayToWrite] = []
-    for leaf in leaves:
-        plan = leaf.plan
-        if plan.whole is not None:
-            pieces = [(plan.whole, leaf.parts[0])]
-        elif plan.spec.kind in TEXT_KINDS:
+    values: dict[str, str] = {}
+    for leaf, taken, source in zip(plan.leaves, parts, sources, strict=True):
+        if leaf.spec.kind in TEXT_KINDS:
             continue
-        elif plan.held is None:
-            takes = zip(plan.takes, leaf.parts, strict=True)
-            pieces = [(regions[0], host) for (_, regions), host in takes]
+        if texts is not None and leaf.name in plan.unshared:
+            values[leaf.name] = text_of_array(taken[0], leaf.spec)
+        if leaf.whole is not None:
+            pieces = [(leaf.whole, taken[0])]
+        elif leaf.held is None:
+            pieces = [(regions[0], taken[0]) for _, regions in leaf.takes]
         else:
-            pieces = _device_pieces(plan, plan.held, leaf.parts)
+            pieces = _device_pieces(leaf, leaf.held, taken)
         arrays.append(
             ArrayToWrite(
-                plan.name, plan.spec, plan.chunk, pieces, plan.size_bytes, plan.codec, leaf.source
+                leaf.name, leaf.spec, leaf.chunk, pieces, leaf.size_bytes, leaf.codec, source
             )
         )
-    told = {leaf.plan.name: text_of_array(leaf.parts[0], leaf.plan.spec) for leaf in compared}
-    return tuple(arrays), told | {name: text_of_text(text) for name, text in texts.items()}
+    values |= {name: text_of_text(text) for name, text in (texts or {}).items()}
+    return tuple(arrays), values
 
 
 def _device_pieces(
-    leaf: PlannedLeaf, held: shardings.LocalShards, parts: list[np.ndarray[Any, Any]]
+    leaf: PlannedLeaf, held: shardings.LocalShards, parts: Mapping[int, np.ndarray[Any, Any]]
 ) -> list[transfer.Piece]:
     """Pairs of a region that this process writes, and its values in the stored dtype."""
     spec = leaf.spec
     pieces: list[transfer.Piece] = []
-    for (position, regions), part in zip(leaf.takes, parts, strict=True):
+    for position, regions in leaf.takes:
         region = held.mine[position][0]
         carried = spec.stored_dtype != spec.dtype and spec.kind != "key"
-        host = as_stored(part, spec) if carried else part
+        host = as_stored(parts[position], spec) if carried else parts[position]
         for taken in regions:
             pieces.append((taken, host if taken == region else host[within(taken, region)]))
     return pieces

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckpt_core import _processes
+from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._events import logger
@@ -31,11 +32,12 @@ class Snapshot:
     """What a save has taken from its caller, and its agreements with the other processes.
 
     Args:
-        job: job of the save.
+        job: as below.
         call: what is done, for the other processes: one that does something else is detected.
         verb: what this process does, for messages.
 
     Attributes:
+        job: job of the save.
         operation: how far the save is, and its events.
         fields: what the record holds besides the items; a copy that the caller cannot change.
         items: the prepared items.
@@ -52,39 +54,17 @@ class Snapshot:
         self.items: list[PreparedItem] = []
         self.refusal: Exception | None = None
         self.blocking_secs = 0.0
-        self._job = job
+        self.job = job
         self._call = call
         self._verb = verb
         self._tag = _processes.next_tag() if job.processes.count > 1 else ""
-
-    def take(self, items: Mapping[str, Any], begin: Callable[[], None] = lambda: None) -> None:
-        """Copies or references all values as they are now.
-
-        With several processes, an error is kept and raised in ``agree``, after the other processes have
-        been told: they wait for this one there.
-
-        Args:
-            items: values to save, by item name.
-            begin: called when all are taken.
-        """
-        self.operation.happened("save_started")
-        try:
-            with self.operation.watched("taking the snapshot"):
-                fields = self._job.fields.frozen()
-                self.items, shared = prepare_items(items, self._job)
-                self.fields = replace(fields, shared=shared)
-                begin()
-            self.blocking_secs = self.operation.happened("snapshot_taken")
-        except BaseException as error:
-            if self._job.processes.count == 1 or not isinstance(error, Exception):
-                self.refuse(error)
-                self.operation.happened("save_failed", error=error)
-                raise
-            self.refusal = error
+        self._refused = False
 
     def refuse(self, error: BaseException) -> None:
-        """Tells the others, who wait in ``agree``, that this process does not take part."""
-        self._job.processes.refuse(self._tag, self._call, error)
+        """Reports to the others, who wait in ``agree``, that this process does not take part; only the first time."""
+        if not self._refused:
+            self._refused = True
+            self.job.processes.refuse(self._tag, self._call, error)
 
     def agree(
         self,
@@ -103,7 +83,7 @@ class Snapshot:
             CheckpointError: processes save different things, or another one cannot save.
             Exception: why this process cannot.
         """
-        job, offered = self._job, NO_OFFER
+        job, offered = self.job, NO_OFFER
         try:
             if self.refusal is None:
                 self.operation.enter("waiting for arrays on their way to the host")
@@ -133,7 +113,7 @@ class Snapshot:
     def write(self, token: str) -> Write:
         """What writes this process's part, into the attempt that has this token."""
         secs = self.blocking_secs
-        return Write(self._job, self.fields, self.items, token, self.operation, secs)
+        return Write(self.job, self.fields, self.items, token, self.operation, secs)
 
     def on_all(self, moment: str, work: Callable[[], Any], **telling: Any) -> None:
         """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise.
@@ -143,7 +123,7 @@ class Snapshot:
             work: work of this process.
             **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
         """
-        job = self._job
+        job = self.job
         if job.processes.count == 1:
             work()
             return
@@ -230,6 +210,11 @@ class PreparedSave:
         self._attempt = None
         snapshot.committed(write.written_bytes)
 
+    def begin_early(self) -> None:
+        """On process 0: begins on the caller's thread, in a file system, where that takes no round trip."""
+        if self._job.processes.index == 0 and self._job.local:
+            self.begin()
+
     def begin(self) -> None:
         """On process 0: claims the target, and begins the attempt."""
         job = self._job
@@ -300,17 +285,55 @@ class PreparedSave:
             self._attempt = None
 
 
-def prepare_save(
-    job: SaveJob, items: Mapping[str, Any], around: Around | None = None
-) -> PreparedSave:
+def take(
+    items: Mapping[str, Any],
+    snapshots: Sequence[Snapshot],
+    copy: Copy | None = None,
+    begin: Callable[[], None] | None = None,
+) -> None:
+    """Copies or references all values as they are now, once for all saves of one step.
+
+    With several processes, an error is kept and raised in ``agree``, after the other processes know of it: they wait
+    for this one there.
+
+    Args:
+        items: values to save, by item name.
+        snapshots: of the saves, each to a place of its own.
+        copy: see ``prepare_items``.
+        begin: called when all are taken.
+    """
+    jobs = [one.job for one in snapshots]
+    for one in snapshots:
+        one.operation.happened("save_started")
+    try:
+        with snapshots[0].operation.watched("taking the snapshot"):
+            fields = jobs[0].fields.frozen()
+            prepared, shared = prepare_items(items, jobs, copy)
+            for one, its in zip(snapshots, prepared, strict=True):
+                one.items, one.fields = its, replace(fields, shared=shared)
+            if begin is not None:
+                begin()
+        for one in snapshots:
+            one.blocking_secs = one.operation.happened("snapshot_taken")
+    except BaseException as error:
+        if jobs[0].processes.count > 1 and isinstance(error, Exception):
+            for one in snapshots:
+                one.refusal = error
+            return
+        for one in snapshots:
+            one.refuse(error)
+            one.operation.happened("save_failed", error=error)
+        raise
+
+
+def prepare_save(job: SaveJob, items: Mapping[str, Any], copy: Copy | None = None) -> PreparedSave:
     """Takes the snapshot of all items; returns the save, ready to be written and committed.
 
     Process 0 also begins, unless that comes later.
     """
-    prepared = PreparedSave(job, around)
-    at_once = job.processes.index == 0 and job.local and job.waits_for_disk
+    prepared = PreparedSave(job)
     try:
-        prepared.snapshot.take(items, prepared.begin if at_once else lambda: None)
+        take(items, [prepared.snapshot], copy, prepared.begin_early)
     except BaseException:
         prepared.abort()
         raise

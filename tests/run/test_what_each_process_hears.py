@@ -21,7 +21,7 @@ from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import open_run_directory
 from ckpt_core._run.tiers.local import LocalTier
 from ckpt_core._run.tiers.save import StepToSave
-from ckpt_core._save import RecordFields
+from ckpt_core._save import RecordFields, take
 from tests.support.counted_service import Service, run_all
 
 LINEAGE = "a" * 16
@@ -73,7 +73,9 @@ def counted(
             value = processes.index if sharded else 7
             items = {"state": {"w": np.full(16, value)}}
             what = StepToSave(step, items, RecordFields(True), f"{LINEAGE}{step:016x}")
-            tier.prepare(what, None)()
+            snapshot, write = tier.prepare(what)
+            take(items, [snapshot])
+            write()
             found.end(f"save {step}")
         tier.close(0)
         found.end("close")
@@ -173,7 +175,9 @@ def test_what_closed_directories_had_at_the_service_goes(
             tier = LocalTier(str(tmp_path / "local" / str(processes.index)), RUN, run)
             items = {"state": {"w": np.full(16, processes.index)}}
             what = StepToSave(step, items, RecordFields(True), f"{LINEAGE}{step:016x}")
-            tier.prepare(what, None)()
+            snapshot, write = tier.prepare(what)
+            take(items, [snapshot])
+            write()
             barrier.wait(60)
             tier.close(0)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpt_core import _load
-from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import MAX_STEP
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -32,7 +31,7 @@ from ckpt_core._run.tiers.joining import Joining
 from ckpt_core._run.tiers.judge import LocalParts, judge, judge_failure, parse_judgement, vote
 from ckpt_core._run.tiers.peers import Offers, exchange_addresses
 from ckpt_core._run.tiers.save import LocalSave, NotReplaced, Saved, StepToSave, Tables
-from ckpt_core._save import SaveJob
+from ckpt_core._save import SaveJob, Snapshot
 from ckpt_core._saved import NativeCheckpoint
 from ckpt_core._words import size
 
@@ -218,13 +217,12 @@ class LocalTier:
         return open_part
 
     def prepare(
-        self, what: StepToSave, copy: Copy | None, replaced_first: Callable[[], None] | None = None
-    ) -> Callable[[], None]:
-        """Takes the snapshot; returns the function that commits it and deletes old steps.
+        self, what: StepToSave, replaced_first: Callable[[], None] | None = None
+    ) -> tuple[Snapshot, Callable[[], None]]:
+        """A snapshot, which the caller takes; and what then commits it and deletes old steps.
 
         Args:
             what: the step.
-            copy: see ``SaveJob``.
             replaced_first: see ``LocalSave``.
         """
         folders = self._folders
@@ -240,7 +238,6 @@ class LocalTier:
             overwrite=True,
             own=True,
             step=what.step,
-            copy=copy,
             token=what.token,
             parent=what.parent,
         )
@@ -259,7 +256,6 @@ class LocalTier:
             None if self._options.local_max_bytes is None else self._make_room,
             replaced_first,
         )
-        save.take_snapshot(what.items)
 
         def save_and_retain() -> None:
             if what.step not in self._complete and folders.is_mine():
@@ -282,7 +278,7 @@ class LocalTier:
             if folders.is_mine():
                 self._retain(what.step, saved, path)
 
-        return save_and_retain
+        return save.snapshot, save_and_retain
 
     def _make_room(self, needed_bytes: int) -> None:
         """Before a save: removes what ended runs left, if ``Options.local_max_bytes`` leaves no room beside it."""

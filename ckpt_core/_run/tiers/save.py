@@ -112,8 +112,7 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
 class LocalSave:
     """One save of all processes, each into its own directory: all commit, or none.
 
-    The thread that calls ``save`` runs ``take_snapshot``, the background thread
-    ``write_and_commit``. The processes agree three times: that they save the same; that all have
+    The thread that calls ``save`` takes the snapshot, the background thread runs ``write_and_commit``. The processes agree three times: that they save the same; that all have
     made their files durable and still own their directories; and that all have committed.
 
     Args:
@@ -129,6 +128,7 @@ class LocalSave:
             the step, and raises ``NotReplaced`` if it still has the old one.
 
     Attributes:
+        snapshot: what is saved.
         may_have_replaced: a process may have put the step in the place of an earlier save of its number.
     """
 
@@ -149,18 +149,14 @@ class LocalSave:
         self._tables = tables
         self._make_room = make_room
         self._replaced_first = replaced_first
-        self._snapshot = Snapshot(job, "save locally", "save into its local directory")
+        self.snapshot = Snapshot(job, "save locally", "save into its local directory")
         self._all_wrote = False
         self.may_have_replaced = False
-
-    def take_snapshot(self, items: Mapping[str, Any]) -> None:
-        """Copies all that the caller may change later; an error is sent to the other processes."""
-        self._snapshot.take(items)
 
     @property
     def _size_bytes(self) -> int:
         """Of the arrays and files that this process writes."""
-        items = self._snapshot.items
+        items = self.snapshot.items
         leaves = (leaf for item in items if item.plan is not None for leaf in item.plan.leaves)
         files = (file for item in items for file in item.sources)
         return sum(leaf.size_bytes for leaf in leaves) + sum(file.size_bytes for file in files)
@@ -170,7 +166,7 @@ class LocalSave:
 
         If one process fails before the commits, all raise and nothing of the step remains.
         """
-        snapshot = self._snapshot
+        snapshot = self.snapshot
         with snapshot.writing():
             saved = self._agree_to_start()
             write = snapshot.write(saved.token)
@@ -181,7 +177,7 @@ class LocalSave:
 
     def _agree_to_start(self) -> Saved:
         """Agreement 1: all processes save the same; what they hold, and what is copied."""
-        job, snapshot = self._job, self._snapshot
+        job, snapshot = self._job, self.snapshot
         assert job.token is not None
         if job.processes.count == 1:
             return Saved(job.token)
@@ -210,7 +206,7 @@ class LocalSave:
 
     def _write(self, write: Write, saved: Saved) -> None:
         """Writes and commits this process's part; agreement 2 is right before the commit."""
-        job, written = self._job, self._snapshot.on_all
+        job, written = self._job, self.snapshot.on_all
         try:
             self._lease.take()
             if self._make_room is not None:
@@ -240,4 +236,4 @@ class LocalSave:
             raise error
 
         with contextlib.suppress(BaseException):  # the caller raises the error itself
-            self._snapshot.on_all("written", failed)
+            self.snapshot.on_all("written", failed)
