@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ckpt_core._errors import RestoredValueIgnored as RestoredValueIgnored
     from ckpt_core._errors import StructureMismatch as StructureMismatch
     from ckpt_core._errors import UnsupportedLeaf as UnsupportedLeaf
-    from ckpt_core._events import Event as Event
     from ckpt_core._format.rules import Rule as Rule
     from ckpt_core._items import Files as Files
     from ckpt_core._items import Json as Json
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from ckpt_core._load import load as load
     from ckpt_core._load import load_async as load_async
     from ckpt_core._load import restore as restore
+    from ckpt_core._operation import Event as Event
     from ckpt_core._options import Options as Options
     from ckpt_core._results import CheckpointInfo as CheckpointInfo
     from ckpt_core._results import ItemInfo as ItemInfo
@@ -86,10 +86,10 @@ _HOMES = {
         "StructureMismatch",
         "UnsupportedLeaf",
     ),
-    "_events": ("Event",),
     "_format.rules": ("Rule",),
     "_items": ("Files", "Json", "SavedFiles"),
     "_load": ("load", "load_async", "restore"),
+    "_operation": ("Event",),
     "_options": ("Options",),
     "_results": (
         "CheckpointInfo",

@@ -19,9 +19,9 @@ import threading
 from typing import Any
 
 from ckpt_core._event_file import EventFile
-from ckpt_core._events import Event as Event
-from ckpt_core._events import Listener as Listener
-from ckpt_core._events import each as each
+from ckpt_core._operation import Event as Event
+from ckpt_core._operation import Listener as Listener
+from ckpt_core._operation import each as each
 
 
 class TensorBoard:

@@ -18,7 +18,6 @@ from ckpt_core._directory.hardlinks import FileIdentity as FileIdentity
 from ckpt_core._directory.hardlinks import identify as identify
 from ckpt_core._directory.hardlinks import link_files as link_files
 from ckpt_core._directory.hardlinks import link_same as link_same
-from ckpt_core._directory.hidden_names import resolve as resolve
 from ckpt_core._directory.leftovers import has_sign as has_sign
 from ckpt_core._directory.locks import Claim as Claim
 from ckpt_core._directory.locks import LockFile as LockFile
@@ -33,6 +32,7 @@ from ckpt_core._directory.owner import is_dead as is_dead
 from ckpt_core._directory.owner import this_machine as this_machine
 from ckpt_core._directory.owner import this_network as this_network
 from ckpt_core._directory.owner import this_owner as this_owner
+from ckpt_core._directory.paths import resolve as resolve
 from ckpt_core._directory.posix import PosixBackend as PosixBackend
 from ckpt_core._directory.posix import refuse_file as refuse_file
 from ckpt_core._directory.private_file import SECRET_FILE as SECRET_FILE

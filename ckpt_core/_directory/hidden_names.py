@@ -1,4 +1,4 @@
-"""Paths of checkpoints as callers give them, and the hidden names next to them.
+"""The hidden names next to a checkpoint: it is being written, deleted or replaced.
 
 A hidden name is ``<kind><label>.<owner>.<digest><random>`` and belongs to one checkpoint. The label
 is the beginning of the checkpoint's name, for people. The digest is of the whole name, for
@@ -14,10 +14,7 @@ import re
 import secrets
 from typing import NamedTuple
 
-from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import this_owner
-from ckpt_core._errors import RefusedArgument
-from ckpt_core._platform import WINDOWS
 
 TEMPORARY = ".ckpt-tmp."
 """A checkpoint that is being written or deleted; readers ignore it."""
@@ -33,68 +30,6 @@ _RANDOM_BYTES = 4
 _OURS = re.compile(rf"[0-9a-f]{{{_DIGEST_DIGITS + 2 * _RANDOM_BYTES}}}")
 _EARLIER = re.compile(r"[0-9a-f]{8}")
 _EARLIER_LABEL_CHARACTERS = 100
-
-
-_REMOTE = ("memory://", "s3://", "gs://")
-_ONE_SLASH = re.compile(r"(memory|s3|gs|gcs|file|https?|hdfs|abfss?|az):/(?!/)")
-
-
-def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
-    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system.
-
-    A bucket that is mounted as a directory is an object store; see ``mounted_files``. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
-
-    Raises:
-        TypeError: ``path`` is not a str or an os.PathLike object.
-        ValueError: the path is empty, cannot be the name of a file, has a backslash, or is a URL with another scheme than
-            ``memory``, ``s3`` or ``gs``.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            "the path of a checkpoint must be a str or an os.PathLike object, got a "
-            f"{type(path).__name__}: the path comes first, as in save(path, state) and "
-            "load(path, like)"
-        )
-    text = os.fspath(path)
-    if not text:
-        raise RefusedArgument("the path of a checkpoint must not be empty")
-    try:
-        if b"\0" in os.fsencode(text):
-            raise RefusedArgument(f"{text!r}: no path can hold a zero byte")
-    except UnicodeEncodeError:
-        raise RefusedArgument(
-            f"{text!r}: no path can hold a lone surrogate, which has no encoding"
-        ) from None
-    if text.startswith(_REMOTE):
-        scheme, _, rest = text.partition("://")
-        if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):
-            key = rest.strip("/") or "PATH"
-            raise RefusedArgument(f"{text} names no bucket: write {scheme}://BUCKET/{key}")
-        return text.rstrip("/"), False
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme.isalnum():
-        raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
-    shortened = _ONE_SLASH.match(text)
-    if shortened is not None:
-        rest = text[shortened.end() :]
-        meant = (
-            f"write {shortened[1]}://{rest}"
-            if f"{shortened[1]}://" in _REMOTE
-            else f"write /{rest}"
-        )
-        raise RefusedArgument(
-            f"{text!r} is a URL that lost a slash, as in a pathlib.Path, and would be a local folder called "
-            f"{shortened[1]}: {meant}, as text (or ./{text} for that folder)"
-        )
-    where = os.path.abspath(os.path.expanduser(text))
-    if WINDOWS:
-        where = where.replace("\\", "/")
-    elif "\\" in where:
-        raise RefusedArgument(
-            f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
-            "be written into other directories. Use another path"
-        )
-    return where, mounted_bucket(where) is None
 
 
 class Hidden(NamedTuple):

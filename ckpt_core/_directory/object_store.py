@@ -22,8 +22,8 @@ from typing import Any
 
 from ckpt_core._directory.backend import Look
 from ckpt_core._directory.locks import Claim
-from ckpt_core._directory.mounts import mounted_bucket
 from ckpt_core._directory.owner import introduction, this_owner
+from ckpt_core._directory.paths import mounted_bucket
 from ckpt_core._directory.signs import SIGNS, is_meant
 from ckpt_core._directory.store_attempt import (
     COMMIT,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ckpt_core._directory import hidden_names
 from ckpt_core._directory.leftovers import has_sign
 from ckpt_core._directory.locks import EXCLUSIVE, LockFile
-from ckpt_core._directory.mounts import file_system_of, mounted_bucket
+from ckpt_core._directory.paths import file_system_of, mounted_bucket
 from ckpt_core._directory.syscalls import exchange, is_local_disk, remove, sync_file
 
 _SYNCS = 9

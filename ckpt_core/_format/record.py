@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import operator
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -537,3 +538,25 @@ def checked_across(
 def _refuse_different(specs: Sequence[LeafSpec]) -> None:
     if len(set(specs)) > 1 or specs[0].kind not in CHANGEABLE_KINDS:
         raise ValueError("leaves of several kinds cannot be one object")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python, ckpt and its dependencies, and of the imported frameworks."""
+    names = {"ckpt-core": "ckpt_core", "jax": "jax", "numpy": "numpy", "tensorstore": "tensorstore"}
+    for framework in ("flax", "optax", "keras", "torch", "torchax", "grain"):
+        names[framework] = framework
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for distribution, module in names.items():
+        if module in sys.modules:
+            found[distribution] = _version(distribution)
+    return found
+
+
+@functools.cache
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "unknown"

@@ -8,9 +8,9 @@ from typing import Any
 
 from ckpt_core._directory import StepNames, check_step, read_run_metadata, write_run_metadata
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID
 from ckpt_core._load import NO_STATE, collect_targets, make_request
+from ckpt_core._operation import logger
 from ckpt_core._options import Options, checked_options, of_local_steps, unknown_argument
 from ckpt_core._results import CheckpointInfo, RestoredStep, notebook
 from ckpt_core._run.in_flight import Turns, in_turn, raise_failures, settle_all

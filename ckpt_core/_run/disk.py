@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 from ckpt_core._run import history
 from ckpt_core._run.history import Identity, Plan, Trail
 from ckpt_core._run.lease import Guard, Lease

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ckpt_core._directory import Backend, Claim, introduction, is_dead, is_locked, this_owner
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 
 OWNER_FILE = ".ckpt-owner"
 _TRIES = 5

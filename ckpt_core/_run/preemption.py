@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, preemption_service_listens, preemption_sync_point
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence, Set
 
 from ckpt_core._directory import is_locked
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import Event, Kind, logger, tell
 from ckpt_core._format.record import RECORD_FILE
+from ckpt_core._operation import Event, Kind, logger, tell
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.lineage import LEAVING_FILE, RUN_FILE, Leaving, Left, Lineage, newest_first
 from ckpt_core._run.policies import keep

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from ckpt_core import _adapters, _load
-from ckpt_core._devices.staging import Staging
+from ckpt_core._devices.staging import Copy, Staging
 from ckpt_core._directory import check_step
 from ckpt_core._errors import (
     CheckpointCorrupt,
@@ -25,7 +25,7 @@ from ckpt_core._errors import (
     raised_by_a_handler,
     told_by_another,
 )
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 from ckpt_core._processes import NotTogether, kind_of, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run import history
@@ -144,16 +144,11 @@ class Run:
     ) -> bool:
         """Starts to save a step if the policy wants it; whether it did."""
         running = {one.step for one in self.saves}
-        trail = (
-            self._caught_up()
-        )  # with what has ended: asked before, one that just ends would be in neither
+        trail = self._caught_up()  # after `running`: a save that ends in between is in both
         if not overwrite and (trail.repeats(step) or step in running):
             self._say_repeated(step)
             return False
-        if self._processes.count > 1:
-            self._check_unread(items)
-        else:
-            self._unread.check(items)
+        self._check_unread(items)
         if not force and not self._decision.wants(step, self.saves[0].running):
             return False
         persists = self._local is None or force or self._wants_persistent(step)
@@ -163,24 +158,29 @@ class Run:
         # a tier takes one save at a time, and what is replaced must have ended in all of them
         before = self.saves if persists or again or overwrite else self.saves[:1]
         if self._options.on_pending == "fail":
-            for running in before:
-                running.refuse_if_running()
+            for one in before:
+                one.refuse_if_running()
         settle_all(before)
         call = Call(step, overwrite, force)
         plan = self._plan(call, persists, again)
         base = plan.base
         self._count += 1
         token = f"{self._lineage}{self._count:016x}"
-        what = StepToSave(step, items, fields, token, base and (base.step, base.token))
+        persists = persists or plan.persisted
+        # a local save may begin while a persistent one still reads its buffers
+        staging = self._stagings[-1 if persists else 0]
+        ended = staging.lend((self._local is not None) + persists)
+        parent = base and (base.step, base.token)
+        what = StepToSave(step, items, fields, token, parent, ended=ended)
         if plan.beside:
             self._lineage = ""  # it has left nothing: the next save looks at the steps again
-        self._start(what, call, plan, persists or plan.persisted)
+        self._start(what, call, plan, persists, staging.copy if self._asynchronous else None)
         return True
 
     def _check_unread(self, items: Mapping[str, Any]) -> None:
         """Raises on all processes if one of them has not read what was restored: the others would wait for it."""
-        if not self._unread.asks(items):
-            self._unread.check(items)  # it raises nothing
+        if self._processes.count == 1 or not self._unread.asks(items):
+            self._unread.check(items)  # of several processes none raises
             return
         limit_secs = self._options.timeout_secs
         self._processes.run_on_all(
@@ -269,35 +269,33 @@ class Run:
 
     # ---- snapshot, write, commit
 
-    def _start(self, what: StepToSave, call: Call, plan: Plan, persists: bool) -> None:
+    def _start(
+        self, what: StepToSave, call: Call, plan: Plan, persists: bool, copy: Copy | None
+    ) -> None:
         """Takes the snapshot and starts to write it to each tier; if synchronous, blocks until committed."""
-        tier, asynchronous = self._local, self._asynchronous
-        # a local save may begin while a persistent one still reads its buffers
-        staging = self._stagings[-1 if persists else 0]
-        ended = staging.lend((tier is not None) + persists)
+        tier = self._local
         persistent: PreparedSave | None = None
         snapshots: list[Snapshot] = []
         writes: list[tuple[InFlight, Callable[[], None], InFlight | None]] = []
         if tier is not None:
-            snapshot, work = self._prepare_local(tier, what, plan, ended)
+            snapshot, work = self._prepare_local(tier, what, plan)
             snapshots.append(snapshot)
             writes.append((tier.in_flight, work, None))
         if persists:
-            persistent = self._prepare_persistent(what, call, plan, ended)
+            persistent = self._prepare_persistent(what, call, plan)
             snapshots.append(persistent.snapshot)
-            fast = None if tier is None else tier.in_flight
             # what replaces a step goes first, and the local save waits for it
             at = 0 if plan.persisted else len(writes)
-            writes.insert(at, (self._persistent, persistent.run, fast))
-        low = asynchronous and self._options.background_priority == "low"
+            writes.insert(at, (self._persistent, persistent.run, tier and tier.in_flight))
+        low = self._asynchronous and self._options.background_priority == "low"
         # where local directories take every save, the caller does not wait for the other disk
         begin = persistent.begin_early if persistent is not None and tier is None else None
         try:
-            take(what.items, snapshots, staging.copy if asynchronous else None, begin)
+            take(what.items, snapshots, copy, begin)
             self._decision.save_began(what.step)
             if persists and self._persists is not None:
                 self._persists.save_began(what.step)
-            if asynchronous or tier is not None:
+            if self._asynchronous or tier is not None:
                 for in_flight, work, after in writes:
                     in_flight.start(what.step, work, after, low=low)
             elif persistent is not None:
@@ -306,11 +304,11 @@ class Run:
             if persistent is not None:
                 persistent.undo()  # no effect if its thread is already running
             raise
-        if not asynchronous:
+        if not self._asynchronous:
             settle_all(self.saves)
 
     def _prepare_local(
-        self, local: LocalTier, what: StepToSave, plan: Plan, ended: Callable[[], None]
+        self, local: LocalTier, what: StepToSave, plan: Plan
     ) -> tuple[Snapshot, Callable[[], None]]:
         """The snapshot of the local save, and what then writes it."""
         identity = Identity(what.step, what.token)
@@ -333,14 +331,12 @@ class Run:
                     self._outcomes.append(lambda trail: history.unsure(trail, identity.step))
                 raise
             finally:
-                ended()
+                what.ended()
             self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
 
         return snapshot, save_and_note
 
-    def _prepare_persistent(
-        self, what: StepToSave, call: Call, plan: Plan, ended: Callable[[], None]
-    ) -> PreparedSave:
+    def _prepare_persistent(self, what: StepToSave, call: Call, plan: Plan) -> PreparedSave:
         trail = self._trail
         job = save_job(
             self._steps.path(what.step) if plan.replaces else self._steps.new_path(what.step),
@@ -353,16 +349,9 @@ class Run:
             token=what.token,
             parent=what.parent,
         )
-        return PreparedSave(job, lambda write: self._write(what, trail, plan, write, ended))
+        return PreparedSave(job, lambda write: self._write(what, trail, plan, write))
 
-    def _write(
-        self,
-        what: StepToSave,
-        trail: Trail,
-        plan: Plan,
-        write: Callable[[], None],
-        ended: Callable[[], None],
-    ) -> None:
+    def _write(self, what: StepToSave, trail: Trail, plan: Plan, write: Callable[[], None]) -> None:
         """Writes and commits the persistent copy of a step, then applies retention."""
         identity = Identity(what.step, what.token)
         try:
@@ -377,7 +366,7 @@ class Run:
         finally:
             if plan.persisted:
                 what.decided.set()
-            ended()
+            what.ended()
         self._outcomes.append(lambda trail: history.saved(trail, identity, plan))
         if self._processes.index == 0:
             self._disk.committed(history.saved(trail, identity, plan), identity.step, plan)

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckpt_core import _adapters
 from ckpt_core._errors import RestoredValueIgnored
-from ckpt_core._events import logger
 from ckpt_core._items import Files, names_a_form
+from ckpt_core._operation import logger
 from ckpt_core._results import Restored
 from ckpt_core._tree import flatten
 

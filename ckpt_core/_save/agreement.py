@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from ckpt_core._errors import CheckpointError, told_by_another
 from ckpt_core._processes import Processes
-from ckpt_core._save.compared import digest_of
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.plan_digest import (
     Fact,
     Layout,
     block_size,
     difference,
+    digest_of,
     dump_block,
     dump_digests,
     first_block,

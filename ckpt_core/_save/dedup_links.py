@@ -24,11 +24,11 @@ from ckpt_core._directory import (
     pieces_of,
 )
 from ckpt_core._errors import CheckpointCorrupt
-from ckpt_core._events import logger
 from ckpt_core._format.checksums import bytes_of, checksum_chunk, stored_chunks
 from ckpt_core._format.record import FileRecord
 from ckpt_core._layout.chunks import BLOCK_BYTES, keyed_parts
 from ckpt_core._layout.regions import whole
+from ckpt_core._operation import logger
 from ckpt_core._options import KIB
 from ckpt_core._save.dedup_origins import LEAST_FILE_BYTES, Origins
 from ckpt_core._save.job import PreparedItem

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError
+from ckpt_core._errors import CheckpointError, UnsupportedLeaf
 from ckpt_core._fork import HOME_PID
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, dump_checksums
 from ckpt_core._layout.regions import whole
 from ckpt_core._operation import Operation
 from ckpt_core._options import MIB, Options, checked_options
-from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import (
     PreparedItem,
     RecordFields,
@@ -29,13 +28,13 @@ from ckpt_core._save.job import (
     frozen_metadata,
     save_job,
 )
-from ckpt_core._save.piece_tree import PieceTree, taken
-from ckpt_core._save.plan import PlannedLeaf, TreeSignature
+from ckpt_core._save.plan import PlannedLeaf, TreeSignature, refuse_idle
 from ckpt_core._save.prepare import plan_item, prepare_item
-from ckpt_core._save.protocol import log_committed
 from ckpt_core._save.uploads import Uploads
 from ckpt_core._save.write import Write
-from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, new_context
+from ckpt_core._storage import UPLOAD_BYTES, ArrayToWrite, ArrayWriter, Upload, new_context
+from ckpt_core._tree import format_path
+from ckpt_core._tree.grow import GrownTree
 from ckpt_core.arguments import answering
 
 _SMALL_ADD_BYTES = 8 * MIB
@@ -240,7 +239,7 @@ class CheckpointWriter:
             if failure is not error:
                 raise
             return
-        log_committed(operation, writing.written_bytes, 0.0)
+        operation.committed(writing.written_bytes, 0.0)
 
 
 def _whole(leaf: PlannedLeaf, values: np.ndarray[Any, Any]) -> ArrayToWrite:
@@ -263,6 +262,78 @@ def _begin(job: SaveJob, operation: Operation) -> _PieceWrite:
     except BaseException:
         attempt.abort()
         raise
+
+
+class PieceTree:
+    """The parts of one item that were added so far.
+
+    Attributes:
+        first: the first part.
+        waiting: small arrays that are not written yet.
+        checksums: of the chunks that are written.
+        upload: of the item's database, into an object store.
+    """
+
+    def __init__(self, first: PreparedItem) -> None:
+        self.first = first
+        self.waiting: list[ArrayToWrite] = []
+        self.checksums: dict[str, list[int]] = {}
+        self.upload: Upload | None = None
+        self._grown = GrownTree()
+        self._paths: dict[str, str] = {}  # array name -> path
+        self._texts: dict[str, str] = {}
+
+    def refuse(self, part: PreparedItem) -> None:
+        """Raises UnsupportedLeaf if a part has what is there already."""
+        clash = self._grown.clash(part.record.tree)
+        if clash is not None:
+            raise taken(part.name, format_path(clash))
+        for name, path in zip(part.names, part.record.paths, strict=True):
+            if name in self._paths:
+                where = format_path(path)
+                raise UnsupportedLeaf(
+                    f"item {part.name!r}: leaves {self._paths[name]!r} and {where!r} would both be stored as {name!r} "
+                    "in Orbax's format, which cannot tell them apart: rename one of them",
+                    leaf=where,
+                )
+
+    def add(self, part: PreparedItem) -> None:
+        assert part.plan is not None
+        signature = part.plan.signature
+        paths = signature.paths
+        objects: list[object] = [None] * len(paths)
+        for group in signature.shared:
+            one = object()
+            for position in group:
+                objects[position] = one
+        columns = (paths, signature.specs, signature.shardings, signature.stored, objects)
+        self._grown.add(part.record.tree, list(zip(*columns, strict=True)))
+        self._paths |= zip(part.names, map(format_path, paths), strict=True)
+        self._texts |= part.texts
+
+    def whole(self, job: SaveJob) -> PreparedItem:
+        """The item of all parts, without its arrays."""
+        root, leaves = self._grown.whole()
+        columns = [tuple(leaf[column] for leaf in leaves) for column in range(4)]
+        places: dict[object, list[int]] = {}
+        for position, leaf in enumerate(leaves):
+            if leaf[4] is not None:
+                places.setdefault(leaf[4], []).append(position)
+        shared = tuple(map(tuple, places.values()))
+        plan = plan_item(self.first.name, TreeSignature(root, *columns, shared=shared), job)
+        return replace(
+            self.first, record=plan.record, plan=plan, texts=self._texts, arrays=(), landing=None
+        )
+
+
+def taken(item: str, where: str) -> UnsupportedLeaf:
+    """The error for what was added already."""
+    what = f"item {item!r}: {where}" if where else f"item {item!r}"
+    return UnsupportedLeaf(
+        f"{what} was added already, and only dictionaries can be added in parts: add each leaf once, or all "
+        "of the item at once",
+        leaf=where or item,
+    )
 
 
 class _PieceWrite(Write):

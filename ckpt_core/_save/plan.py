@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,15 +22,17 @@ from ckpt_core._layout.chunks import chunk_shape
 from ckpt_core._layout.regions import Region, region_size, whole
 from ckpt_core._layout.writers import WriterTurns, shared_chunk_bytes
 from ckpt_core._lazy import jax
-from ckpt_core._save.compression import codecs_of
 from ckpt_core._save.plan_digest import Fact, Layout, Leaf, facts, layout_of
 from ckpt_core._tree import FlatTree, Node, Path, format_path, stored_paths
 from ckpt_core._tree.leaves import CHANGEABLE_KINDS, TEXT_KINDS, LeafSpec, describe
+from ckpt_core._tree.patterns import idle_patterns, pattern_to_regex
 
 _REMEMBERED = 8
 """Number of plans in the cache: a Checkpointer saves few different items."""
 
 _NO_VALUES: Mapping[str, str] = types.MappingProxyType({})
+Rules = Mapping[str, str | None]
+"""For each pattern of paths, the codec of the leaves that it matches; None for no compression."""
 Compression = str | tuple[str, tuple[tuple[str, str | None], ...]] | None
 """A codec for all leaves; or the name of the item, and pairs of a path pattern and a codec."""
 
@@ -394,3 +396,33 @@ class LeafPlanner:
             chunk = chunk_shape(spec.stored_shape, cuts, itemsize, limit)
             self._chunks[key] = chunk
         return chunk
+
+
+def codecs_of(item: str, paths: Sequence[Path], rules: Rules) -> list[str | None]:
+    """The codec of every leaf of an item, from the first pattern that matches; None if none does.
+
+    A pattern is matched against the path inside the item, and against ``item/path``.
+    """
+    compiled = [(pattern_to_regex(pattern), codec) for pattern, codec in rules.items()]
+    found: list[str | None] = []
+    for path in paths:
+        names = _names(item, path)
+        fitting = (codec for rule, codec in compiled if any(map(rule.fullmatch, names)))
+        found.append(next(fitting, None))
+    return found
+
+
+def refuse_idle(rules: Rules, items: Iterable[tuple[str, Sequence[Path]]]) -> None:
+    """Raises ValueError if a pattern matches no leaf of any item: it is a mistake."""
+    trees = list(items)
+    for pattern in idle_patterns(list(rules), trees):
+        names = [format_path(path) for _, paths in trees for path in paths]
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ValueError(
+            f"Options.compression: the pattern {pattern!r} matches no leaf; leaves are {shown}"
+        )
+
+
+def _names(item: str, path: Path) -> tuple[str, str]:
+    inside = format_path(path)
+    return inside, f"{item}/{inside}" if path else item

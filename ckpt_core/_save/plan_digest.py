@@ -2,14 +2,20 @@
 
 Each process computes by itself who writes which region, from structure, shapes, chunks and
 shardings. If these differed between two processes, regions would be written twice or not at all.
+
+Of a number, a text, a numpy array and an array that is bound to no device, every process has one of its own, of which one is
+saved and all get it back. So these are compared too, as texts: if they differed, all processes but one would go on with
+another's value.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ckpt_core._devices.shardings import where_text
 from ckpt_core._tree import Node, Path, format_path
@@ -19,6 +25,8 @@ _BLOCKS = 256
 """Facts are cut into at most this many blocks; only the first block that differs is sent."""
 _SHOWN = 160
 """A message shows at most this many characters of each of two differing texts."""
+_WHOLE_TEXT = 80
+"""A value of so many characters or less is compared as it is, a longer one by its digest."""
 
 
 class Fact(NamedTuple):
@@ -261,3 +269,30 @@ def _shortened(one: str, other: str) -> tuple[str, str]:
     cut = (f"{'...' * (start > 0)}{text[start:][:_SHOWN]}" for text in (one, other))
     first, second = cut
     return first, second
+
+
+def text_of_array(values: np.ndarray[Any, Any], spec: LeafSpec) -> str:
+    """A single number as it is, else a digest; equal if and only if all bits are."""
+    if values.size == 1 and spec.kind != "bytes":
+        one = values.reshape(-1)[0].item()
+        if (
+            isinstance(one, bool | int | float) and one == one
+        ):  # a NaN has bits that it does not show
+            return repr(one)
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return _digest(bits.data)
+
+
+def text_of_text(text: str) -> str:
+    """Short text as it is, else a digest."""
+    return repr(text) if len(text) <= _WHOLE_TEXT else _digest(text.encode(errors="surrogatepass"))
+
+
+def digest_of(values: Mapping[str, str]) -> str:
+    """One digest of all values of an item, by name."""
+    ordered: Sequence[tuple[str, str]] = sorted(values.items())
+    return _digest(repr(ordered).encode(errors="surrogatepass")) if ordered else ""
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return f"of SHA-256 {hashlib.sha256(data).hexdigest()[:32]}"

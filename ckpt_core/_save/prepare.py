@@ -24,16 +24,28 @@ from ckpt_core._format.record import ItemRecord
 from ckpt_core._items import Files, Json, SavedFiles
 from ckpt_core._layout.regions import within
 from ckpt_core._lazy import jax
-from ckpt_core._save.compared import text_of_array, text_of_text
-from ckpt_core._save.compression import refuse_idle
 from ckpt_core._save.job import Landed, SaveJob
 from ckpt_core._save.job import PreparedItem as PreparedItem
 from ckpt_core._save.plain_items import prepare_files, prepare_json
-from ckpt_core._save.plan import PlannedLeaf, TreePlan, TreeSignature, plan_tree, signature_of
-from ckpt_core._save.shared_objects import SharedObjects
+from ckpt_core._save.plan import (
+    PlannedLeaf,
+    TreePlan,
+    TreeSignature,
+    plan_tree,
+    refuse_idle,
+    signature_of,
+)
+from ckpt_core._save.plan_digest import text_of_array, text_of_text
 from ckpt_core._storage import ArrayToWrite
 from ckpt_core._tree import NONE, FlatTree, flatten
-from ckpt_core._tree.leaves import TEXT_KINDS, as_stored, to_host_array, to_text
+from ckpt_core._tree.leaves import (
+    CHANGEABLE_KINDS,
+    TEXT_KINDS,
+    LeafSpec,
+    as_stored,
+    to_host_array,
+    to_text,
+)
 
 Shared = tuple[tuple[tuple[str, int], ...], ...]
 """See ``RecordFields.shared``."""
@@ -307,3 +319,35 @@ def _device_pieces(
         for taken in regions:
             pieces.append((taken, host if taken == region else host[within(taken, region)]))
     return pieces
+
+
+class SharedObjects:
+    """Finds them while the items are prepared, one after the other."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Callable[[], Any], list[tuple[str, int]]]] = {}
+
+    def note(self, item: str, leaves: Iterable[Any], specs: Iterable[LeafSpec]) -> None:
+        """Notes the leaves of an item.
+
+        Arrays are not kept alive: an adapter may have made them for this save. So another one may have the same id.
+        """
+        for position, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            if spec.kind not in CHANGEABLE_KINDS:
+                continue
+            known = self._known.get(id(leaf))
+            if known is None or known[0]() is not leaf:
+                # numpy's generators, which are small, take no weak references
+                is_array = spec.kind == "numpy"
+                held = weakref.ref(leaf) if is_array else functools.partial(_same, leaf)
+                known = self._known[id(leaf)] = held, []
+            known[1].append((item, position))
+
+    def groups(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """For each object in several items, all places of it: item, and position of the leaf."""
+        found = (places for _, places in self._known.values())
+        return tuple(tuple(places) for places in found if len({item for item, _ in places}) > 1)
+
+
+def _same(leaf: Any) -> Any:
+    return leaf

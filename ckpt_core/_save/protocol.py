@@ -16,8 +16,7 @@ from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
 from ckpt_core._errors import CheckpointError, told_by_another
-from ckpt_core._events import logger
-from ckpt_core._format.versions import library_versions
+from ckpt_core._format.record import library_versions
 from ckpt_core._operation import Operation
 from ckpt_core._save.agreement import NO_OFFER, Offer, agree_to_save, of_process_0
 from ckpt_core._save.job import RecordFields, SaveJob
@@ -142,14 +141,6 @@ class Snapshot:
         tag, limit_secs = f"{self._tag}/{moment}", job.options.timeout_secs
         job.processes.run_on_all(tag, noted, limit_secs, failed, **telling)
 
-    def writing(self) -> contextlib.AbstractContextManager[None]:
-        """A block that writes and commits: its failure is told, and also if it takes long."""
-        return self.operation.failing("save_failed", "beginning")
-
-    def committed(self, written_bytes: int) -> None:
-        """Tells that the save is committed, also by its single line in the log."""
-        log_committed(self.operation, written_bytes, self.blocking_secs)
-
 
 class PreparedSave:
     """A save whose snapshot is taken. It is either run once, or undone; later calls do nothing.
@@ -195,7 +186,7 @@ class PreparedSave:
 
     def _write_and_commit(self) -> None:
         snapshot, index = self.snapshot, self._job.processes.index
-        with snapshot.writing(), aborting(self.abort):
+        with snapshot.operation.failing("save_failed", "beginning"), aborting(self.abort):
             if index == 0 and self._attempt is None and snapshot.refusal is None:
                 self._begin_later()
             self._agreeing = True
@@ -208,7 +199,7 @@ class PreparedSave:
             snapshot.on_all("committed", commit)
             write.committed()
         self._attempt = None
-        snapshot.committed(write.written_bytes)
+        snapshot.operation.committed(write.written_bytes, snapshot.blocking_secs)
 
     def begin_early(self) -> None:
         """On process 0: begins on the caller's thread, in a file system, where that takes no round trip."""
@@ -348,16 +339,3 @@ def aborting(abort: Callable[[], None]) -> Generator[None]:
     except BaseException:
         abort()
         raise
-
-
-def log_committed(operation: Operation, written_bytes: int, blocking_secs: float) -> None:
-    """Sends ``committed``, and writes the save's single line to the log."""
-    secs = operation.happened("committed", written_bytes)
-    logger.info(
-        "%s: %d bytes, blocked %.3f s, total %.3f s, %.2f GB/s",
-        operation.path,
-        written_bytes,
-        blocking_secs,
-        secs,
-        written_bytes / max(secs, 1e-9) / 1e9,
-    )

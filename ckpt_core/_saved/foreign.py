@@ -14,8 +14,8 @@ import numpy as np
 from ckpt_core._background.threads import run_each
 from ckpt_core._directory import Backend
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound
-from ckpt_core._events import logger
 from ckpt_core._format import safetensors
+from ckpt_core._operation import logger
 from ckpt_core._options import KIB
 from ckpt_core._saved.checkpoint import Checkpoint, ExtentItem
 from ckpt_core._storage import DataFiles, KeyValues, Location, StoreFiles, new_context

@@ -13,7 +13,6 @@ from typing import Any
 
 from ckpt_core._directory import Backend, refuse_file, resolve
 from ckpt_core._errors import CheckpointCorrupt, CheckpointNotFound, raised_by_a_handler
-from ckpt_core._events import logger
 from ckpt_core._fork import HOME_PID, forked
 from ckpt_core._format import orbax_read, orbax_write
 from ckpt_core._format.metrics import numbers_in
@@ -26,6 +25,7 @@ from ckpt_core._format.record import (
     load_record,
     parse_json,
 )
+from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._saved import foreign
 from ckpt_core._saved.checkpoint import (

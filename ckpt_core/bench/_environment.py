@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ckpt_core._directory.mounts import file_system_of
+from ckpt_core._directory.paths import file_system_of
 from ckpt_core.bench._settle import can_drop_page_cache
 
 _PACKAGES = (

@@ -136,7 +136,7 @@ def test_two_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: 
 
 
 def test_urls(tmp_path: Path):
-    with told("_directory/hidden_names.py: names no bucket: write") as said:
+    with told("_directory/paths.py: names no bucket: write") as said:
         save("gs:///run/a", STATE)
     assert said.text.rpartition("write ")[2] == "gs://BUCKET/run/a"
     bucket = f"memory://advice-{os.getpid()}"

@@ -91,11 +91,11 @@ def test_a_folder_of_something_else(tmp_path: Path, action: str):
 
 def test_the_path_comes_first(tmp_path: Path):
     path, state = tmp_path / "a", STATE
-    with told("_directory/hidden_names.py: the path comes first, as in save(path, state)") as said:
+    with told("_directory/paths.py: the path comes first, as in save(path, state)") as said:
         save(state, path)
     exec(said.between("as in ", " and load"), {"save": save, "path": path, "state": state})
     assert holds(path)
-    with told("_directory/hidden_names.py: the path comes first, as in save(path, state)") as said:
+    with told("_directory/paths.py: the path comes first, as in save(path, state)") as said:
         ckpt.load(STATE, path)  # pyright: ignore[reportArgumentType]
     names = {"load": ckpt.load, "path": path, "like": state}
     assert np.array_equal(
@@ -104,7 +104,7 @@ def test_the_path_comes_first(tmp_path: Path):
 
 
 def test_a_backslash(tmp_path: Path):
-    with told("_directory/hidden_names.py: Use another path"):
+    with told("_directory/paths.py: Use another path"):
         save(tmp_path / "a\\b", STATE)
     save(tmp_path / "a" / "b", STATE)
     assert holds(tmp_path / "a" / "b")
@@ -112,7 +112,7 @@ def test_a_backslash(tmp_path: Path):
 
 def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    key = "_directory/hidden_names.py: is a URL that lost a slash, as in a pathlib.Path"
+    key = "_directory/paths.py: is a URL that lost a slash, as in a pathlib.Path"
     with told(key) as said:
         save(Path("memory:/bucket/a"), STATE)
     save(said.between("(or ", " for that"), STATE)
@@ -124,7 +124,7 @@ def test_a_url_that_lost_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_url_without_a_bucket():
-    with told("_directory/hidden_names.py: names no bucket: write") as said:
+    with told("_directory/paths.py: names no bucket: write") as said:
         save("memory://", STATE)
     url = said.after("write ").replace("BUCKET", "advice")
     save(url, STATE)

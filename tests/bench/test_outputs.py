@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from ckpt_core import bench
-from ckpt_core._directory.mounts import file_system_of
+from ckpt_core._directory.paths import file_system_of
 from ckpt_core.bench._baseline import capture_baseline, compare
 from ckpt_core.bench._environment import warnings_about
 from ckpt_core.bench._jsonl import JsonLines

@@ -15,7 +15,7 @@ import pytest
 import ckpt_core as ckpt
 from ckpt_core import _doctor
 from ckpt_core._directory import probe
-from ckpt_core._directory.mounts import mount_type
+from ckpt_core._directory.paths import mount_type
 from ckpt_core._directory.probe import Disk, probe_directory
 from ckpt_core._doctor.versions import is_older
 from ckpt_core._storage import Location

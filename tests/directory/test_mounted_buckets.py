@@ -22,9 +22,8 @@ import pytest
 
 import ckpt_core as ckpt
 from ckpt_core._directory import mounted_files, mounts, object_store
-from ckpt_core._directory.hidden_names import resolve
 from ckpt_core._directory.mounted_files import MountedFiles
-from ckpt_core._directory.mounts import bucket_program
+from ckpt_core._directory.paths import bucket_program, resolve
 from ckpt_core._storage import Location
 from ckpt_core._storage.location import KeyValues
 from tests.support.paths import ROOT

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import hidden_names
+from ckpt_core._directory import paths
 from ckpt_core._storage import Location, location
 from tests.support import children
 from tests.support.same_program import comes_back
@@ -150,9 +150,9 @@ def test_paths_of_windows_are_those_that_tensorstore_takes(
     monkeypatch: pytest.MonkeyPatch, given: str, expected: str
 ) -> None:
     with monkeypatch.context() as windows:
-        windows.setattr(hidden_names, "WINDOWS", True)
+        windows.setattr(paths, "WINDOWS", True)
         windows.setattr(os, "path", ntpath)
-        found = hidden_names.resolve(given)
+        found = paths.resolve(given)
     assert found == (expected, True)
     drives = ("/", "C:/", "c:/")
     monkeypatch.setattr(location, "ROOTS", drives)

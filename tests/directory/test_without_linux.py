@@ -20,7 +20,7 @@ import masked_platform
 import numpy as np
 import ckpt_core as ckpt
 from ckpt_core import _platform
-from ckpt_core._directory import hidden_names, mounts, owner, syscalls
+from ckpt_core._directory import hidden_names, owner, paths, syscalls
 
 root = sys.argv[1]
 masked_platform.recording = True
@@ -35,7 +35,7 @@ def state(value):
 
 told["taken away"] = [
     owner._start_time(os.getpid()) is None,
-    mounts.file_system_of("/") == "",
+    paths.file_system_of("/") == "",
     not syscalls.is_local_disk("/"),
     not hasattr(os, "O_TMPFILE") and not hasattr(os, "posix_fadvise"),
     not syscalls.exchange(root, root),

@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, set[str]]] = [
     ("1 pure: where a run stands, and which saves count", {"_run.history", "_run.lineage"}),
     ("2 effects", {"_devices", "_directory", "_exchange", "_processes"}),
     ("2 effects: arrays in files", {"_storage"}),
-    ("3 what the spines are made of", {"_adapters", "_events", "_results"}),
+    ("3 what the spines are made of", {"_adapters", "_results"}),
     ("3 one save or load as it goes", {"_operation"}),
     ("3 a checkpoint, its metadata read", {"_saved"}),
     ("3 stored arrays into memory", {"_read"}),

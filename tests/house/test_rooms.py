@@ -36,7 +36,6 @@ STATE = {
     "ckpt_core._directory.locks": {"_forking", "open_files"},  # descriptors that a child must close
     "ckpt_core._directory.object_store": {"_asked_of_conditions"},  # endpoints that were probed
     "ckpt_core._storage.location": {"_expecting"},  # a lock: answers of stores that were expected
-    "ckpt_core._format.versions": {"_versions"},  # of installed packages, read once
     "ckpt_core._operation": {"_watcher"},  # one thread reports on all operations
     "ckpt_core._processes.awaiting": {"_absent"},  # for whom this process waits, for those reports
     "ckpt_core._run.preemption": {"_SEEN_BEFORE"},  # signals of this process

@@ -225,9 +225,9 @@ def alone(name, who, break_it, call=None):
     ckpt.save(path + "-after", state(), options=options)
 
 alone("token", 0, lambda: failing(LocalAttempt, "write", OSError(28, "full")))
-alone("snapshot", 1, lambda: failing(prepare, "_snapshots", KeyboardInterrupt()))
-alone("first snapshot", 0, lambda: failing(prepare, "_snapshots", KeyboardInterrupt()))
-alone("landing", 0, lambda: failing(prepare, "_arrays", OSError(5, "EIO")))
+alone("snapshot", 1, lambda: failing(prepare, "_take", KeyboardInterrupt()))
+alone("first snapshot", 0, lambda: failing(prepare, "_take", KeyboardInterrupt()))
+alone("landing", 0, lambda: failing(prepare, "_landed", OSError(5, "EIO")))
 alone("metadata", 1, lambda: None, lambda: ckpt.save(
     f"{directory}/m", state(), metadata=object() if index else 1, options=options
 ))

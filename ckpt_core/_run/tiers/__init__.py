@@ -14,7 +14,7 @@ from typing import Any
 from ckpt_core import _load
 from ckpt_core._directory import check_step
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, all_take_for
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.steps import Listing, Steps
 from ckpt_core._run.tiers.folders import local_root as local_root

@@ -13,8 +13,8 @@ from typing import Any
 
 from ckpt_core._background.threads import Flag, start_daemon
 from ckpt_core._errors import CheckpointError
-from ckpt_core._events import logger
 from ckpt_core._exchange import BLOCK_BYTES, Key
+from ckpt_core._operation import logger
 from ckpt_core._run.tiers.fetch import Target, bring
 from ckpt_core._run.tiers.judge import CopyState
 from ckpt_core._run.tiers.peers import Peers

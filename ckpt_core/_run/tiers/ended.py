@@ -24,7 +24,7 @@ from ckpt_core._directory import (
     remove_empty,
 )
 from ckpt_core._errors import CheckpointError, raised_by_a_handler
-from ckpt_core._events import logger
+from ckpt_core._operation import logger
 from ckpt_core._run.lease import is_abandoned, persistent_of
 
 _RUN = re.compile(r"run-[0-9a-f]{16}-[0-9a-f]{8}")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from ckpt_core._directory import Backend, write_pieces
 from ckpt_core._errors import CheckpointCorrupt, CheckpointError, raised_by_a_handler
-from ckpt_core._events import logger
 from ckpt_core._exchange import BLOCK_BYTES, Key, NotYet, Offered, open_plain
 from ckpt_core._format.part import contains
 from ckpt_core._format.record import RECORD_FILE, Record, load_record
 from ckpt_core._format.untrusted import most_bytes
+from ckpt_core._operation import logger
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.judge import Source, StepHere
 from ckpt_core._run.tiers.peers import Peers

@@ -27,9 +27,9 @@ from ckpt_core._directory import (
     resolve,
 )
 from ckpt_core._errors import CheckpointError, CheckpointNotFound, NewerFormat, raised_by_a_handler
-from ckpt_core._events import logger
 from ckpt_core._exchange import Key
 from ckpt_core._format.part import Part, contains
+from ckpt_core._operation import logger
 from ckpt_core._run.lease import OWNER_FILE, Lease, is_abandoned
 from ckpt_core._run.lineage import Lineage
 from ckpt_core._run.steps import Steps

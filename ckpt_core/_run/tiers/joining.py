@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_core._directory import PosixBackend
-from ckpt_core._events import logger
 from ckpt_core._format.checksums import CHECKSUM_DIRECTORY, Checksums, dump_checksums
 from ckpt_core._format.record import FileRecord, Record
+from ckpt_core._operation import logger
 from ckpt_core._options import MIB
 from ckpt_core._run.tiers.fetch import Target, fetch_first
 from ckpt_core._run.tiers.judge import Source, StepHere

@@ -16,8 +16,8 @@ from ckpt_core._errors import (
     mark_known_to_all,
     raised_by_a_handler,
 )
-from ckpt_core._events import logger
 from ckpt_core._exchange import Key
+from ckpt_core._operation import logger
 from ckpt_core._processes import Table, next_tag
 from ckpt_core._results import RestoredStep
 from ckpt_core._run.in_flight import InFlight

@@ -23,7 +23,6 @@ from ckpt_core._directory import (
     this_network,
 )
 from ckpt_core._errors import BarrierTimeout, CheckpointError
-from ckpt_core._events import logger
 from ckpt_core._exchange import (
     BLOCK_BYTES,
     IDLE_SECS,
@@ -39,6 +38,7 @@ from ckpt_core._exchange import (
     route_to,
 )
 from ckpt_core._format.record import RECORD_FILE, load_record
+from ckpt_core._operation import logger
 from ckpt_core._options import Options
 from ckpt_core._processes import Processes, Table, coordinator_host, next_tag
 from ckpt_core._run.tiers.judge import ChosenPartner, all_partners, choose_partner, inverted

@@ -34,6 +34,7 @@ class StepToSave:
         token: of the save; in all tiers the same.
         parent: number and token of the step that it continues from, or None.
         decided: of an overwrite: set when its persistent copy is committed, or has failed.
+        ended: the save of each tier calls it after its last read of the snapshot.
     """
 
     step: int
@@ -42,6 +43,7 @@ class StepToSave:
     token: str
     parent: tuple[int, str] | None = None
     decided: Flag = field(default_factory=Flag)
+    ended: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,12 @@ class LocalSave:
         If one process fails before the commits, all raise and nothing of the step remains.
         """
         snapshot = self.snapshot
-        with snapshot.writing():
+        with snapshot.operation.failing("save_failed", "beginning"):
             saved = self._agree_to_start()
             write = snapshot.write(saved.token)
             write.part = saved.part
             snapshot.on_all("committed", lambda: self._write(write, saved))
-        snapshot.committed(write.written_bytes)
+        snapshot.operation.committed(write.written_bytes, snapshot.blocking_secs)
         return saved
 
     def _agree_to_start(self) -> Saved:

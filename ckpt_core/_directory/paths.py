@@ -1,6 +1,6 @@
-"""The file system of a path, and whether it is a bucket that is mounted as a directory.
+"""What a path means that a caller gives: a directory, an object store, or a bucket that is mounted as a directory.
 
-Only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk, whose directories are
+Of mounts only Linux is asked. Elsewhere, and where /proc is hidden, a mounted bucket is taken for a disk, whose directories are
 renamed at once: in a bucket they are copied, one file after the other, so a save is not atomic there.
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import re
 
-from ckpt_core._platform import LINUX
+from ckpt_core._errors import RefusedArgument
+from ckpt_core._platform import LINUX, WINDOWS
 
+_REMOTE = ("memory://", "s3://", "gs://")
+_ONE_SLASH = re.compile(r"(memory|s3|gs|gcs|file|https?|hdfs|abfss?|az):/(?!/)")
 MOUNTS = "/proc/self/mountinfo"
 _BUCKETS = frozenset(
     {
@@ -34,6 +37,64 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 """A space and the like in a mount point, as the kernel writes it."""
 _ENDLESS_BYTES = 2**50
 """Size of which, and all of it free, gcsfuse and the like tell: buckets have no end. No disk is as empty."""
+
+
+def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:
+    """Absolute path or URL, without a trailing slash, and whether it is a directory of a file system.
+
+    A bucket that is mounted as a directory is an object store; see ``mounted_files``. Resolves relative paths and ``~`` now, so that a later ``chdir`` has no effect.
+
+    Raises:
+        TypeError: ``path`` is not a str or an os.PathLike object.
+        ValueError: the path is empty, cannot be the name of a file, has a backslash, or is a URL with another scheme than
+            ``memory``, ``s3`` or ``gs``.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            "the path of a checkpoint must be a str or an os.PathLike object, got a "
+            f"{type(path).__name__}: the path comes first, as in save(path, state) and "
+            "load(path, like)"
+        )
+    text = os.fspath(path)
+    if not text:
+        raise RefusedArgument("the path of a checkpoint must not be empty")
+    try:
+        if b"\0" in os.fsencode(text):
+            raise RefusedArgument(f"{text!r}: no path can hold a zero byte")
+    except UnicodeEncodeError:
+        raise RefusedArgument(
+            f"{text!r}: no path can hold a lone surrogate, which has no encoding"
+        ) from None
+    if text.startswith(_REMOTE):
+        scheme, _, rest = text.partition("://")
+        if not rest.strip("/") or (rest.startswith("/") and scheme != "memory"):
+            key = rest.strip("/") or "PATH"
+            raise RefusedArgument(f"{text} names no bucket: write {scheme}://BUCKET/{key}")
+        return text.rstrip("/"), False
+    scheme, separator, _ = text.partition("://")
+    if separator and scheme.isalnum():
+        raise RefusedArgument(f"{text}: only {', '.join(_REMOTE)} and local paths are supported")
+    shortened = _ONE_SLASH.match(text)
+    if shortened is not None:
+        rest = text[shortened.end() :]
+        meant = (
+            f"write {shortened[1]}://{rest}"
+            if f"{shortened[1]}://" in _REMOTE
+            else f"write /{rest}"
+        )
+        raise RefusedArgument(
+            f"{text!r} is a URL that lost a slash, as in a pathlib.Path, and would be a local folder called "
+            f"{shortened[1]}: {meant}, as text (or ./{text} for that folder)"
+        )
+    where = os.path.abspath(os.path.expanduser(text))
+    if WINDOWS:
+        where = where.replace("\\", "/")
+    elif "\\" in where:
+        raise RefusedArgument(
+            f"{where!r}: a path must not hold a backslash, which TensorStore takes for a slash: its arrays would "
+            "be written into other directories. Use another path"
+        )
+    return where, mounted_bucket(where) is None
 
 
 def file_system_of(path: str) -> str:
