@@ -177,7 +177,7 @@ class BarrierTimeout(CheckpointError, TimeoutError):
 
 
 class GraceExceeded(CheckpointError, TimeoutError):
-    """The run was told to stop, and its last save did not end within ``Options.grace_secs``."""
+    """The run was asked to stop, and its last save did not end within ``Options.grace_secs``."""
 
 
 class RestoredValueIgnored(CheckpointError, RuntimeError):
@@ -199,7 +199,7 @@ class ForkedProcess(CheckpointError, RuntimeError):
     """Called in a forked child, where JAX and TensorStore do not work."""
 
 
-def told_by_another(kind: str, message: str) -> CheckpointError:
+def raised_by_another(kind: str, message: str) -> CheckpointError:
     """The error to raise here for one that another process of the run raised, so that all catch the same class.
 
     Only text travels between processes, so attributes such as ``file`` stay with the process that failed. An error of

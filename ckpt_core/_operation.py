@@ -125,7 +125,7 @@ def _record(event: Event) -> None:
 PROGRESS_SECS = 0.1
 """Minimum interval between two progress events."""
 _STACKS_AT_REPORT = 5
-"""With this report the stacks are told, once: by then it is no slow disk any more."""
+"""This report shows the stacks, once: by then it is no slow disk any more."""
 _OUR_THREADS = "ckpt-"
 
 
@@ -246,7 +246,9 @@ class Operation:
         """Logs one report, and sends it to the listener."""
         self._reports += 1
         now = time.monotonic()
-        if self.report_secs:  # of multiples that passed while the process stood still, one is told
+        if (
+            self.report_secs
+        ):  # of multiples that passed while the process stood still, one is reported
             self._missed_until = now - (now - self.began) % self.report_secs
         newly, self._told_bytes = self.done_bytes - self._told_bytes, self.done_bytes
         absent, resident = awaited(), resident_bytes()
@@ -286,19 +288,19 @@ class Operation:
 
     def _stacks(self) -> str:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        told: list[str] = []
+        stacks: list[str] = []
         frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # the only way
         for ident, frame in frames.items():
             name = names.get(ident, "a thread without a name")
             if ident == threading.get_ident():
                 continue  # the watcher
             if ident == self.thread or name.startswith(_OUR_THREADS):
-                told.append(f"{name}:\n{''.join(traceback.format_stack(frame))}")
-        return "\n".join(told)
+                stacks.append(f"{name}:\n{''.join(traceback.format_stack(frame))}")
+        return "\n".join(stacks)
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds; 0 where the system does not tell."""
+    """Memory that this process holds; 0 where the system does not say."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -56,7 +56,7 @@ class Options:
             where file locks do not work (object stores, some network file systems).
         trash_directory: name of a directory next to the steps, such as ``"todelete"``, to which
             steps are moved instead of being deleted.
-        stop_signals: names of the signals that tell a run to stop. With several processes SIGTERM is one in any case.
+        stop_signals: names of the signals that ask a run to stop. With several processes SIGTERM is one in any case.
         grace_secs: time from such a signal until the process is killed; limits the wait for saves.
         snapshot: where an asynchronous save copies arrays of an accelerator before it returns.
             ``"host"``: to the host; blocks until they are there. ``"device"`` and
@@ -141,12 +141,12 @@ class Options:
 
     def __repr__(self) -> str:
         """The settings that are not the defaults."""
-        told = {
+        changed = {
             name: repr(getattr(self, name))
             for name, declared in self.__dataclass_fields__.items()
             if getattr(self, name) != declared.default
         }
-        return f"Options({', '.join(f'{name}={value}' for name, value in told.items())})"
+        return f"Options({', '.join(f'{name}={value}' for name, value in changed.items())})"
 
     def __post_init__(self) -> None:
         _check_types(self)

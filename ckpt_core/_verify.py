@@ -196,8 +196,8 @@ def _verified_at_once(opened: NativeCheckpoint) -> VerifyReport | None:
 
 def _verified(opened: NativeCheckpoint, options: Options) -> VerifyReport:
     problems: list[Problem] = []
-    told = {name: entry.size_bytes for name, entry in opened.record.files.items()}
-    present = opened.backend.files(opened.path, told)
+    known_bytes = {name: entry.size_bytes for name, entry in opened.record.files.items()}
+    present = opened.backend.files(opened.path, known_bytes)
     added = present.keys() - opened.record.files.keys() - {RECORD_FILE}
     others = sorted(filter(_is_of_others, added))
     for name in added.difference(others):

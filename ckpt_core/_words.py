@@ -23,7 +23,7 @@ def time_of(unix_secs: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_secs))
     except (ValueError, OverflowError, OSError):  # a foreign checkpoint may hold any number
-        return "at no possible time"
+        return "at an unknown time"
 
 
 def in_order(name: str) -> list[tuple[int, int, str]]:

@@ -228,7 +228,7 @@ def _only(found: Mapping[str, Any], cls: type, how: str) -> Any:
             + (
                 "Uninstall the package of all but one, or ckpt.register the one that you want"
                 if how == "installed"
-                else "Register one of them, or let their accepts() tell the classes apart"
+                else "Register one of them, or let their accepts() distinguish the classes"
             )
         )
     return next(iter(found.values()))

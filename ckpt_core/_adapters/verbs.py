@@ -32,7 +32,7 @@ class HasPosition(Protocol):
 
 @runtime_checkable
 class Notices(Protocol):
-    """Is told with which objects training begins."""
+    """Gets the objects with which training begins."""
 
     def notice(self, obj: Any, /) -> None:
         """Called if a restore found no step: training begins with this object as it is."""

@@ -179,7 +179,7 @@ class Pending:
             error.add_note(note)
         try:
             # No function call between these two lines: a signal handler could raise there, and the
-            # error would be marked as told without being raised.
+            # error would be marked as reported without being raised.
             self._error, self._reported = None, True
             raise error
         finally:
@@ -208,7 +208,7 @@ class Pending:
             self._error, self._reported = (
                 for_the_next,
                 True,
-            )  # no call before `raise`, see raise_untold
+            )  # no call before `raise`, see raise_unreported
             raise error
         finally:
             del error

@@ -25,7 +25,7 @@ R = TypeVar("R")
 _LOOK_SECS = 1.0
 """Interval at which a wait rereads the flag: an interrupted wait may have kept its lock."""
 _START_SECS = 5.0
-"""A thread that has not begun by then was lost: without memory it ends before its first line, and nobody is told."""
+"""A thread that has not begun by then was lost: without memory it ends before its first line, and nobody learns of it."""
 
 
 class Flag:

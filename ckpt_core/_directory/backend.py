@@ -45,12 +45,14 @@ class Attempt(Protocol):
         """Files that this process has not written yet, because they are to stand in the record."""
         ...
 
-    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(
+        self, below: str = "", known_bytes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         """Relative path and size of every file written so far.
 
         Args:
             below: only files in this folder.
-            told: sizes of the files that this process did not write by ``write``, as reported by their
+            known_bytes: sizes of the files that this process did not write by ``write``, as reported by their
                 writers; an object store is not asked for them.
         """
         ...
@@ -159,14 +161,14 @@ class Backend(Protocol):
         """
         ...
 
-    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Relative path and size of every file of a checkpoint; -1 for anything but a regular file.
 
         Follows links, but enters each directory once.
 
         Args:
             path: of the checkpoint.
-            told: sizes to give for some files, if the storage could tell them only by reading all.
+            known_bytes: sizes to give for some files, if the storage could find them only by reading all.
         """
         ...
 

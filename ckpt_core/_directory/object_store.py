@@ -161,11 +161,11 @@ class ObjectStoreBackend:
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no locks here; Options.delete_grace_secs protects readers
 
-    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         keys = self._open(path)
         present = keys.list()
         token = token_of(keys.get(RECORD))
-        known, found = told or {}, dict[str, int]()
+        known, found = known_bytes or {}, dict[str, int]()
         for key in present:
             writer = OF_ATTEMPT.search(key)
             name = name_apart(token, key) if token and key.startswith(apart(token)) else key
@@ -302,7 +302,7 @@ def _put_owner(path: str, keys: Keys, key: str, owner: bytes, missing: Any) -> N
     if mounted and not asked:
         logger.warning(
             "%s is in a bucket that %s mounts as a directory: two programs that write one step there may both be "
-            "told that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
+            "sure that it is theirs, and what is acknowledged is as safe as the mount makes it. The bucket's URL "
             "is safer, and faster",
             path,
             mounted_bucket(path),

@@ -81,7 +81,7 @@ def lives(owner: str) -> bool | None:
     """Whether the owner is alive; None if it runs on another host or is unknown.
 
     On this host it counts as dead only if no process has its id, or if that process started at
-    another time. Where the system does not tell when a process started (no /proc), a process that got
+    another time. Where the system does not say when a process started (no /proc), a process that got
     the owner's id later counts as it: what is left of the owner is deleted when that one has ended.
     """
     parts = _OWNER.fullmatch(owner)

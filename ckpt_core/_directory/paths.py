@@ -36,7 +36,7 @@ _NAMELESS = "FUSE"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 """A space and the like in a mount point, as the kernel writes it."""
 _ENDLESS_BYTES = 2**50
-"""Size of which, and all of it free, gcsfuse and the like tell: buckets have no end. No disk is as empty."""
+"""Size of which, and all of it free, gcsfuse and the like report: buckets have no end. No disk is as empty."""
 
 
 def resolve(path: str | os.PathLike[str]) -> tuple[str, bool]:

@@ -99,7 +99,7 @@ class PosixBackend(Writing):
     def reading(self, path: str, head: bytes) -> contextlib.AbstractContextManager[None]:
         return reading(os.path.join(path, _SIGNS[0]), head)
 
-    def files(self, path: str, told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(self, path: str, known_bytes: Mapping[str, int] | None = None) -> dict[str, int]:
         return file_sizes(path)
 
     def size(self, path: str, name: str) -> int | None:

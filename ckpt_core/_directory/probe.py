@@ -29,7 +29,7 @@ class Disk:
         file_system: type, as the kernel names it; empty if unknown.
         mounted_by: the program that mounts a bucket there, or None.
         local: whether no other machine can change it.
-        free_bytes, free_inodes: for this user; None if the file system does not tell.
+        free_bytes, free_inodes: for this user; None if the file system does not say.
         write_bytes_per_sec: of one file, with its fsync.
         read_bytes_per_sec: of the same file, past the page cache where the system allows it.
         reads_cached: whether the page cache took part in the reading.
@@ -102,7 +102,7 @@ def probe_directory(path: str, probe_bytes: int) -> Disk:
 
 
 def _free(path: str) -> tuple[int | None, int | None]:
-    """Free bytes and inodes for this user; None where the file system does not tell."""
+    """Free bytes and inodes for this user; None where the file system does not say."""
     if not hasattr(os, "statvfs"):  # Windows
         return shutil.disk_usage(path).free, None
     room = os.statvfs(path)

@@ -75,9 +75,9 @@ def check_step(step: int) -> int:
             raise TypeError(
                 f"step must be an integer, got the text {step!r}: pass {step}"
             ) from None
-        told = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
+        shown = repr(step) if isinstance(step, (str, float)) else f"a {type(step).__name__}"
         raise TypeError(
-            f"step must be an integer, got {told}: the step comes first, as in save(step, state)"
+            f"step must be an integer, got {shown}: the step comes first, as in save(step, state)"
         ) from None
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         raise ValueError(f"step must be an integer from 0 to 2**63-1, got {step!r}")

@@ -216,9 +216,11 @@ class StoreAttempt:
     def small_files(self) -> Mapping[str, bytes]:
         return self._held
 
-    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(
+        self, below: str = "", known_bytes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         found = {name: len(data) for name, data in (self._held | self._apart).items()}
-        found.update(told or {})
+        found.update(known_bytes or {})
         folder = f"{below}/" if below else ""
         return {name: size for name, size in found.items() if name.startswith(folder)}
 

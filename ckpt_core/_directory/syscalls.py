@@ -131,7 +131,7 @@ def cannot_write(path: str) -> CheckpointError:
 def link_new(source: str, target: str) -> None:
     """Gives a file a second name that nothing has; on file systems without hard links (exFAT, some FUSE) it is renamed.
 
-    There, of two processes that do it at the same moment the later one wins, and none of them is told.
+    There, of two processes that do it at the same moment the later one wins, and none of them learns of it.
 
     Raises:
         FileExistsError: something has the name.
@@ -180,8 +180,8 @@ def remove(path: str) -> None:
 def _remove(path: str, handled: BaseException | None) -> None:
     """``shutil.rmtree(ignore_errors=True)`` drops also what a signal handler raised; this raises it."""
 
-    def note(_call: object, _path: str, told: Any) -> None:
-        error: BaseException = told if isinstance(told, BaseException) else told[1]
+    def note(_call: object, _path: str, raised: Any) -> None:
+        error: BaseException = raised if isinstance(raised, BaseException) else raised[1]
         _raise_unless_of_the_files(error, handled)
 
     if os.path.isdir(path) and not os.path.islink(path):

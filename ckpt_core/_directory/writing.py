@@ -109,7 +109,9 @@ class LocalAttempt:
     def small_files(self) -> Mapping[str, bytes]:
         return {}
 
-    def files(self, below: str = "", told: Mapping[str, int] | None = None) -> dict[str, int]:
+    def files(
+        self, below: str = "", known_bytes: Mapping[str, int] | None = None
+    ) -> dict[str, int]:
         return {
             os.path.relpath(file, self.path): os.stat(file).st_size
             for file in walk_files(os.path.join(self.path, below))
@@ -137,10 +139,10 @@ class LocalAttempt:
                 raise  # not visible: the caller aborts
             # The checkpoint is visible: even a failed rename may have been carried out.
             self._keep_replaced()
-            told = _visible(error, self._target)
-            if told is error:
+            shown = _visible(error, self._target)
+            if shown is error:
                 raise
-            raise told from error
+            raise shown from error
         self._created = []
         old = self.superseded if self._replaced is None else [self._replaced, *self.superseded]
         if old:
@@ -254,9 +256,9 @@ def _refuse_if_occupied(path: str, overwrite: bool) -> None:
                 f"{path} is a directory that holds no checkpoint itself, but others ({', '.join(sorted(steps)[:5])}): "
                 "save a step into it with ckpt.Checkpointer(path).save(step, ...), or choose another path"
             )
-        told = f", whose {named[0]} is another file of that name" if named else ""
+        hint = f", whose {named[0]} is another file of that name" if named else ""
         raise CheckpointExists(
-            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}){told}: "
+            f"{path} is a directory that holds no checkpoint ({', '.join(sorted(inside)[:5])}){hint}: "
             "choose another path, or move it away; overwrite=True replaces checkpoints only"
         )
     if not overwrite:

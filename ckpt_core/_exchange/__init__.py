@@ -1,7 +1,7 @@
 """Files of local checkpoints from one process to another: HTTP on the job's own network.
 
 The only package that opens sockets. Nothing is pushed: the process that needs files fetches them. A
-server gives what its ``Shelf`` lists and nothing else, to who knows the secret of the job.
+server gives what its ``ServedParts`` lists and nothing else, to who knows the secret of the job.
 """
 
 from ckpt_core._exchange.addresses import Networks as Networks
@@ -16,6 +16,6 @@ from ckpt_core._exchange.client import Peer as Peer
 from ckpt_core._exchange.server import Coming as Coming
 from ckpt_core._exchange.server import Key as Key
 from ckpt_core._exchange.server import Offered as Offered
+from ckpt_core._exchange.server import ServedParts as ServedParts
 from ckpt_core._exchange.server import Server as Server
-from ckpt_core._exchange.server import Shelf as Shelf
 from ckpt_core._exchange.server import open_plain as open_plain

@@ -2,7 +2,7 @@
 
 A request names a part of a step and the number of a file in it: ``/<step>/<token>/<writer>/<n>``;
 with ``done`` instead, the process that makes copies of the part says that it has ended.
-Path and file names come from the shelf alone, so no request can reach another file.
+Path and file names come from ``ServedParts`` alone, so no request can reach another file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckpt_core._exchange.client import BEGUN, EXPECTED, IDLE_SECS, authorization
 from ckpt_core._platform import NO_LINK, READ
 
 _MOST_CONNECTIONS = 32
-"""Further ones are refused, and their processes try another source, or later; strangers make way for them."""
+"""Further ones are refused, and their processes try another source, or later; connections that have not shown the secret are closed for them."""
 _PATH = re.compile(r"/(\d{1,19})/([0-9A-Za-z]{1,64})/(\d{1,8})/(\d{1,8}|done)")
 _MOST_HEAD_BYTES = 4096
 """Maximum length of a request, which has about 250."""
@@ -87,24 +87,24 @@ def open_plain(path: str) -> io.FileIO:
     raise OSError(errno.EINVAL, "no regular file", path)
 
 
-Shelf = Callable[[Key], "Offered | Coming | None"]
+ServedParts = Callable[[Key], "Offered | Coming | None"]
 """Looks a part up; None if this process neither has nor gets it. Called from any thread."""
 
 
 class Server:
-    """Serves the parts of a shelf until ``close``, in daemon threads.
+    """Serves parts until ``close``, in daemon threads.
 
     Args:
         address: IP address to listen at; the port is a free one.
         secret: what every request must carry.
-        shelf: what may be fetched.
+        served: what may be fetched.
 
     Attributes:
         port: the port.
     """
 
-    def __init__(self, address: str, secret: str, shelf: Shelf) -> None:
-        self._listener = _Listener(address, authorization(secret), shelf)
+    def __init__(self, address: str, secret: str, served: ServedParts) -> None:
+        self._listener = _Listener(address, authorization(secret), served)
         self.port: int = self._listener.server_address[1]
         self._thread = threading.Thread(
             target=self._listener.serve_forever,
@@ -137,10 +137,10 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = _MOST_CONNECTIONS
 
-    def __init__(self, address: str, authorized: str, shelf: Shelf) -> None:
+    def __init__(self, address: str, authorized: str, served: ServedParts) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.authorized = authorized.encode()
-        self.shelf = shelf
+        self.served = served
         self.last_used = time.monotonic()
         self.done: collections.deque[Key] = collections.deque(maxlen=_REMEMBERED)
         self._open: dict[Any, None] = {}  # the oldest first
@@ -160,10 +160,10 @@ class _Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def _end_a_stranger(self) -> None:
         """Ends the oldest connection that has not shown the secret, so that none can hold a place for long."""
-        stranger = next((one for one in self._open if one not in self.in_use), None)
-        if stranger is not None:
-            del self._open[stranger]
-            _wake(stranger)
+        unproven = next((one for one in self._open if one not in self.in_use), None)
+        if unproven is not None:
+            del self._open[unproven]
+            _wake(unproven)
 
     def use(self, request: Any) -> None:
         """Notes that a connection is one of the job."""
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         position = int(asked[4])
         if key != self._key:
-            found = listener.shelf(key)
+            found = listener.served(key)
             if isinstance(found, Coming):
                 self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, BEGUN if found.begun else EXPECTED)
                 return

@@ -74,7 +74,7 @@ def check_names(paths: Iterable[Path], stored: Iterable[Path]) -> list[str]:
         if other is not path:
             raise UnsupportedLeaf(
                 f"leaves {format_path(other)!r} and {format_path(path)!r} would both be stored as "
-                f"{name!r} in Orbax's format, which cannot tell them apart: rename one of them",
+                f"{name!r} in Orbax's format, which cannot distinguish them: rename one of them",
                 leaf=format_path(path),
             )
         names.append(name)

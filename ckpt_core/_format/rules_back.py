@@ -120,8 +120,8 @@ def _problem(
     for leaf in known:
         rest = specs[leaf].shape[count:]
         if len(specs[leaf].shape) < count or view_of(rule, rest) is None:
-            told = f"{count + dimensions(rule, len(rest))} dimensions, by its rule"
-            return Mismatch(paths[leaf], "shape", str(specs[leaf]), told)
+            expected = f"{count + dimensions(rule, len(rest))} dimensions, by its rule"
+            return Mismatch(paths[leaf], "shape", str(specs[leaf]), expected)
         same = specs[leaf].shape[:count] == specs[first].shape[:count]
         shapes = (_shape(rule, rest), _shape(rule, specs[first].shape[count:]))
         fits = len({resized(shape, rule.axis, 0) for shape in shapes}) == 1
@@ -131,8 +131,8 @@ def _problem(
     if rule.joins and len(shape) <= rule.axis:
         return Mismatch(paths[first], "shape", str(specs[first]), f"a dimension {rule.axis}")
     if len(rule.sources) > 1 and _sizes(rule, shape[rule.axis]) is None:
-        told = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
-        return Mismatch(paths[first], "shape", str(specs[first]), told)
+        expected = f"{len(rule.sources)} parts of sizes= along axis {rule.axis}"
+        return Mismatch(paths[first], "shape", str(specs[first]), expected)
     return None
 
 

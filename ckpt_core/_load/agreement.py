@@ -14,7 +14,7 @@ from ckpt_core._errors import (
     CheckpointNotFound,
     known_to_all,
     mark_known_to_all,
-    told_by_another,
+    raised_by_another,
 )
 from ckpt_core._format.part import runs_of
 from ckpt_core._load.plans import ItemPlan
@@ -28,7 +28,7 @@ _SETS = "sets"
 class LoadAgreement:
     """The agreements of one load between all processes; does nothing if only one takes part.
 
-    What the load does is a block of it: if that fails, the other processes are told where they wait next. Processes
+    What the load does is a block of it: if that fails, the other processes get the error where they wait next. Processes
     agree once after reading. A restore that sets objects while it reads also agrees after planning, so that no process
     changes an object while another cannot match the checkpoint; and so does a load that sends arrays between processes,
     for who makes another call would never join a collective. At last, if any process sets live objects, they agree
@@ -38,7 +38,7 @@ class LoadAgreement:
 
     Args:
         options: options of the load.
-        call: what this process does, such as ``restore``, told to a process that does something else at that moment.
+        call: what this process does, such as ``restore``, shown to a process that does something else at that moment.
         tag: tag of the round; if empty, the next tag is taken here.
         alone: only this process loads, however many run (``as_numpy=True``).
         alike: all must load one checkpoint, even if no array lies on several processes: a step of a Checkpointer.
@@ -113,7 +113,7 @@ class LoadAgreement:
             self._next = "/set" if self._sets and self._restores else None
 
     def _agree(self, error: BaseException | None = None) -> None:
-        """Waits until all processes are here; raises the error of this process, or else what another one told."""
+        """Waits until all processes are here; raises the error of this process, or else what another one reported."""
         at, self._next = self._next, None
         compares = at != "/set"
 
@@ -122,7 +122,7 @@ class LoadAgreement:
                 return error  # no failure, unless another process has one: all begin anew
             raise error
 
-        def told(result: Any) -> str:  # what this process loads; text alone, if that was replaced
+        def report(result: Any) -> str:  # what this process loads; text alone, if that was replaced
             if not compares:
                 return ""
             return self._identity if result is None else json.dumps(str(result))
@@ -132,29 +132,29 @@ class LoadAgreement:
             outcome,
             self._options.timeout_secs,
             _cannot_load,
-            tell=told,
-            hear=self._judged if compares else lambda _: None,
+            report=report,
+            check=self._judged if compares else lambda _: None,
             call=self._call if self._tag == self._round and not at else "",
-            heard=self._heard if compares else lambda _: None,
+            accept=self._accept if compares else lambda _: None,
         )
 
     def _judged(self, texts: list[str]) -> str:
-        """Called on process 0 with what all told; gives ``_SETS`` if any sets live objects, or why all begin anew.
+        """Called on process 0 with what all reported; gives ``_SETS`` if any sets live objects, or why all begin anew.
 
         Raises:
             CheckpointError: as for ``_refuse_different``.
         """
-        told = [json.loads(text) for text in texts]
-        if said := next((one for one in told if isinstance(one, str)), ""):
+        reports = [json.loads(text) for text in texts]
+        if said := next((one for one in reports if isinstance(one, str)), ""):
             return said
-        same = [Identity(*one) for one in told]
+        same = [Identity(*one) for one in reports]
         before, self._found = self._found, [one.found for one in same]
         if _is_one_path(same) and len({*self._found}) > 1 and self._found != before:
             return str(replaced(same[0].path))  # one opened the old one, the other the new one
         _refuse_different(same)
         return _SETS if any(one.sets for one in same) else ""
 
-    def _heard(self, answer: str) -> None:
+    def _accept(self, answer: str) -> None:
         """Called with what ``_judged`` gave; raises Replaced on all processes if they begin anew."""
         self._sets = answer == _SETS
         if answer and not self._sets:
@@ -238,8 +238,8 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
         CheckpointError: processes load different checkpoints or different leaves. A global array
             would then be made of shards of different arrays, and no error would say so.
     """
-    told = [*enumerate(identities)]
-    same = [(index, one) for index, one in told if one.attempt]
+    indexed = [*enumerate(identities)]
+    same = [(index, one) for index, one in indexed if one.attempt]
     for index, one in same[1:]:
         first, other = same[0]
         if one.attempt != other.attempt:
@@ -247,12 +247,12 @@ def _refuse_different(identities: Sequence[Identity]) -> None:
                 f"process {first} loads {other.path} and process {index} {one.path}, which are different "
                 "checkpoints: all processes must load the same step of one directory"
             )
-    runs = sorted({(first, last) for _, one in told for first, last in one.on})
+    runs = sorted({(first, last) for _, one in indexed for first, last in one.on})
     named, end = set[int](), 0
     for first, last in runs:
         named.update(range(max(first, end), last + 1))
         end = max(end, last + 1)
-    sharing = [(index, one) for index, one in told if one.on or index in named]
+    sharing = [(index, one) for index, one in indexed if one.on or index in named]
     if len({one.beyond for _, one in sharing}) > 1 and len({o.everything for _, o in sharing}) > 1:
         first, other = sharing[0]
         index, one = next(
@@ -269,4 +269,4 @@ def _cannot_load(index: int, text: str) -> Exception:
     kind = _processes.kind_of(text)
     if kind == Replaced.__name__:
         return Replaced(text.partition(": ")[2])
-    return told_by_another(kind, f"process {index} cannot load it: {text}")
+    return raised_by_another(kind, f"process {index} cannot load it: {text}")

@@ -101,8 +101,8 @@ def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> li
     count = len(first.shape)
     dimensions = len(rule.groups) if rule.groups is not None else len(rule.transpose or first.shape)
     if dimensions != count or (rule.joins and not 0 <= rule.axis < count):
-        told = f"{dimensions} dimensions, by its rule"
-        found.append(Mismatch(known[0], "shape", str(first), told, None, item.name))
+        expected = f"{dimensions} dimensions, by its rule"
+        found.append(Mismatch(known[0], "shape", str(first), expected, None, item.name))
     for name, spec in zip(known, specs, strict=True):
         rest, asked = spec.shape, first.shape
         if len(rule.sources) > 1:
@@ -110,14 +110,14 @@ def _problems(bound: Bound, item: ExtentItem, position: Mapping[str, int]) -> li
         alike = rest == asked
         if not alike or spec.dtype != first.dtype:
             kind = "shape" if not alike else "dtype"
-            told = f"one that fits {known[0]}, {first}"
-            found.append(Mismatch(name, kind, str(spec), told, None, item.name))
+            expected = f"one that fits {known[0]}, {first}"
+            found.append(Mismatch(name, kind, str(spec), expected, None, item.name))
     rows = [[item.specs[position[name]].shape for name in row] for row in bound.sources]
     uneven = next((n for n, row in enumerate(rows) if row != rows[0]), None)
     if not found and uneven is not None:
-        told = f"sizes as in {known[0]}"
+        expected = f"sizes as in {known[0]}"
         name = bound.sources[uneven][0]
-        found.append(Mismatch(name, "shape", str(rows[uneven]), told, None, item.name))
+        found.append(Mismatch(name, "shape", str(rows[uneven]), expected, None, item.name))
     return found
 
 
@@ -127,8 +127,8 @@ def _without_shape(bound: Bound, shapes: _Shapes, item: ExtentItem) -> list[Mism
     if len(bound.results) == 1 and all(len(group) == 1 for group in groups):
         return []
     asked = [path for path in bound.results if shapes.get(path.replace("/", "."), ()) is None]
-    told = "a leaf with a shape, by which its rule cuts tensors"
-    return [Mismatch(path, "shape", "any", told, None, item.name) for path in asked]
+    expected = "a leaf with a shape, by which its rule cuts tensors"
+    return [Mismatch(path, "shape", "any", expected, None, item.name) for path in asked]
 
 
 def _made(
@@ -150,7 +150,7 @@ def _made(
             for view in views
         ]
         if sum(shape[rule.axis] for shape in cut) != joined[rule.axis]:
-            cut = [joined] * len(cut)  # they do not fit: told as a difference of shapes
+            cut = [joined] * len(cut)  # they do not fit: reported as a difference of shapes
     made: list[_Made] = []
     begin = 0
     for path, view, shape in zip(bound.results, views, cut, strict=True):

@@ -26,7 +26,7 @@ _BRING_THEM = (
 
 
 def differing(
-    item: SavedItem, wanted: Node, rules: MatchRules, told: Collection[str]
+    item: SavedItem, wanted: Node, rules: MatchRules, reported: Collection[str]
 ) -> list[Mismatch]:
     """Mismatches for functions of different names at one path, or present on one side only.
 
@@ -38,7 +38,7 @@ def differing(
         item: the saved item.
         wanted: structure of the target.
         rules: rules of the match.
-        told: paths that already have a mismatch, such as an array where a function was.
+        reported: paths that already have a mismatch, such as an array where a function was.
     """
     here = functools.partial(_compared_path, rules=rules)
     before = {here(path, True): (path, _name(node)) for path, node in _functions_in(item.root)}
@@ -67,7 +67,7 @@ def differing(
     return [
         Mismatch(format_path(path), "function", saved, name, nearest, item.name or None)
         for path, saved, name, nearest in found
-        if format_path(path) not in told
+        if format_path(path) not in reported
     ]
 
 
@@ -87,7 +87,7 @@ def _only_in(one: _Functions, other: _Functions) -> _Functions:
 
 def _nearest(path: Path, name: str, others: _Functions) -> str | None:
     """The most similar path on the other side; paths of the same function are preferred."""
-    same = [format_path(other) for other, told in others.values() if same_function(told, name)]
+    same = [format_path(other) for other, theirs in others.values() if same_function(theirs, name)]
     candidates = same or [format_path(other) for other, _ in others.values()]
     close = difflib.get_close_matches(
         format_path(path), candidates[:200], n=1, cutoff=0.0 if same else 0.6

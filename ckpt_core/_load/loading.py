@@ -342,12 +342,15 @@ _NO_SUCH_TEXT = (ValueError, TypeError, KeyError, OverflowError)
 
 
 def _text_value(item: SavedItem, position: int, spec: LeafSpec, text: Callable[[int], str]) -> Any:
-    told = text(position)
+    stored = text(position)
     try:
-        return from_text(told, spec)
+        return from_text(stored, spec)
     except RecursionError as error:
         refuse_deep(
-            told.encode(errors="surrogatepass"), orbax_write.STRINGS_FILE, error, _MOST_STATE_DEPTH
+            stored.encode(errors="surrogatepass"),
+            orbax_write.STRINGS_FILE,
+            error,
+            _MOST_STATE_DEPTH,
         )
         raise
     except _NO_SUCH_TEXT as error:
@@ -371,8 +374,8 @@ def _watched(
     Raises:
         CheckpointNotFound: the checkpoint was deleted or replaced after it was opened.
     """
-    told = options.report_secs, options.on_event
-    operation = Operation("load", checkpoint.path, step, *told)
+    reporting = options.report_secs, options.on_event
+    operation = Operation("load", checkpoint.path, step, *reporting)
     operation.happened("restore_started")
     try:
         with operation.watched("reading"), checkpoint.held(), naming_checkpoint(checkpoint.path):
@@ -395,10 +398,10 @@ def _check_patterns(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request: 
         return
     paths = [format_path(path) for plan in plans for path in plan.item.paths]
     shown = ", ".join(paths[:5]) + (", ..." if len(paths) > 5 else "")
-    told = [request.only] if isinstance(request.only, str) or not idle else idle
+    unmatched = [request.only] if isinstance(request.only, str) or not idle else idle
     advice = "; ".join(filter(None, (advice_on_pattern(pattern, paths) for pattern in idle)))
     raise CheckpointNotFound(
-        f"{checkpoint.path}: only={', '.join(map(repr, told))} matches no leaf; leaves are {shown}"
+        f"{checkpoint.path}: only={', '.join(map(repr, unmatched))} matches no leaf; leaves are {shown}"
         + (f". {advice}" if advice else "")
     )
 
@@ -416,22 +419,22 @@ def _raise_mismatches(checkpoint: Checkpoint, plans: Sequence[ItemPlan], request
 def _advice(mismatches: list[Mismatch], rules: MatchRules, idle: list[Idle]) -> str:
     """The arguments that would allow the differences, less those that the caller passed already."""
     kinds = {entry.kind for entry in mismatches}
-    told: list[str] = []
+    hints: list[str] = []
     missing = [str(entry.wanted) for entry in mismatches if entry.kind == "missing"]
     without_value = sum(text.endswith(WITHOUT_VALUE) for text in missing)
     if without_value < len(missing) and rules.missing == "error":
-        told.append('missing="keep" keeps what the target holds')
+        hints.append('missing="keep" keeps what the target holds')
     if "unexpected" in kinds:
-        told.append('unexpected="ignore" leaves saved leaves out')
+        hints.append('unexpected="ignore" leaves saved leaves out')
     of_keys = (str(one.saved).startswith("key<") for one in mismatches if one.kind == "dtype")
     if not rules.cast and not all(of_keys):  # a random key is converted into no other
-        told.append("cast=True converts dtypes")
+        hints.append("cast=True converts dtypes")
     if "function" in kinds:
-        told.append('unexpected="ignore" keeps the functions of the target')
+        hints.append('unexpected="ignore" keeps the functions of the target')
     both_sides = {"missing", "unexpected"} <= kinds or functions.have_moved(mismatches)
     if both_sides and (rules.rename is None or idle):
-        told.append("rename= maps saved paths to wanted ones")
-    lines = [f"Where this is intended: {'; '.join(told)}."] if told else []
+        hints.append("rename= maps saved paths to wanted ones")
+    lines = [f"Where this is intended: {'; '.join(hints)}."] if hints else []
     if idle:
         lines.append(advice_on(idle))
     if without_value or ("missing" in kinds and rules.missing != "error"):

@@ -235,8 +235,8 @@ def _matched(
         found.mismatches += _placeholders_for_nothing(places, item, rules)
     holds = _may_hold_functions(item.root) or _may_hold_functions(flat.root)
     if everything and rules.unexpected == "error" and holds:
-        told = {entry.path for entry in found.mismatches}
-        found.mismatches += functions.differing(item, flat.root, rules, told)
+        known = {entry.path for entry in found.mismatches}
+        found.mismatches += functions.differing(item, flat.root, rules, known)
     _refuse_abstract_kept(found, flat, wanted, item, everything, selected)
     if live and selected is not None and not found.mismatches:
         _tell_of_abstract_rest(found, flat, item)
@@ -452,7 +452,9 @@ def _refuse_abstract_kept(
         everything: True if the caller passed no ``only=``.
         selected: which leaves are to be loaded; None for all.
     """
-    told = {entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"}
+    places = {
+        entry.path: at for at, entry in enumerate(found.mismatches) if entry.kind == "missing"
+    }
     without_value = (SavedLeaf, jax.ShapeDtypeStruct) if everything else SavedLeaf
     for path, leaf, spec, source in zip(flat.paths, flat.leaves, wanted, found.source, strict=True):
         if source is not None:
@@ -464,7 +466,7 @@ def _refuse_abstract_kept(
         text = format_path(path)
         why = "deleted: donated, or by a restore that failed" if deleted else "abstract"
         now = "as saved" if spec is None else f"{spec} ({why})"
-        at = told.get(text)
+        at = places.get(text)
         if at is None:
             found.mismatches.append(Mismatch(text, "missing", None, now, None, item.name))
         else:

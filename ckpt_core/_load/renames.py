@@ -37,8 +37,8 @@ def under_wanted_paths(
         paths = _paths_of_names(names, flat.paths)
         item, rules = replace(item, paths=paths), replace(rules, rename=None)
     elif request.renames and (known := adapter_of_renames(live)) is not None:
-        told: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
-        rules = replace(rules, rename=lambda path: told.get(path, path))
+        renamed: Mapping[str, str] = known.renamed(request.renames, renamed_names(item, None, None))
+        rules = replace(rules, rename=lambda path: renamed.get(path, path))
     if isinstance(item, OrbaxItem):
         rules = replace(rules, loose_keys=True)
         rules = _then(rules, _names_of_orbax(item, like, rules.rename))
@@ -153,11 +153,11 @@ def refuse_idle(opened: Checkpoint, idle: list[Idle]) -> None:
 
 def advice_on(idle: list[Idle]) -> str:
     """The sentence about such entries in an error that lists other differences."""
-    told = ", ".join(
+    listed = ", ".join(
         f"{entry.old!r}" + (f" (nearest name: {entry.nearest})" if entry.nearest else "")
         for entry in idle
     )
-    return f"No saved path begins with these entries of rename=: {told}."
+    return f"No saved path begins with these entries of rename=: {listed}."
 
 
 def adapter_of_renames(live: Sequence[tuple[Any, bool]]) -> Any:

@@ -395,11 +395,15 @@ def _does_not_fit(
     saved: LeafSpec, spec: LeafSpec, lost: list[Array], path: Path, cast: bool
 ) -> StructureMismatch:
     count, first = sum(beyond.size for beyond in lost), lost[0].flat[0]
-    told = f"{saved}, of which {count:,} do not fit, such as {first}" if saved.shape else str(first)
+    shown = (
+        f"{saved}, of which {count:,} do not fit, such as {first}" if saved.shape else str(first)
+    )
     advice = "A saved number does not fit the wanted dtype."
     if saved.kind in _PYTHON_FLOATS and not cast:
         advice += " cast=True rounds it, unless it is too large."
-    return StructureMismatch([Mismatch(format_path(path), "dtype", told, str(spec))], advice=advice)
+    return StructureMismatch(
+        [Mismatch(format_path(path), "dtype", shown, str(spec))], advice=advice
+    )
 
 
 def _host_value(array: Array, spec: LeafSpec) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_core._errors import BarrierTimeout, mark_known_to_all, told_by_another
+from ckpt_core._errors import BarrierTimeout, mark_known_to_all, raised_by_another
 from ckpt_core._lazy import jax
 from ckpt_core._processes import awaiting, messages, service
 from ckpt_core._processes.awaiting import awaited as awaited
@@ -112,21 +112,21 @@ class Processes:
         if self.count == 1:
             return judge([(common, own)])
         mine = messages.digest(common)
-        told: list[messages.Alike] = []
+        received: list[messages.Common] = []
 
         def judge_alike(texts: list[str]) -> str:
-            told[:] = map(messages.Alike.parse, texts)
-            if any(one.digest != mine for one in told):
+            received[:] = map(messages.Common.parse, texts)
+            if any(one.digest != mine for one in received):
                 return f"?{mine}"
-            return "=" + judge([(common, one.own) for one in told])
+            return "=" + judge([(common, one.own) for one in received])
 
         def judge_all(texts: list[str]) -> str:
             says = [text[1:] if text else common for text in texts]
-            return judge([(said, one.own) for said, one in zip(says, told, strict=True)])
+            return judge([(said, one.own) for said, one in zip(says, received, strict=True)])
 
         answer, goes_on = "", False
         try:
-            said = messages.Alike(mine, own).dump()
+            said = messages.Common(mine, own).dump()
             answer = self.gather_decide(tag, said, judge_alike, timeout_secs, call)
             if answer.startswith("="):
                 return answer[1:]
@@ -137,7 +137,7 @@ class Processes:
             raise
         except BaseException as error:
             # the others may wait for this process in the second agreement already
-            another = any(one.digest != mine for one in told) if self.index == 0 else True
+            another = any(one.digest != mine for one in received) if self.index == 0 else True
             if another and not goes_on and not answer.startswith("="):
                 self.refuse(f"{tag}/differing", "", error)
             raise
@@ -194,7 +194,7 @@ class Processes:
             service.read_reports(client, self.index).note(client, tag)
 
     def leave(self, error: BaseException) -> None:
-        """Tells that this process takes part in no further round of this life, and why; does not block.
+        """Reports that this process takes part in no further round of this life, and why; does not block.
 
         What it has begun must have ended. The others raise ``NotTogether`` within about a second where they wait
         for it, in whatever round. Whoever goes on after that is in the next life.
@@ -406,7 +406,7 @@ class Processes:
             raise failure
         value, kind, text = json.loads(answer)
         if kind:
-            raise told_by_another(kind, f"process 0: {kind}: {text}")
+            raise raised_by_another(kind, f"process 0: {kind}: {text}")
         return value
 
     def _await_decision(self, client: Any, tag: str, timeout_secs: float, call: str) -> str:
@@ -427,7 +427,7 @@ class Processes:
                 if found is None and wait_secs == left_secs:
                     raise self._timed_out(client, call or tag, timeout_secs, [0])
                 if found is None and not announced:
-                    # If process 0 waits in another call of this round, this tells it of ours.
+                    # If process 0 waits in another call of this round, this shows it ours.
                     client.key_value_set(self._key(opening), Message(call, "").dump())
                     announced = True
                 if found is None:
@@ -443,10 +443,10 @@ class Processes:
         work: Callable[[], Any],
         timeout_secs: float,
         failed: Callable[[int, str], Exception],
-        tell: Callable[[Any], str] = lambda _: "",
-        hear: Callable[[list[str]], str | None] = lambda _: None,
+        report: Callable[[Any], str] = lambda _: "",
+        check: Callable[[list[str]], str | None] = lambda _: None,
         call: str = "",
-        heard: Callable[[str], None] = lambda _: None,
+        accept: Callable[[str], None] = lambda _: None,
     ) -> Any:
         """Runs ``work`` on every process and blocks until all have; if one fails, all raise.
 
@@ -455,10 +455,10 @@ class Processes:
             work: runs here; its result is returned.
             failed: makes the error of the processes that did not fail, from the index of the first
                 process that did and its error as ``"type: text"``.
-            tell: with several processes: turns the result into the text sent to process 0.
-            hear: called on process 0 with every process's text before any proceeds; if it raises,
-                all do. What it returns is given to ``heard`` of all.
-            heard: called everywhere, if no process failed; what it raises must be raised by all alike.
+            report: with several processes: turns the result into the text sent to process 0.
+            check: called on process 0 with every process's text before any proceeds; if it raises,
+                all do. What it returns is given to ``accept`` of all.
+            accept: called everywhere, if no process failed; what it raises must be raised by all of them.
         """
         result, error = None, None
         try:
@@ -466,11 +466,11 @@ class Processes:
         except BaseException as caught:
             error = caught
         if self.count > 1:
-            mine = f"={tell(result)}" if error is None else f"!{messages.text_of(error)}"
+            mine = f"={report(result)}" if error is None else f"!{messages.text_of(error)}"
 
             def judge(texts: list[str]) -> str:
                 failure = messages.first_failure(texts)
-                return failure or "=" + (hear([text[1:] for text in texts]) or "")
+                return failure or "=" + (check([text[1:] for text in texts]) or "")
 
             first = "="
             try:
@@ -483,7 +483,7 @@ class Processes:
                     late.__cause__ = error
                 raise
             if first.startswith("="):
-                heard(first[1:])
+                accept(first[1:])
             else:
                 index, text = json.loads(first)
                 error = failed(index, text) if error is None else error

@@ -86,7 +86,7 @@ class Failure(NamedTuple):
         raise NotTogether(self.text, self.ended)
 
 
-class Alike(NamedTuple):
+class Common(NamedTuple):
     """What one process says where most say the same.
 
     Attributes:
@@ -101,9 +101,9 @@ class Alike(NamedTuple):
         return self.digest + self.own
 
     @staticmethod
-    def parse(text: str) -> Alike:
+    def parse(text: str) -> Common:
         """What ``dump`` gave."""
-        return Alike(text[:_DIGEST_LETTERS], text[_DIGEST_LETTERS:])
+        return Common(text[:_DIGEST_LETTERS], text[_DIGEST_LETTERS:])
 
 
 def digest(text: str) -> str:

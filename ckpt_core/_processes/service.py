@@ -67,7 +67,7 @@ def left_folder(life: int) -> str:
 class Rounds:
     """The rounds that the processes take together, counted from 0, and anew in each life.
 
-    A life ends when a process leaves in the middle: the others hear of it where they wait for that process, maybe
+    A life ends when a process leaves in the middle: the others learn of it where they wait for that process, maybe
     some rounds later, and all count from 0 in the next one, so that they are together again.
     """
 

@@ -389,7 +389,7 @@ class Lockstep:
         self._over = False
 
     def __enter__(self) -> Lockstep:
-        """Its block may fail, which the other processes are told. All must call ``agree`` equally often in it."""
+        """If its block fails, the other processes get the error. All must call ``agree`` equally often in it."""
         return self
 
     def __exit__(
@@ -405,7 +405,7 @@ class Lockstep:
 
         Args:
             what: names this point of the load; a digest where the processes compare what they load.
-            error: why this process failed, to tell the others; then this returns without raising.
+            error: why this process failed, for the others; then this returns without raising.
 
         Raises:
             CheckpointError: another process failed, or called with a different ``what``.
@@ -413,7 +413,7 @@ class Lockstep:
         """
         tag = f"{self._tag}/lockstep/{self._count}"
         self._count += 1
-        self._over = True  # if this raises, the others know already, and must not be told again
+        self._over = True  # if this raises, the others know already, and must not get it again
         mine = json.dumps([what, error])
         answer = json.loads(
             self.processes.gather_decide(tag, mine, _same_for_all, self._timeout_secs)

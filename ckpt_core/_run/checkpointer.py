@@ -53,7 +53,7 @@ class Checkpointer:
             hosts or not. Every save goes there first; each process writes all shards that it holds.
             The newest ``Options.local_max_to_keep`` steps stay there. A background thread then
             writes to ``directory`` the steps that ``Options.persist_policy`` selects, steps saved
-            with ``force=True``, and steps saved after the run was told to stop. ``restore_latest``
+            with ``force=True``, and steps saved after the run was asked to stop. ``restore_latest``
             takes the newest step that all processes have or, see ``Options.partners``, can get.
         options: see ``Options``.
 
@@ -329,7 +329,7 @@ class Checkpointer:
 
     @property
     def should_stop(self) -> bool:
-        """Whether this run was told to stop, such as by SIGTERM; the first access starts listening.
+        """Whether this run was asked to stop, such as by SIGTERM; the first access starts listening.
 
         A handler that was installed before is still called. If there was none, the first signal is
         only recorded and the second one ends the process. If it came just after ``when.preempted()`` was asked, the loop
@@ -371,7 +371,7 @@ class Checkpointer:
         """Blocks until no save is running; every save started before is then durable in its tiers.
 
         Raises:
-            GraceExceeded: the run was told to stop, and ``Options.grace_secs`` have passed.
+            GraceExceeded: the run was asked to stop, and ``Options.grace_secs`` have passed.
             Exception: the error of a failed save, with its own type.
         """
         settle_all(self._run.saves, self._run.preemption.secs_left)

@@ -21,7 +21,7 @@ class SaveDecision:
     Args:
         policy: save policy of the Checkpointer.
         processes: the processes of this run.
-        preemption: whether the run was told to stop.
+        preemption: whether the run was asked to stop.
         newest_on_disk: returns the newest committed step, or None; reads the directory.
         timeout_secs: maximum wait for process 0.
     """

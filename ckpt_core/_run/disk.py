@@ -178,7 +178,7 @@ class Disk:
         )
 
     def committed(self, trail: Trail, step: int, plan: Plan) -> None:
-        """After a commit: moves strangers away if the save went on, then applies retention.
+        """After a commit: moves foreign away if the save went on, then applies retention.
 
         If another writer has claimed the directory, deletes nothing: the steps there may be that
         writer's.
@@ -187,17 +187,17 @@ class Disk:
             self.lease.check()
             listing = self.look()
             unknown = [*filter(listing.has, {*listing.names} - trail.own)] if plan.cuts else []
-            strangers = history.beyond(trail, step, unknown) if unknown else ()
-            if strangers:
+            foreign = history.beyond(trail, step, unknown) if unknown else ()
+            if foreign:
                 into = RETIRED if self._directory.local else None
-                self._retention.leave(self._retention.left(strangers, listing, into), None)
-                self._say_left(Plan(Identity(step, ""), strangers), listing)
+                self._retention.leave(self._retention.left(foreign, listing, into), None)
+                self._say_left(Plan(Identity(step, ""), foreign), listing)
         except (OSError, CheckpointError) as error:
             logger.warning("%s: nothing is deleted: %s", self._directory.path, error)
             return
         if self._retention.policy is None:
             return
-        self._retention.apply(step, listing, {*strangers}, {*trail.damaged})
+        self._retention.apply(step, listing, {*foreign}, {*trail.damaged})
 
     def _say_left(self, plan: Plan, listing: Listing) -> None:
         moved = [step for step in plan.retire if step in listing.names]

@@ -248,7 +248,7 @@ def last_of(plan: Plan, step: int, trail: Trail) -> int:
 
 
 def of_interest(trail: Trail, step: int, names: Iterable[int]) -> set[int]:
-    """Those of the steps on disk that are not beneath ``step``: ``plan_save`` must be told of them.
+    """Those of the steps on disk that are not beneath ``step``: ``plan_save`` must know of them.
 
     That is: newer than what it continues, or left by going back to the beginning, or of another history.
     """

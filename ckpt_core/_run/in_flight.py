@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LOOK_SECS = 0.5
-"""Interval at which a wait for a save checks whether the run was told to stop."""
+"""Interval at which a wait for a save checks whether the run was asked to stop."""
 
 
 def wait_for_all(
@@ -152,7 +152,7 @@ class InFlight:
         """Blocks until the current save has ended, successfully or not; an error if it is late.
 
         Args:
-            secs_left: seconds left of the grace period; None while the run was not told to stop.
+            secs_left: seconds left of the grace period; None while the run was not asked to stop.
                 Polled, because the signal may come during the wait.
         """
         now = self._now

@@ -1,4 +1,4 @@
-"""Whether this run was told to stop: by a signal, or by jax's preemption service."""
+"""Whether this run was asked to stop: by a signal, or by jax's preemption service."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class StopSignal:
             if listener.noticed_at is None:
                 listener.noticed_at = time.monotonic()
         if any([listener._passes_on for listener in listening]):
-            seen_before = False  # the others of the run are told, and this one must not be missing
+            seen_before = (
+                False  # the others of the run know of it, and this one must not be missing
+            )
             signal.raise_signal(signal.SIGTERM)
         first = chain[-1]
         previous = first._previous.get(number, signal.SIG_DFL)
@@ -104,7 +106,7 @@ class StopSignal:
             signal.raise_signal(number)
         elif listening:
             name = signal.Signals(number).name
-            logger.warning("%s: the run is told to stop after the next save", name)
+            logger.warning("%s: the run is asked to stop after the next save", name)
 
     def _chain(self, number: int) -> list[StopSignal]:
         """This listener and the ones it replaced, newest first; may include closed ones."""
@@ -160,7 +162,7 @@ def _call_native(address: int, number: int) -> None:
 
 
 class Preemption:
-    """Whether the run was told to stop: by a signal to this process or, with several, by agreement.
+    """Whether the run was asked to stop: by a signal to this process or, with several, by agreement.
 
     With several processes, jax's preemption service listens for SIGTERM in each of them, and its
     sync point gives all of them the same step to stop at. A handler of ours would take SIGTERM
@@ -193,7 +195,7 @@ class Preemption:
             self._listen()
 
     def _listen(self) -> None:
-        # without the service nobody would hear what is passed on, and SIGTERM would end this process
+        # without the service nobody would get what is passed on, and SIGTERM would end this process
         if self._alone or (self._others and preemption_service_listens()):
             self._signal.listen()
 

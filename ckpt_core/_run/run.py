@@ -23,7 +23,7 @@ from ckpt_core._errors import (
     is_visible,
     known_to_all,
     raised_by_a_handler,
-    told_by_another,
+    raised_by_another,
 )
 from ckpt_core._operation import logger
 from ckpt_core._processes import NotTogether, kind_of, next_tag
@@ -58,7 +58,7 @@ class Run:
         directory: of the run.
         tiers: the steps, local and persistent.
         saves: the save in flight of each tier; the local tier is first.
-        preemption: whether the run was told to stop.
+        preemption: whether the run was asked to stop.
         closed: whether ``end`` was called.
     """
 
@@ -572,8 +572,8 @@ class Run:
         late = wait_for_all(self.saves, self.preemption.secs_left)
         left_secs = self.preemption.secs_left()
         self.preemption.close()
-        told = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
-        if error is not None and not told:  # the others may wait for this process
+        known = isinstance(error, NotTogether) or (error is not None and known_to_all(error))
+        if error is not None and not known:  # the others may wait for this process
             self._processes.leave(error)
         if not any(running.running for running in self.saves):
             self._disk.lease.release()
@@ -593,4 +593,4 @@ class Run:
 
 def _failed_on(index: int, text: str) -> Exception:
     """The error of the other processes, from the first process that failed and its error."""
-    return told_by_another(kind_of(text), f"process {index}: {text}")
+    return raised_by_another(kind_of(text), f"process {index}: {text}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ckpt_core._errors import CheckpointError, told_by_another
+from ckpt_core._errors import CheckpointError, raised_by_another
 from ckpt_core._processes import Processes
 from ckpt_core._save.job import PreparedItem
 from ckpt_core._save.plan_digest import (
@@ -45,12 +45,12 @@ class Offer(NamedTuple):
     """What one process sends along, of which the answer to all is made.
 
     Attributes:
-        alike: what most processes say alike.
+        common: what is the same on most processes.
         own: what it says for itself; most saves take that of process 0, the path and token of the attempt, which all
             processes then use.
     """
 
-    alike: Any
+    common: Any
     own: Any
 
 
@@ -79,15 +79,15 @@ class Start:
     refusal: str = ""
 
     def dump(self) -> tuple[str, str]:
-        """What most processes say alike, and what each says for itself."""
-        alike = json.dumps([dict(self.settings), self.layout, self.offer.alike, self.refusal])
-        return alike, json.dumps(self.offer.own, separators=(",", ":"))
+        """What is the same on most processes, and what is not."""
+        common = json.dumps([dict(self.settings), self.layout, self.offer.common, self.refusal])
+        return common, json.dumps(self.offer.own, separators=(",", ":"))
 
     @staticmethod
     def parse(said: tuple[str, str]) -> Start:
         """What ``dump`` gave."""
-        settings, layout, alike, refusal = json.loads(said[0])
-        return Start(settings, Layout(*layout), Offer(alike, json.loads(said[1])), refusal)
+        settings, layout, common, refusal = json.loads(said[0])
+        return Start(settings, Layout(*layout), Offer(common, json.loads(said[1])), refusal)
 
 
 def agree_to_save(
@@ -119,7 +119,7 @@ def agree_to_save(
     Raises:
         CheckpointError: another process cannot save, for which its own class is raised here, or saves
             something else; the message names the first leaf or setting that differs, with both values.
-        Exception: ``refusal``, after the others have been told.
+        Exception: ``refusal``, after the others know of it.
     """
     layout = _NOTHING
     try:
@@ -134,7 +134,7 @@ def agree_to_save(
     if refusal is not None:
         raise refusal
     if "error" in answer:
-        raise told_by_another(answer.get("kind", ""), f"{target}: {answer['error']}")
+        raise raised_by_another(answer.get("kind", ""), f"{target}: {answer['error']}")
     if "differing" in answer:
         text = _how_they_differ(
             processes, tag, items, answer["differing"], answer["size"], timeout_secs
@@ -144,14 +144,14 @@ def agree_to_save(
 
 
 def judge_start(
-    told: Sequence[tuple[str, str]], combine: Callable[[list[Offer]], Any] = of_process_0
+    sent: Sequence[tuple[str, str]], combine: Callable[[list[Offer]], Any] = of_process_0
 ) -> str:
     """Called on process 0: its answer as JSON, from what all processes said (``Start``).
 
     The answer goes to all, so it holds one thing alone: the offer; an error, with the name of its class if a process refuses;
     or the processes whose layouts differ from that of process 0.
     """
-    everyone = [Start.parse(said) for said in told]
+    everyone = [Start.parse(one) for one in sent]
     first = everyone[0]
     for index, one in enumerate(everyone):
         if one.refusal:
@@ -164,7 +164,7 @@ def judge_start(
         if other:
             error = (
                 f"{name} on processes {other[:_NAMED]} differs from that on process 0 "
-                f"({values[other[0]]!r}, and {values[0]!r}): all processes must save alike"
+                f"({values[other[0]]!r}, and {values[0]!r}): all processes must save the same"
             )
             return json.dumps({"error": error})
     layouts = [one.layout for one in everyone]
@@ -192,15 +192,15 @@ def _how_they_differ(
     leaves of the first block that differs: of 100,000 leaves that is about 400.
     """
     shows = processes.index == differing[0]
-    told = list(items_facts(items)) if shows or processes.index == 0 else []
-    digests = dump_digests(told, size)
+    all_facts = list(items_facts(items)) if shows or processes.index == 0 else []
+    digests = dump_digests(all_facts, size)
 
     def judge_blocks(texts: list[str]) -> str:
         return str(first_block(digests, texts[differing[0]]))
 
     def judge_facts(texts: list[str]) -> str:
         theirs = parse_block(texts[differing[0]])
-        found = difference(told, size, block, theirs, differing[0])
+        found = difference(all_facts, size, block, theirs, differing[0])
         return (
             f"{found.what} on processes {list(differing[:_NAMED])} differs from that on process 0: "
             f"{found.how}: all processes must {found.must}"
@@ -208,7 +208,7 @@ def _how_they_differ(
 
     mine = digests if shows else ""
     block = int(processes.gather_decide(f"{tag}/block", mine, judge_blocks, timeout_secs))
-    mine = dump_block(told, size, block) if shows else ""
+    mine = dump_block(all_facts, size, block) if shows else ""
     return processes.gather_decide(f"{tag}/facts", mine, judge_facts, timeout_secs)
 
 

@@ -57,7 +57,7 @@ def digest_own(
 def digest_all(
     attempt: Attempt,
     items: list[PreparedItem],
-    told: list[str],
+    texts: list[str],
     linked: Mapping[str, FileRecord],
     local: bool,
     context: Any,
@@ -67,7 +67,7 @@ def digest_all(
     Args:
         attempt: attempt of the save.
         items: items of the save.
-        told: the text of ``digest_own`` from each process; empty if one process saves alone.
+        texts: the text of ``digest_own`` from each process; empty if one process saves alone.
         linked: digests that are known already, such as those of hard-linked files.
         local: True in a file system, where files can be read in part.
         context: TensorStore context of the save.
@@ -77,13 +77,13 @@ def digest_all(
             different size.
     """
     known = dict(linked)
-    for text in told:
+    for text in texts:
         for name, size, crc, data in json.loads(text):
             known[name] = FileRecord(size, crc, data=bool(data))
-    present = attempt.files(told={name: entry.size_bytes for name, entry in known.items()})
+    present = attempt.files(known_bytes={name: entry.size_bytes for name, entry in known.items()})
     _require_all(attempt, known, present)
     rest = {name: size for name, size in present.items() if name not in known}
-    databases = {} if told else {item.folder: item for item in items}
+    databases = {} if texts else {item.folder: item for item in items}
     return known | _digests(attempt, rest, databases, local, context)
 
 
@@ -120,7 +120,7 @@ def _digests(
     Args:
         attempt: attempt of the save.
         sizes: sizes of the files, by path relative to the attempt.
-        databases: folders of databases, whose indexes tell which bytes block checksums cover.
+        databases: folders of databases, whose indexes say which bytes block checksums cover.
         local: as for ``digest_all``.
         context: TensorStore context of the save.
     """

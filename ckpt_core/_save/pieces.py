@@ -293,7 +293,7 @@ class PieceTree:
                 where = format_path(path)
                 raise UnsupportedLeaf(
                     f"item {part.name!r}: leaves {self._paths[name]!r} and {where!r} would both be stored as {name!r} "
-                    "in Orbax's format, which cannot tell them apart: rename one of them",
+                    "in Orbax's format, which cannot distinguish them: rename one of them",
                     leaf=where,
                 )
 
@@ -343,7 +343,7 @@ class _PieceWrite(Write):
         job: job of the save.
         attempt: the attempt.
         token: its token.
-        operation: is told how far it is.
+        operation: notes how far it is.
     """
 
     def __init__(self, job: SaveJob, attempt: Attempt, token: str, operation: Operation) -> None:

@@ -53,10 +53,10 @@ def prepare_json(name: str, item: Json, job: SaveJob) -> PreparedItem:
     if job.writers.index == 0:
         files |= dict.fromkeys(NOTES, data)
     record = ItemRecord("json", NONE, process_count=job.writers.count)
-    told: dict[str, str] = {}
+    compared: dict[str, str] = {}
     if job.processes.count > 1 and not job.own:  # the order of keys is no difference
-        told[""] = text_of_text(json.dumps(item.value, sort_keys=True))
-    return PreparedItem(name, record, state_files=files, values=told)
+        compared[""] = text_of_text(json.dumps(item.value, sort_keys=True))
+    return PreparedItem(name, record, state_files=files, values=compared)
 
 
 def prepare_files(

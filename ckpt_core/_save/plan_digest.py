@@ -90,11 +90,10 @@ def facts(root: Node, leaves: Iterable[Leaf], own: bool) -> Iterator[Fact]:
         leaves: its leaves, in order.
         own: True if each process writes a checkpoint of its own.
     """
-    teller = _Teller(own)
-    return teller.tell(root, (), iter(leaves))
+    return _Facts(own).of(root, (), iter(leaves))
 
 
-class _Teller:
+class _Facts:
     """Makes the facts of one pytree; caches texts, as thousands of leaves share few of them."""
 
     def __init__(self, own: bool) -> None:
@@ -103,7 +102,7 @@ class _Teller:
         self._where: dict[tuple[int, tuple[int, ...]], str] = {}
         self._texts: dict[Any, str] = {}
 
-    def tell(self, node: Node, path: Path, leaves: Iterator[Leaf]) -> Iterator[Fact]:
+    def of(self, node: Node, path: Path, leaves: Iterator[Leaf]) -> Iterator[Fact]:
         """The facts of a node and of all below it."""
         if node.kind == "leaf":
             yield self._leaf(path, next(leaves))
@@ -119,7 +118,7 @@ class _Teller:
             if child.kind == "leaf":  # the most frequent case: spares a generator
                 yield self._leaf(inner, next(leaves))
             else:
-                yield from self.tell(child, inner, leaves)
+                yield from self.of(child, inner, leaves)
 
     def _leaf(self, path: Path, leaf: Leaf) -> Fact:
         spec, chunk, codec, stored, sharding, value = leaf
@@ -160,10 +159,10 @@ class Layout(NamedTuple):
     length: int
 
 
-def layout_of(told: Iterable[Fact]) -> Layout:
+def layout_of(all_facts: Iterable[Fact]) -> Layout:
     """The layout of these facts."""
     digest, count = hashlib.sha256(), 0
-    for fact in told:
+    for fact in all_facts:
         digest.update(repr(tuple(fact)).encode(errors="surrogatepass"))
         count += 1
     return Layout(digest.hexdigest(), count)
@@ -174,9 +173,9 @@ def block_size(*layouts: Layout) -> int:
     return max(1, -(-max(layout.length for layout in layouts) // _BLOCKS))
 
 
-def dump_digests(told: Sequence[Fact], size: int) -> str:
+def dump_digests(all_facts: Sequence[Fact], size: int) -> str:
     """Digests of the blocks of ``size`` facts, as text for ``first_block``."""
-    blocks = (told[start : start + size] for start in range(0, len(told), size))
+    blocks = (all_facts[start : start + size] for start in range(0, len(all_facts), size))
     return " ".join(layout_of(block).digest[:16] for block in blocks)
 
 
@@ -187,9 +186,9 @@ def first_block(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
-def dump_block(told: Sequence[Fact], size: int, block: int) -> str:
+def dump_block(all_facts: Sequence[Fact], size: int, block: int) -> str:
     """The facts of one block as JSON, in which each distinct text occurs once."""
-    chosen = told[block * size : (block + 1) * size]
+    chosen = all_facts[block * size : (block + 1) * size]
     texts = list(dict.fromkeys(text for fact in chosen for text in fact))
     places = {text: place for place, text in enumerate(texts)}
     return json.dumps([texts, [[places[text] for text in fact] for fact in chosen]])
@@ -216,24 +215,24 @@ class Difference(NamedTuple):
 
 
 def difference(
-    told: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
+    all_facts: Sequence[Fact], size: int, block: int, theirs: Sequence[Fact], process: int
 ) -> Difference:
     """Called on process 0: the first difference between it and another process.
 
     Args:
-        told: all facts of process 0.
+        all_facts: all facts of process 0.
         size: number of facts in a block.
         block: number of the block that the other process sent.
         theirs: facts of the other process in that block.
         process: index of the other process.
     """
-    ours = told[block * size : (block + 1) * size]
+    ours = all_facts[block * size : (block + 1) * size]
     pairs = enumerate(zip(ours, theirs, strict=False))
     at = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     mine, other = (side[at] if at < len(side) else None for side in (ours, theirs))
     what, must = _ASPECTS["kind"]
     if mine is None or other is None or mine.path != other.path:
-        return Difference(what, _path_difference(told, mine, theirs, other, process), must)
+        return Difference(what, _path_difference(all_facts, mine, theirs, other, process), must)
     for aspect, (what, must) in _ASPECTS.items():
         a, b = getattr(mine, aspect), getattr(other, aspect)
         if a != b:
@@ -244,14 +243,14 @@ def difference(
 
 
 def _path_difference(
-    told: Sequence[Fact],
+    all_facts: Sequence[Fact],
     mine: Fact | None,
     theirs: Sequence[Fact],
     other: Fact | None,
     process: int,
 ) -> str:
     """How two pytrees differ in their paths: a leaf on one process only, or another order."""
-    if other is not None and other.path not in {fact.path for fact in told}:
+    if other is not None and other.path not in {fact.path for fact in all_facts}:
         return f"{other.path} ({other.kind}) is on process {process}, and not on process 0"
     if mine is not None and mine.path not in {fact.path for fact in theirs}:
         return f"{mine.path} ({mine.kind}) is on process 0, and not on process {process}"

@@ -15,7 +15,7 @@ from typing import Any
 from ckpt_core import _processes
 from ckpt_core._devices.staging import Copy
 from ckpt_core._directory import Attempt
-from ckpt_core._errors import CheckpointError, told_by_another
+from ckpt_core._errors import CheckpointError, raised_by_another
 from ckpt_core._format.record import library_versions
 from ckpt_core._operation import Operation
 from ckpt_core._save.agreement import NO_OFFER, Offer, agree_to_save, of_process_0
@@ -40,7 +40,7 @@ class Snapshot:
         operation: how far the save is, and its events.
         fields: what the record holds besides the items; a copy that the caller cannot change.
         items: the prepared items.
-        refusal: why this process cannot save, which ``agree`` tells the others and raises.
+        refusal: why this process cannot save, which ``agree`` reports to the others and raises.
         blocking_secs: how long the caller was blocked.
     """
 
@@ -89,7 +89,7 @@ class Snapshot:
                 self.items[:] = [item.landed() for item in self.items]  # their values are compared
                 offered = offer()
         except Exception as error:
-            self.refusal = error  # the other processes wait for this one: tell them, then raise
+            self.refusal = error  # the other processes wait for this one: it reports the error to them, then raises
         self.operation.enter("agreeing what is saved")
         common = {
             "Options(durable=)": job.options.durable,
@@ -114,13 +114,13 @@ class Snapshot:
         secs = self.blocking_secs
         return Write(self.job, self.fields, self.items, token, self.operation, secs)
 
-    def on_all(self, moment: str, work: Callable[[], Any], **telling: Any) -> None:
+    def on_all(self, moment: str, work: Callable[[], Any], **reporting: Any) -> None:
         """Calls ``work`` and waits until all processes have done theirs; if one fails, all raise.
 
         Args:
             moment: names this agreement: what all have done with their parts then.
             work: work of this process.
-            **telling: ``tell`` and ``hear`` of ``Processes.run_on_all``.
+            **reporting: ``report`` and ``check`` of ``Processes.run_on_all``.
         """
         job = self.job
         if job.processes.count == 1:
@@ -134,12 +134,12 @@ class Snapshot:
 
         def failed(index: int, text: str) -> CheckpointError:
             kind = text.partition(": ")[0]
-            return told_by_another(
+            return raised_by_another(
                 kind, f"{job.target}: process {index} failed to {self._verb}: {text}"
             )
 
         tag, limit_secs = f"{self._tag}/{moment}", job.options.timeout_secs
-        job.processes.run_on_all(tag, noted, limit_secs, failed, **telling)
+        job.processes.run_on_all(tag, noted, limit_secs, failed, **reporting)
 
 
 class PreparedSave:
@@ -169,7 +169,7 @@ class PreparedSave:
         """Writes and commits the checkpoint; if that fails, its files are removed."""
         me = object()
         try:
-            # after an exception of a signal handler, a lock would not tell who has taken it
+            # after an exception of a signal handler, a lock would not say who has taken it
             if self._claims.setdefault("by", me) is me:
                 write = self._write_and_commit
                 write() if self._around is None else self._around(write)
@@ -194,7 +194,7 @@ class PreparedSave:
             write = snapshot.write(self._token)
             # with several processes, each also sends the digests of its files to process 0
             digests = write.digests.extend
-            snapshot.on_all("written", lambda: write.own_part(attempt), tell=str, hear=digests)
+            snapshot.on_all("written", lambda: write.own_part(attempt), report=str, check=digests)
             commit = (lambda: write.commit(attempt)) if index == 0 else (lambda: None)
             snapshot.on_all("committed", commit)
             write.committed()
@@ -264,7 +264,7 @@ class PreparedSave:
             )
 
     def _give_back(self) -> None:
-        """Removes the attempt; tells other processes, unless they were told."""
+        """Removes the attempt; reports that to the other processes, unless they know."""
         if not self._agreeing:
             self.snapshot.refuse(CheckpointError("its save could not begin"))
         self.abort()

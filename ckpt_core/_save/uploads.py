@@ -20,7 +20,7 @@ class Uploads:
         attempt: attempt of the save.
         items: the items, with their arrays on the host.
         context: TensorStore context of the save.
-        operation: is told how far the uploads are.
+        operation: notes how far the uploads are.
     """
 
     def __init__(

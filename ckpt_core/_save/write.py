@@ -50,7 +50,7 @@ class Write:
         fields: what the record holds besides the items.
         items: the prepared items; when written, each is replaced by one with arrays on the host.
         token: token of the attempt.
-        operation: is told how far the save is.
+        operation: notes how far the save is.
         snapshot_secs: how long the caller was blocked, for the record.
 
     Attributes:
@@ -125,7 +125,7 @@ class Write:
             written = sum(self._start_item(attempt, item, writers) for item in self._items)
             if self._job.writers.index == 0:
                 self._describe(attempt)  # meanwhile TensorStore writes the arrays
-            # uploads tell by themselves
+            # uploads report by themselves
             watch = self._progress(attempt, written) if self._job.local else None
             for writer in writers:
                 writer.finish(watch)
@@ -281,7 +281,9 @@ class Write:
         if self._uploads is not None:
             known |= self._uploads.files
         if self._job.writers.count == 1:
-            sizes = attempt.files(told={name: file.size_bytes for name, file in known.items()})
+            sizes = attempt.files(
+                known_bytes={name: file.size_bytes for name, file in known.items()}
+            )
             if all(size <= WHOLE_DIGEST_BYTES or name in known for name, size in sizes.items()):
                 return {
                     name: known.get(name) or FileRecord.of(attempt.read(name)) for name in sizes
@@ -320,11 +322,11 @@ def metadata_files(
                     folder + orbax_write.STRINGS_FILE,
                     orbax_write.strings_file(item.texts, paths),
                 )
-    told = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
-    if fields.metrics or told:
+    stored = [one.state_files for one in items if (one.name, one.record.form) == _OF_METRICS]
+    if fields.metrics or stored:
         handlers["metrics"] = orbax_write.HANDLERS["json"]
         numbers = dump_json(dict(fields.metrics))
-        yield "metrics/metrics", told[0]["data.json"] if told else numbers
+        yield "metrics/metrics", stored[0]["data.json"] if stored else numbers
     yield orbax_write.STEP_METADATA, orbax_write.step_metadata(handlers, fields.metadata)
     text = f"Checkpoint commit was successful to {job.target}"
     said = text.encode(errors="surrogateescape")

@@ -173,7 +173,7 @@ def _headers(
 def _header(
     files: DataFiles | StoreFiles, folder: Location, backend: Backend, name: str
 ) -> safetensors.Header:
-    size = None  # a store would read all of an object to tell its size
+    size = None  # a store would read all of an object to find its size
     if folder.local:
         size = backend.size(folder.path, name)
         if size is None or size < 0:

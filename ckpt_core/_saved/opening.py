@@ -227,7 +227,7 @@ def _open_flat(path: str, local: bool, backend: Backend, tree: orbax_read.OrbaxT
 def _orbax_tree_item(
     path: str, backend: Backend, name: str, directory: str, tree: OrbaxTree
 ) -> OrbaxItem:
-    """A pytree item that Orbax wrote, without specs: only opened arrays tell dtypes and shapes."""
+    """A pytree item that Orbax wrote, without specs: dtypes and shapes are known of opened arrays only."""
     prefix = f"{directory}/" if directory else ""
     shardings: dict[str, dict[str, Any]] = {}
     data = backend.read(path, prefix + orbax_write.SHARDING_FILE)
@@ -344,7 +344,7 @@ def not_found(path: str, backend: Backend) -> CheckpointNotFound:
 
 
 def _beside(path: str, backend: Backend) -> str:
-    """What to tell of a path that does not exist: what is there instead, or the first folder on the way that is missing."""
+    """What to say of a path that does not exist: what is there instead, or the first folder on the way that is missing."""
     missing, (parent, _, name) = path, path.rpartition("/")
     beside = list[str]()
     with contextlib.suppress(PermissionError, NotADirectoryError):  # no looking around there
@@ -393,10 +393,10 @@ def refuse_file_for_steps(path: str) -> None:
         refuse_file(path)
     except NotADirectoryError as error:
         kind, advice = _file(path)
-        told = f"a {kind} is where the directory of steps should be" + (
+        text = f"a {kind} is where the directory of steps should be" + (
             f": {advice}" * bool(advice)
         )
-        raise NotADirectoryError(error.errno, told, path) from None
+        raise NotADirectoryError(error.errno, text, path) from None
 
 
 def _file(path: str) -> tuple[str, str]:
@@ -415,8 +415,8 @@ def _what_is(path: str, backend: Backend) -> str:
     """What is at the path of a checkpoint that was not found, for the message."""
     if os.path.isfile(path):
         kind, advice = _file(path)
-        told = f"it is a {kind}, and a checkpoint is a directory"
-        return f"{told}: {advice}" if advice else told
+        text = f"it is a {kind}, and a checkpoint is a directory"
+        return f"{text}: {advice}" if advice else text
     inside = sorted({name.partition("/")[0] for name in backend.files(path)})
     if not inside:
         return "it is empty, or its save never finished"

@@ -46,7 +46,7 @@ _STALLS = {
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
 """A connection on which nothing moves for a minute is given up, and the request repeated; TensorStore, which
-reads these at its first request, would wait for ever. It has no other way to be told."""
+reads these at its first request, would wait for ever. It takes it in no other way."""
 _IO_THREADS = min(16, max(4, os.cpu_count() or 1))
 """More threads than cores write no faster, and would slow the training step down."""
 
@@ -440,7 +440,7 @@ class KeyValues:
             found += more
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Deletes the keys, in parallel; those that do not exist are none of its business."""
+        """Deletes the keys, in parallel; keys that do not exist are ignored."""
         # not delete_range, which lists, and tells of a refusal no more than a listing does
         self._write_all("delete", dict.fromkeys(keys))
 
@@ -466,9 +466,9 @@ class KeyValues:
         self._expect("404", found.state == "missing")
         return found
 
-    def _expect(self, status: str, told: bool) -> None:
+    def _expect(self, status: str, answered: bool) -> None:
         """Notes an answer that is no refusal, for ``_refused``."""
-        if told and self._path.startswith(("gs://", "s3://")):
+        if answered and self._path.startswith(("gs://", "s3://")):
             with _expecting:
                 _expected[status] += 1
 
@@ -478,7 +478,7 @@ class KeyValues:
 
 
 _expected = Counter[str]()
-"""How often ``KeyValues`` were told that a key is missing, or not as a condition says, by HTTP status."""
+"""How often a store said to ``KeyValues`` that a key is missing, or not as a condition says, by HTTP status."""
 _expecting = threading.Lock()
 
 

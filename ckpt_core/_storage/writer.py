@@ -75,7 +75,7 @@ class ArrayWriter:
         context: TensorStore context of the save.
         max_host_bytes: maximum size of a transaction, which keeps its values in memory until it is
             committed; a larger save is split into several.
-        upload: is told of each transaction; takes the data files of a database in memory.
+        upload: gets each transaction; takes the data files of a database in memory.
     """
 
     def __init__(

@@ -47,12 +47,12 @@ def static_text(value: Any, children: Sequence[str] | None, *, names_function: b
         >>> static_text(Linear([1.0], 8), ["weight"], names_function=False)
         '{"fields":{"width":8}}'
     """
-    told: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     if children is not None and (fields := recorded_fields(value, children)):
-        told["fields"] = fields
+        described["fields"] = fields
     if names_function and (name := wrapped_name(value)) is not None:
-        told["function"] = name
-    return json.dumps(told, separators=(",", ":")) if told else ""
+        described["function"] = name
+    return json.dumps(described, separators=(",", ":")) if described else ""
 
 
 def recorded_fields(value: Any, children: Sequence[str]) -> dict[str, Any] | None:

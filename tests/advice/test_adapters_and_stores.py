@@ -100,9 +100,7 @@ def test_no_adapter(tmp_path: Path):
 def test_two_registered(tmp_path: Path, action: str):
     ckpt.register(RingAdapter())
     ckpt.register(Another())
-    with told(
-        "_adapters/__init__.py: Register one of them, or let their accepts() tell the classes"
-    ):
+    with told("_adapters/__init__.py: Register one of them, or let their accepts() distinguish"):
         rings_come_back(tmp_path / "a")
     _adapters._registered.clear()  # the program is started again
     ckpt.register(RingAdapter())

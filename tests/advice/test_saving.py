@@ -448,7 +448,7 @@ def test_a_donated_array(tmp_path: Path):
 
 
 def test_names_that_orbax_cannot_tell_apart(tmp_path: Path):
-    with told("_format/orbax_write.py: which cannot tell them apart: rename one of them"):
+    with told("_format/orbax_write.py: which cannot distinguish them: rename one of them"):
         save(tmp_path / "a", {"a.b": STATE["w"], "a": {"b": OTHER["w"]}})
     save(tmp_path / "a", {"a_b": STATE["w"], "a": {"b": OTHER["w"]}})
     assert np.array_equal(ckpt.load(tmp_path / "a")["a_b"], STATE["w"])
@@ -506,7 +506,7 @@ def test_the_writer(tmp_path: Path):
         writer.add("state", STATE)
     with writer:
         writer.add("state", STATE)
-        with told("_save/piece_tree.py: was added already, and only dictionaries can be added"):
+        with told("_save/pieces.py: was added already, and only dictionaries can be added"):
             writer.add("state", STATE)
     with told("_save/pieces.py: a writer is for one with block: make another"), writer:
         pass
@@ -515,7 +515,7 @@ def test_the_writer(tmp_path: Path):
     assert holds_item(tmp_path / "a", "state") and holds_item(tmp_path / "b", "state")
     with ckpt.writer(tmp_path / "c", options=FAST) as once:
         once.add("state", {"a.b": STATE["w"]})
-        with told("_save/piece_tree.py: which cannot tell them apart: rename one of them"):
+        with told("_save/pieces.py: which cannot distinguish them: rename one of them"):
             once.add("state", {"a": {"b": STATE["w"]}})
         once.add("state", {"a": {"c": STATE["w"]}})
     assert np.array_equal(ckpt.load(tmp_path / "c")["state"]["a"]["c"], STATE["w"])

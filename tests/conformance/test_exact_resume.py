@@ -209,7 +209,7 @@ def test_killed_processes(tmp_path: Path) -> None:
 def test_a_process_that_is_told_to_stop(tmp_path: Path) -> None:
     found = check(train, interrupt_at=5, by="SIGTERM", directory=tmp_path)
     assert found.interrupted_at == (5,)
-    assert found.resumed_from == (6,)  # it saved the step that it was told to stop at
+    assert found.resumed_from == (6,)  # it saved the step that it was asked to stop at
 
 
 def ignores_sigterm(directory: Path, report: Any) -> Any:

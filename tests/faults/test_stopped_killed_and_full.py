@@ -1,4 +1,4 @@
-"""A job that is told to stop, killed, and left without room, in turn: no acknowledged step is lost."""
+"""A job that is asked to stop, killed, and left without room, in turn: no acknowledged step is lost."""
 
 from __future__ import annotations
 

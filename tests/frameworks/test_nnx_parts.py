@@ -126,7 +126,7 @@ def test_tuples_as_keys_come_back_as_they_were(tmp_path):
         assert part[("a", ("b/c", -2))][()] == 1
     like = {("a", ("b/c", -2)): {(): 0, 0: 0}}
     assert ckpt.load(tmp_path / "b", like) == {("a", ("b/c", -2)): {(): 1, 0: 2}}
-    with pytest.raises(ckpt.UnsupportedLeaf, match="tell them apart"):
+    with pytest.raises(ckpt.UnsupportedLeaf, match="distinguish them"):
         ckpt.save(tmp_path / "c", {(1, 2): 1, "(1, 2)": 2})
 
 

@@ -113,7 +113,7 @@ def test_in_a_store_what_was_told_is_not_fetched() -> None:
     attempt.write("s/t", b"12")
     x, y = "s/d/one.x", "s/d/one.y"
     assert attempt.files("s/d", {x: 3}) == {x: 3}
-    assert attempt.files(told={x: 3, y: 1}) == {x: 3, y: 1, "s/t": 2}
+    assert attempt.files(known_bytes={x: 3, y: 1}) == {x: 3, y: 1, "s/t": 2}
     assert attempt.read("s/t") == b"12" and attempt.small_files() == {"s/t": b"12"}
 
 

@@ -76,8 +76,8 @@ try:
             time.sleep(settings["pause_secs"])
         copier = c._run._local._copier
         copier.finish(wait_secs)
-        if copier.told[0] == "done":
-            say("settled", copier.told[1])
+        if copier.report[0] == "done":
+            say("settled", copier.report[1])
     say("done")
 except (ckpt.CheckpointError, OSError) as error:
     say("failed", type(error).__name__, str(error)[:300], time.monotonic() - began)

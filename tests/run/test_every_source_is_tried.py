@@ -101,8 +101,8 @@ def sources(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
 
     def begin(shelves: list[Any], timeout_secs: float) -> Peers:
         keys = Keys()
-        for number, shelf in enumerate(shelves, 1):
-            servers.append(Server("127.0.0.1", SECRET, shelf))
+        for number, served in enumerate(shelves, 1):
+            servers.append(Server("127.0.0.1", SECRET, served))
             keys.put(f"at/{number}", json.dumps(["host", "127.0.0.1", servers[-1].port]))
         here: Any = type("Here", (), {"index": 0, "count": 1 + len(shelves), "get": keys.get})()
         peers = Peers(here, Offers(), SECRET, None, "at", 5.0)

@@ -1,4 +1,4 @@
-"""The server of local steps gives what is on its shelf, to who knows the secret, and nothing else."""
+"""The server of local steps gives what is on its served, to who knows the secret, and nothing else."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_other_requests_are_refused(served: tuple[Server, Path]):
 
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40))
 def test_no_path_leads_out(path: str):
-    """Whatever is asked, the shelf alone says which directory is read."""
+    """Whatever is asked, the served alone says which directory is read."""
     seen: list[Key] = []
     server = _SERVER.get(seen)
     assert asked(server, "GET", "/" + path) in (200, 404)

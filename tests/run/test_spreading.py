@@ -57,12 +57,12 @@ class Job:
         if has is not None:
             offers.put(Key(STEP, self.token, index), has)
 
-        def shelf(key: Key) -> Offered | Coming | None:
+        def served(key: Key) -> Offered | Coming | None:
             found = offers.find(key)
             self.served[index] += isinstance(found, Offered)
             return found
 
-        server = Server("127.0.0.1", SECRET, shelf)
+        server = Server("127.0.0.1", SECRET, served)
         self.keys[f"at/{index}"] = json.dumps([f"host{index}", "127.0.0.1", server.port])
         here: Any = Here(index, self.keys)
         self.offers.append(offers)

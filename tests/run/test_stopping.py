@@ -1,4 +1,4 @@
-"""Being told to stop, and being replaced: SIGTERM, and the fence against an older writer."""
+"""Being asked to stop, and being replaced: SIGTERM, and the fence against an older writer."""
 
 from __future__ import annotations
 

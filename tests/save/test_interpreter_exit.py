@@ -100,7 +100,7 @@ def _steps_are_right(path: Path, steps: list[int]) -> None:
         assert ckpt.verify(path / str(step)).ok
 
 
-# ---- told to stop while something waits ---------------------------------------------------------
+# ---- asked to stop while something waits ---------------------------------------------------------
 
 
 def test_the_usual_handler_of_sigterm_loses_no_step(path: Path) -> None:

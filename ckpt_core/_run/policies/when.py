@@ -29,7 +29,7 @@ class SaveContext:
         newest_step: the newest step that is saved or being saved, or None.
         secs_since_save: seconds since this Checkpointer's last save began; infinite if it had none.
         saving: whether an asynchronous save is running.
-        preempted: whether this run was told to stop.
+        preempted: whether this run was asked to stop.
     """
 
     newest_step: int | None = None
@@ -122,7 +122,7 @@ def first() -> SavePolicy:
 
 
 def preempted() -> SavePolicy:
-    """Saves the step at which the run was told to stop."""
+    """Saves the step at which the run was asked to stop."""
     # by_step: jax's preemption sync point already gives all processes the same step.
     return SavePolicy(
         lambda _, context: context.preempted, "preempted()", listens=True, by_step=True

@@ -58,8 +58,8 @@ class Copier:
         self._works = False  # its thread waits for its own disk, not for another process
 
     @property
-    def told(self) -> list[Any]:
-        """What ``judge_copies`` is told."""
+    def report(self) -> list[Any]:
+        """What ``judge_copies`` gets of this process."""
         state = self._state
         return [state, *self._now] if state in ("busy", "done") else [state, -1, ""]
 

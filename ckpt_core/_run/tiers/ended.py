@@ -251,7 +251,7 @@ def _holds_steps(inside: Sequence[str]) -> bool:
 
 
 def _is_unused(folder: str, locks_work: bool) -> bool:
-    """Whether no writer has a process's folder; False if that cannot be told."""
+    """Whether no writer has a process's folder; False if that cannot be known."""
     try:
         return is_abandoned(folder, PosixBackend(), locks_work)
     except (CheckpointError, OSError) as error:

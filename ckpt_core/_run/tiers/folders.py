@@ -82,7 +82,7 @@ class Place:
     """A part of a step, and where it is.
 
     Attributes:
-        seen: what the others are told of it.
+        seen: what the other processes get to know of it.
         path: its directory.
         opened: the part, with its ckpt.json read.
     """

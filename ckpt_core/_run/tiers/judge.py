@@ -182,7 +182,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
         index: of the process.
         row: reads a row that was published, by the name of all and its number.
     """
-    table, told, partial = json.loads(text)
+    table, rows, partial = json.loads(text)
     mine = row(table, index)
     lacking = {step: (_sources(found), rest) for step, found, rest in json.loads(mine or "[]")}
 
@@ -200,7 +200,7 @@ def parse_judgement(text: str, index: int, row: Callable[[str, int], str]) -> Lo
             lambda number: listed(first + number),
         )
 
-    steps = {one[0]: here(*one) for one in told}
+    steps = {one[0]: here(*one) for one in rows}
     return LocalSteps(steps, {step: processes for step, processes in partial})
 
 
@@ -208,8 +208,8 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _sources(told: Sequence[Any]) -> list[Source]:
-    return [Source(*one) for one in told]
+def _sources(rows: Sequence[Any]) -> list[Source]:
+    return [Source(*one) for one in rows]
 
 
 def _order(value: Sequence[Any]) -> Order:
@@ -539,12 +539,12 @@ def choose_partner(partners: Partners, index: int, count: int) -> ChosenPartner:
     return chosen
 
 
-def all_partners(told: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
+def all_partners(chosen: Sequence[ChosenPartner], machines: Sequence[str]) -> list[int | None]:
     """For each process, the one that keeps copies of its parts, from what ``choose_partner`` gave.
 
     On the next machine that is a process of the same place in it; with one machine, the next process.
     """
-    count, of_machine, places = len(told), dict[str, list[int]](), list[int]()
+    count, of_machine, places = len(chosen), dict[str, list[int]](), list[int]()
     for index, machine in enumerate(machines):
         theirs = of_machine.setdefault(machine, [])
         places.append(len(theirs))
@@ -556,7 +556,7 @@ def all_partners(told: Sequence[ChosenPartner], machines: Sequence[str]) -> list
         theirs = of_machine[following[machines[index]]]
         return (index + 1) % count if len(ordered) == 1 else theirs[places[index] % len(theirs)]
 
-    return [on_next_machine(n) if one == "host" else one for n, one in enumerate(told)]
+    return [on_next_machine(n) if one == "host" else one for n, one in enumerate(chosen)]
 
 
 def inverted(partners: Sequence[int | None]) -> list[list[int]]:
@@ -572,23 +572,23 @@ CopyState = Literal["off", "idle", "busy", "done"]
 """Of the copies that one process makes: of which step, see ``judge_copies``."""
 
 
-def judge_copies(told: Sequence[Any]) -> dict[str, Any]:
+def judge_copies(reports: Sequence[Any]) -> dict[str, Any]:
     """On process 0, before a save: what is to be copied, and what all have.
 
     All copy the same steps, so that there is one of which every part has a copy. While any process
     still copies, none begins with another step.
 
     Args:
-        told: for each process ``[state, step, token]``: "busy" copying that step, "done" with it,
+        reports: for each process ``[state, step, token]``: "busy" copying that step, "done" with it,
             "idle" since it has copied none or could not, "off" without partners.
 
     Returns:
         ``copies``: whether the step that is about to be saved is copied; ``protected``: step and
         token of which all have a copy, or None.
     """
-    states = [state for state, _, _ in told]
-    same = all(one == told[0] for one in told)
+    states = [state for state, _, _ in reports]
+    same = all(one == reports[0] for one in reports)
     return {
         "copies": not {"off", "busy"} & set(states),
-        "protected": told[0][1:] if same and states[0] == "done" else None,
+        "protected": reports[0][1:] if same and states[0] == "done" else None,
     }

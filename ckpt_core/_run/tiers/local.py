@@ -196,9 +196,9 @@ class LocalTier:
         self._joining.note(found.steps)
         self._protected = max((s for s, whole in found.steps.items() if whole.twice), default=None)
 
-    def _judge(self, told: list[tuple[str, str]]) -> str:
+    def _judge(self, values: list[tuple[str, str]]) -> str:
         """On process 0: which steps are whole, from what all see."""
-        everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(told)]
+        everyone = [LocalParts.parse(text, index) for index, (text, _) in enumerate(values)]
         machines, serving = zip(*self._peers.hosts, strict=True)
         return judge(everyone, machines, serving).dump(len(everyone), self._judged.publish)
 
@@ -251,7 +251,7 @@ class LocalTier:
             job,
             folders.lease,
             committed,
-            lambda: self._copier.told,
+            lambda: self._copier.report,
             self._tables,
             None if self._options.local_max_bytes is None else self._make_room,
             replaced_first,

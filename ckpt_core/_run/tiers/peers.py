@@ -103,7 +103,7 @@ class Offers:
             return self._paths.get(key)
 
     def find(self, key: Key) -> Offered | Coming | None:
-        """The files of a part, from its record; a ``Shelf``."""
+        """The files of a part, from its record; a ``ServedParts``."""
         path = self.path(key)
         if path is None:
             with self._lock:
@@ -251,9 +251,9 @@ def exchange_addresses(
 
     def answer_all(texts: list[str]) -> str:
         processes.drop_retired()  # all have closed what was closed here before they came to this call
-        told = [text.split(" ") for text in texts]
-        machines.extend(machine for machine, _, _ in told)
-        networks = networks_of([(network, route or None) for _, network, route in told])
+        parsed = [text.split(" ") for text in texts]
+        machines.extend(machine for machine, _, _ in parsed)
+        networks = networks_of([(network, route or None) for _, network, route in parsed])
         return _Opening(secrets.token_hex(_SECRET_BYTES), private is not None, networks).dump()
 
     mine = f"{machine} {network} {route or ''}"
@@ -348,11 +348,15 @@ def _introduce(
     table = Table(processes, f"{peers.folder}/partners")
 
     def answer_all(texts: list[tuple[str, str]]) -> str:
-        told = [_Introduced(*json.loads(text)) for text, _ in texts]
-        hosts.extend((machine, one.serves) for machine, one in zip(machines, told, strict=True))
-        failed = [f"process {index} {one.error}" for index, one in enumerate(told) if one.error]
-        problem = failed[0] if failed else _strangers(told)
-        partners = all_partners([one.partner for one in told], machines)
+        introduced = [_Introduced(*json.loads(text)) for text, _ in texts]
+        hosts.extend(
+            (machine, one.serves) for machine, one in zip(machines, introduced, strict=True)
+        )
+        failed = [
+            f"process {index} {one.error}" for index, one in enumerate(introduced) if one.error
+        ]
+        problem = failed[0] if failed else _strangers(introduced)
+        partners = all_partners([one.partner for one in introduced], machines)
         without = [index for index, partner in enumerate(partners) if partner is None]
         rows = [json.dumps(sources) for sources in inverted(partners)]
         copies = not problem and not without
@@ -372,10 +376,10 @@ def _introduce(
     return replace(peers, hosts=tuple(hosts), copies=bool(rows), sources=sources)
 
 
-def _strangers(told: Sequence[_Introduced]) -> str:
+def _strangers(introduced: Sequence[_Introduced]) -> str:
     """What is wrong if the processes do not all know one secret, or all none; empty if nothing is."""
-    first = told[0]
-    for index, one in enumerate(told):
+    first = introduced[0]
+    for index, one in enumerate(introduced):
         if one.proof != first.proof:
             theirs, ours = (
                 f"has {'a' if said.proof else 'no'} secret{f' ({said.why})' if said.why else ''}"

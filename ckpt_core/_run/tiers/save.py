@@ -98,7 +98,7 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
         holdings.append(Holding(digest, states[0] if states else {}, values))
         copied.append([_COPY_STATES[state], *step])
     shares = share(holdings)
-    tokens = [offer.alike[0] for offer in offers]
+    tokens = [offer.common[0] for offer in offers]
     answer = {
         "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
         "groups": tables.groups.publish(shares.rows()),
@@ -107,7 +107,7 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
         "alike": shares.differ_in_shards_alone,
     }
     answer |= judge_copies(copied)
-    answer["protected"] = answer["protected"] is not None  # then it is what each has told
+    answer["protected"] = answer["protected"] is not None  # then it is what each process has sent
     return {name: value for name, value in answer.items() if value}
 
 
@@ -122,7 +122,7 @@ class LocalSave:
         lease: checks that this writer still owns the directory.
         committed: called after this process's commit, before the last agreement: every live process
             still holds its claim then.
-        copied: what ``judge_copies`` is told of this process.
+        copied: what ``judge_copies`` gets of this process.
         make_room: called with the number of bytes that this process is about to write, when all processes of the
             save have claimed their directories.
         tables: what process 0 publishes.
@@ -195,7 +195,7 @@ class LocalSave:
             "Options(local_max_to_keep=)": job.options.local_max_to_keep,
         }
         tables, index, count = self._tables, job.processes.index, job.processes.count
-        answer = snapshot.agree(settings, offer, lambda told: combine_offers(told, tables))
+        answer = snapshot.agree(settings, offer, lambda offers: combine_offers(offers, tables))
         states = answer.get("states", {})
         if blocks := answer.get("blocks"):
             states = json.loads(tables.states.row(blocks, index // BLOCK))
