@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import ckpt_core as ckpt
-from ckpt_core._directory import mounted_files, mounts, object_store
+from ckpt_core._directory import mounted_files, object_store, paths
 from ckpt_core._directory.mounted_files import MountedFiles
 from ckpt_core._directory.paths import bucket_program, resolve
 from ckpt_core._storage import Location
@@ -79,10 +79,10 @@ def test_buckets_that_kubernetes_mounts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are mounted without the name of a program; what tells them is that they have no end."""
-    Path(mounts.MOUNTS).write_text(MOUNTED.format(where=mounted, what=what))
+    Path(paths.MOUNTS).write_text(MOUNTED.format(where=mounted, what=what))
     full = SimpleNamespace(f_blocks=blocks, f_bfree=free, f_frsize=2**17)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert mounts.mounted_bucket(str(mounted / "run" / "5")) == program
+    assert paths.mounted_bucket(str(mounted / "run" / "5")) == program
 
 
 def test_a_directory_that_a_deletion_removes_is_made_again(
@@ -125,10 +125,10 @@ def make_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     where.mkdir()
     table = tmp_path / "mountinfo"
     table.write_text(MOUNTED.format(where=where, what="fuse.gcsfuse my-bucket"))
-    real_device, real_replace, real_rename = mounts._device, os.replace, os.rename
-    monkeypatch.setattr(mounts, "MOUNTS", str(table))
+    real_device, real_replace, real_rename = paths._device, os.replace, os.rename
+    monkeypatch.setattr(paths, "MOUNTS", str(table))
     monkeypatch.setattr(
-        mounts,
+        paths,
         "_device",
         lambda path: DEVICE if Path(path).is_relative_to(where) else real_device(path),
     )
@@ -322,5 +322,5 @@ def _wait_for_mount(where: Path, process: subprocess.Popen[bytes], log: Path) ->
 
 @pytest.mark.linux("/proc says which mounts are buckets")
 def test_a_mount_of_rclone(rclone: Path) -> None:
-    assert mounts.mounted_bucket(str(rclone / "run")) == "rclone"
+    assert paths.mounted_bucket(str(rclone / "run")) == "rclone"
     use(rclone)
