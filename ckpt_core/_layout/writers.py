@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import NamedTuple
 
 from ckpt_core._layout.chunks import chunk_parts
 from ckpt_core._layout.regions import Region, Shape, region_shape
@@ -22,6 +23,33 @@ def shared_chunk_bytes(region_bytes: int, holders: int, chunk_bytes: int) -> int
     return min(chunk_bytes, max(_SHARE_BYTES, -(-region_bytes // holders)))
 
 
+class CutRegion(NamedTuple):
+    """A region that a process holds, cut along the chunks of its array.
+
+    Attributes:
+        region: the region.
+        holders: the processes that hold it.
+        parts: of each chunk in it the region and its bytes; none if there is a single holder, which writes all.
+        size_bytes: of the region.
+    """
+
+    region: Region
+    holders: tuple[int, ...]
+    parts: tuple[tuple[Region, int], ...]
+    size_bytes: int
+
+
+def cut_region(region: Region, holders: tuple[int, ...], chunk: Shape, itemsize: int) -> CutRegion:
+    """The region, cut along chunks of this shape."""
+    parts: list[tuple[Region, int]] = []
+    for part in chunk_parts(region, chunk) if len(holders) > 1 else ():
+        corner = zip(part.in_region, region, strict=True)
+        place = tuple((a + start, b + start) for (a, b), (start, _) in corner)
+        parts.append((place, itemsize * math.prod(region_shape(part.in_region))))
+    size_bytes = itemsize * math.prod(region_shape(region))
+    return CutRegion(region, holders, tuple(parts), size_bytes)
+
+
 class WriterTurns:
     """Distributes replicated regions among their holders, so that all write about the same bytes.
 
@@ -33,6 +61,7 @@ class WriterTurns:
 
     def __init__(self) -> None:
         self._loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self._known: dict[int, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
 
     def writer(self, holders: tuple[int, ...], size_bytes: int) -> int:
         """The process that writes the next ``size_bytes`` of what these processes hold."""
@@ -40,25 +69,31 @@ class WriterTurns:
         # checksums.
         if len(holders) == 1 or size_bytes <= INLINE_BYTES:
             return holders[0]
-        # Equal loads in index order already form a heap.
-        loads = self._loads.setdefault(holders, [(0, process) for process in holders])
+        loads = self._loads_of(holders)
         load, process = loads[0]
         heapq.heapreplace(loads, (load + size_bytes, process))
         return process
 
-    def parts(
-        self, region: Region, holders: tuple[int, ...], chunk: Shape, itemsize: int, process: int
-    ) -> list[Region]:
-        """The parts of a region, in whole chunks, that ``process`` writes; ``[region]`` if all."""
-        if len(holders) == 1:
-            return [region] if holders[0] == process else []
+    def _loads_of(self, holders: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Bytes so far and index of each holder, as a heap."""
+        known = self._known.get(id(holders))  # a tuple of thousands is hashed once
+        if known is not None and known[0] is holders:
+            return known[1]
+        loads = self._loads.get(holders)
+        if loads is None:  # equal loads in index order already form a heap
+            loads = self._loads[holders] = [(0, process) for process in holders]
+        self._known[id(holders)] = holders, loads
+        return loads
+
+    def regions(self, cut: CutRegion, process: int) -> tuple[tuple[Region, ...], int]:
+        """The parts of a region, in whole chunks, that ``process`` writes, and their bytes; the region itself if all."""
+        if len(cut.holders) == 1:
+            return ((cut.region,), cut.size_bytes) if cut.holders[0] == process else ((), 0)
         found: list[Region] = []
-        whole_region = True
-        for part in chunk_parts(region, chunk):
-            size_bytes = itemsize * math.prod(region_shape(part.in_region))
-            if self.writer(holders, size_bytes) != process:
-                whole_region = False
-                continue
-            corner = zip(part.in_region, region, strict=True)
-            found.append(tuple((a + start, b + start) for (a, b), (start, _) in corner))
-        return [region] if found and whole_region else found
+        found_bytes = 0
+        for region, size_bytes in cut.parts:
+            if self.writer(cut.holders, size_bytes) == process:
+                found.append(region)
+                found_bytes += size_bytes
+        all_of_it = len(found) == len(cut.parts) > 0
+        return ((cut.region,) if all_of_it else tuple(found)), found_bytes
