@@ -3,9 +3,9 @@
 Two processes hold the same if they hold the same regions of all distributed arrays, and equal values
 of all else: numbers, text, numpy arrays, arrays bound to no device. The state of a data pipeline
 belongs to one process, but it is small: if all states together are, every process writes all of
-them, as in the persistent directory, and they make no difference. Of many processes each writes those
-of a block of 32, so that what is sent does not grow with the square of their number; its part is
-of use within the block.
+them, as in the persistent directory, and they make no difference. Of many processes each writes those of a block: of eight
+that hold the same, taken from all over the job, so that they are on as many hosts. What is sent does not grow with
+the square of their number, and a process's part is of use for the seven others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_STATE_BYTES_IN_ALL = 256 * KIB
 """Maximum size of the states of all processes together, or of a block, since every process there gets them."""
 _MOST_SENT_BYTES = 16 * MIB
 """Maximum number of bytes in which all processes get all states."""
-BLOCK = 32
+BLOCK = 8
 """Number of processes that get each other's states where all would be too much."""
 
 States = dict[str, dict[str, str]]
@@ -111,7 +111,8 @@ class Shares:
         states: the pipeline states of all processes, to be written by each; empty if each process
             writes its own, or those of its block.
         differ_in_shards_alone: whether they differ in regions of distributed arrays alone.
-        blocks: for each block of processes, their states, to be written by each of them; empty if there are no blocks.
+        blocks: for each group the states of its processes, to be written by each of them; empty if all write all
+            states, or each its own.
     """
 
     groups: list[int]
@@ -129,6 +130,11 @@ class Shares:
             json.dumps(progressions(members[group]), separators=(",", ":"))
             for group in sorted(members)
         ]
+
+
+def group_of(index: int, count: int, row: Callable[[int], str]) -> int:
+    """The group of process ``index`` of ``count``, from ``Shares.rows``."""
+    return int(row(index)) - count
 
 
 def serves_of(index: int, row: Callable[[int], str]) -> Runs:
@@ -164,11 +170,29 @@ def share(everyone: Sequence[Holding]) -> Shares:
     ]
     if sum(sizes) <= min(MOST_STATE_BYTES_IN_ALL, _MOST_SENT_BYTES // len(sizes)):
         return Shares(_numbered([one.digest for one in everyone]), _merged(known), same)
-    starts = range(0, len(sizes), BLOCK)
-    if max(sum(sizes[at : at + BLOCK]) for at in starts) > MOST_STATE_BYTES_IN_ALL:
+    groups = _in_blocks([one.digest for one in everyone])
+    members: dict[int, list[int]] = {}
+    for n, group in enumerate(groups):
+        members.setdefault(group, []).append(n)
+    if max(sum(sizes[n] for n in block) for block in members.values()) > MOST_STATE_BYTES_IN_ALL:
         return Shares(_numbered([(one.digest, n) for n, one in enumerate(everyone)]), {})
-    groups = _numbered([(one.digest, n // BLOCK) for n, one in enumerate(everyone)])
-    return Shares(groups, {}, False, [_merged(known[at : at + BLOCK]) for at in starts])
+    blocks = [
+        _merged([known[n] for n in block]) if len(block) > 1 else {} for block in members.values()
+    ]
+    return Shares(groups, {}, False, blocks)
+
+
+def _in_blocks(digests: Sequence[str]) -> list[int]:
+    """For each process the number of its block: of ``BLOCK`` processes at most that hold the same, spread over the job."""
+    holders: dict[str, list[int]] = {}
+    for n, digest in enumerate(digests):
+        holders.setdefault(digest, []).append(n)
+    keys: list[Any] = [None] * len(digests)
+    for digest, same in holders.items():
+        blocks = -(-len(same) // BLOCK)
+        for position, n in enumerate(same):
+            keys[n] = digest, position % blocks
+    return _numbered(keys)
 
 
 def _numbered(keys: Sequence[Any]) -> list[int]:

@@ -35,6 +35,7 @@ from ckpt_core._run.tiers.judge import (
 from ckpt_core._save.coverage import (
     MOST_STATE_BYTES,
     Holding,
+    group_of,
     serves_of,
     share,
 )
@@ -333,18 +334,41 @@ def test_who_holds_the_same():
 
 
 def test_many_processes_get_the_states_of_their_block():
-    """With 256 all get all; with more each gets those of 32, and its part is of use for those."""
+    """With 256 all get all; with more each gets those of 8 that hold the same, and its part is of use for those."""
 
     def told(count: int, size: int = 250) -> Any:
         return share([Holding("a", {"data": {f"{n}.json": "x" * size}}, "v") for n in range(count)])
 
     few = told(256)
     assert few.groups == [0] * 256 and len(few.states["data"]) == 256 and not few.blocks
-    many = told(1000)
-    assert many.groups == [n // 32 for n in range(1000)] and not many.states
-    assert [len(block["data"]) for block in many.blocks] == [32] * 31 + [8]
-    assert next(iter(many.blocks[1]["data"])) == "32.json" and not many.differ_in_shards_alone
+    many = told(1001)
+    assert many.groups == [n % 126 for n in range(1001)] and not many.states
+    assert [len(block["data"]) for block in many.blocks] == [8] * 119 + [7] * 7
+    # spread over the job: neighbours, which may be on one host, are in other blocks
+    assert list(many.blocks[1]["data"])[:3] == ["1.json", "127.json", "253.json"]
+    assert not many.differ_in_shards_alone
     assert told(300, 60_000).groups == list(range(300))  # a block of them is too much
+
+
+@pytest.mark.parametrize("copies", [1, 2, 5, 64])
+def test_replicas_of_a_sharded_model_are_of_use_for_each_other(copies: int):
+    """FSDP within 64 processes, replicated: who holds a shard is 64 processes away, and takes the place of a lost one."""
+    count = 64 * copies * 8
+    held = [
+        Holding(str(n % (64 * 8)), {"data": {f"{n}.json": "x" * 250}}, f"v{n}")
+        for n in range(count)
+    ]
+    found = share(held)
+    rows = found.rows()
+    for n in range(0, count, 97):
+        serves = serves_of(n, rows.__getitem__)
+        block = [m for m in range(count) if contains(serves, m)]
+        assert n in block
+        assert len(block) == min(copies, 8)
+        assert {m % (64 * 8) for m in block} == {n % (64 * 8)}
+        states = found.blocks[group_of(n, count, rows.__getitem__)]
+        expected = {f"{m}.json" for m in block} if copies > 1 else set[str]()
+        assert set(states.get("data", {})) == expected
 
 
 def test_who_differs_in_regions_alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from ckpt_core._processes import Table
 from ckpt_core._run.lease import Lease
 from ckpt_core._run.tiers.judge import CopyState, judge_copies
 from ckpt_core._save import Offer, RecordFields, SaveJob
-from ckpt_core._save.coverage import BLOCK, Holding, holding_of, serves_of, share, with_states
+from ckpt_core._save.coverage import Holding, group_of, holding_of, serves_of, share, with_states
 from ckpt_core._save.protocol import Snapshot, aborting
 from ckpt_core._save.write import Write
 
@@ -68,7 +69,7 @@ class Tables(NamedTuple):
 
     Attributes:
         groups: of which processes hold the same; most saves have that of the save before.
-        states: of the pipeline states of each block of processes.
+        states: of the pipeline states of each group of processes.
     """
 
     groups: Table
@@ -103,7 +104,9 @@ def combine_offers(offers: Sequence[Offer], tables: Tables) -> dict[str, Any]:
         "token": tokens[0] if len(set(tokens)) > 1 else "",  # which all have, if they have the same
         "groups": tables.groups.publish(shares.rows()),
         "states": shares.states,
-        "blocks": tables.states.publish([json.dumps(block) for block in shares.blocks]),
+        "blocks": tables.states.publish(
+            [json.dumps(block) if block else "" for block in shares.blocks]
+        ),
         "alike": shares.differ_in_shards_alone,
     }
     answer |= judge_copies(copied)
@@ -197,10 +200,11 @@ class LocalSave:
         tables, index, count = self._tables, job.processes.index, job.processes.count
         answer = snapshot.agree(settings, offer, lambda offers: combine_offers(offers, tables))
         states = answer.get("states", {})
+        groups = functools.partial(tables.groups.row, answer["groups"])
         if blocks := answer.get("blocks"):
-            states = json.loads(tables.states.row(blocks, index // BLOCK))
+            states = json.loads(tables.states.row(blocks, group_of(index, count, groups)) or "{}")
         snapshot.items = with_states(snapshot.items, states)
-        serves = serves_of(index, lambda number: tables.groups.row(answer["groups"], number))
+        serves = serves_of(index, groups)
         part = Part(index, count, serves, "alike" in answer)
         token = answer.get("token", job.token)
         protected = (copied[1], copied[2]) if "protected" in answer else None
