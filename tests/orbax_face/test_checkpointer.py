@@ -405,24 +405,71 @@ def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
         assert response.result()
 
 
-def test_a_save_that_ends_during_a_look_is_seen():
+def test_a_step_that_is_being_saved_has_its_metrics_and_time(tmp_path, monkeypatch):
+    """Policies and callers see it as Orbax shows it; its time was the beginning of 1970, its metrics None."""
+    go_on, real, asked = threading.Event(), Write.write_own, []
+
+    class Saves(saving.SaveDecisionPolicy):
+        def should_save(self, step, previous_steps, *, context):
+            asked.append([(one.step, one.metrics) for one in previous_steps])
+            return True
+
+    def held(self, attempt):
+        assert go_on.wait(60)
+        real(self, attempt)
+
+    before = datetime.datetime.now(tz=datetime.UTC)
+    with open_run(tmp_path, save_decision_policy=Saves()) as checkpointer:
+        monkeypatch.setattr(Write, "write_own", held)
+        response = checkpointer.save_async(7, state_of(7), metrics={"loss": 2.0})
+        running = checkpointer.latest
+        assert running.metrics == {"loss": 2.0}
+        assert before <= running.time <= datetime.datetime.now(tz=datetime.UTC)
+        assert (running.init_timestamp, running.commit_timestamp) == (running.time, None)
+        assert checkpointer.should_save(8)
+        assert asked[-1] == [(7, {"loss": 2.0})]
+        go_on.set()
+        assert response.result()
+        assert checkpointer.latest.commit_timestamp is not None
+
+
+def test_a_step_that_was_asked_for_while_it_was_replaced_shows_the_new_one(tmp_path, monkeypatch):
+    """What was known of the old one stayed for good."""
+    go_on, real = threading.Event(), Write.write_own
+
+    def held(self, attempt):
+        assert go_on.wait(60)
+        real(self, attempt)
+
+    with open_run(tmp_path) as checkpointer:
+        checkpointer.save(7, state_of(7), metrics={"loss": 1.0})
+        monkeypatch.setattr(Write, "write_own", held)
+        response = checkpointer.save_async(7, state_of(8), overwrite=True, metrics={"loss": 2.0})
+        assert checkpointer.checkpoints[0].metrics == {"loss": 1.0}
+        go_on.set()
+        assert response.result()
+        assert checkpointer.checkpoints[0].metrics == {"loss": 2.0}
+
+
+def test_a_save_that_ends_during_a_look_is_seen(tmp_path):
     """It was missing among the running ones, asked for after the list, and in the list, made before."""
-    from ckpt_orbax.v1.training._steps import Steps
+    with open_run(tmp_path) as checkpointer:
+        run = checkpointer._run
+        own = run.engine
 
-    steps = Steps(names=None, light=True)
-    path = "/nowhere/5"
+        class Engine:
+            def all_steps(self):
+                found = [1] if not ended else [1, 5]
+                if not ended:
+                    ended.append(5)
+                    run._notice(ckpt.Event(kind="committed", path="/nowhere/5", step=5))
+                return found
 
-    class Engine:
-        def all_steps(self):
-            found = [1] if not ended else [1, 5]
-            if not ended:
-                ended.append(5)
-                steps.noticed(ckpt.Event(kind="committed", path=path, step=5))
-            return found
-
-    for look in (steps.begun, lambda: [steps.newest()]):
-        ended = []
-        steps.use(Engine())
-        steps.begin(5)
-        assert look()[-1] == 5
-        assert look()[-1] == 5
+        for look in (run.begun, lambda: [run.newest()]):
+            ended = []
+            run.engine = Engine()
+            run.look()
+            run._begin(5, None)
+            assert look()[-1] == 5
+            assert look()[-1] == 5
+        run.engine = own

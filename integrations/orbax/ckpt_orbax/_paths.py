@@ -65,10 +65,3 @@ def refuse_another_series(directory: str, prefix: str | None, names: Any = None)
                 "a directory holds the steps of one run, whatever their names begin with",
                 "a directory for each prefix",
             )
-
-
-def has_metadata_file(engine: Any) -> bool:
-    """Whether the run of a Checkpointer has metadata; what an early Orbax wrote is replaced, as by Orbax."""
-    if "://" in engine.directory:
-        return engine.run_metadata is not None
-    return os.path.exists(f"{engine.directory}/metadata/_ROOT_METADATA")

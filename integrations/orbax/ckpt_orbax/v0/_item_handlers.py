@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_orbax.v0 import _registration, handlers
-from ckpt_orbax.v0._registration import CheckpointArgs
-from ckpt_orbax.v0._restoring import Called
+from ckpt_orbax.v0._registration import Called, CheckpointArgs
 
 
 class ItemHandlers:

@@ -18,6 +18,18 @@ class CheckpointArgs:
     """
 
 
+class Called(CheckpointArgs):
+    """Arguments for a handler without registered arguments: those of the call itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @property
+    def item(self) -> Any:
+        """The object to save."""
+        return self.kwargs.get("item", self.args[0] if self.args else None)
+
+
 def is_args_class(kind: Any) -> bool:
     """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's."""
     if not isinstance(kind, type):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import inspect
 import json
 import os
 from typing import Any
@@ -17,12 +15,44 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
+from ckpt_orbax.v0._item_handlers import ItemHandlers
+from ckpt_orbax.v0._registration import Called
 from ckpt_orbax.v0.leaf_args import wants_broadcast
 from ckpt_orbax.v1._items import is_of_its_framework
 from ckpt_orbax.v1.errors import TreeMismatchError
 
 ARRAY = "checkpoint"
 """Name of the array in the tree of an item that is a single array."""
+
+
+def restored_items(
+    info: CheckpointInfo, args: Any, items: ItemHandlers, options: ckpt.Options
+) -> args_lib.Composite:
+    """Several items of a checkpoint: those of ``args``, or all.
+
+    Raises:
+        KeyError: the checkpoint lacks one of them.
+        ValueError: it is not known how to restore one.
+    """
+    if not args:
+        found = {
+            name: restored_item(info, name, None, items.known(name), options)
+            for name, item in info.items.items()
+            if not (name == "metrics" and item.form == "json")
+        }
+        return args_lib.Composite(**found)
+    missing = [name for name in args if name not in info.items]
+    if missing:
+        raise KeyError(
+            f'Item "{missing[0]}" was not found in the checkpoint. Available items: '
+            f"{', '.join(info.items) or 'none'}"
+        )
+    return args_lib.Composite(
+        **{
+            name: restored_item(info, name, one, items.of_args(name, one), options)
+            for name, one in args.items()
+        }
+    )
 
 
 def restored_item(
@@ -150,36 +180,6 @@ def restored_by(handler: Any, directory: Any, args: Any) -> Any:
     if isinstance(args, Called):
         return handler.restore(directory, *args.args, **args.kwargs)
     return handler.restore(directory, args=args)
-
-
-class Called(args_lib.CheckpointArgs):
-    """Arguments for a handler without registered arguments: those of the call itself."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.args, self.kwargs = args, kwargs
-
-    @property
-    def item(self) -> Any:
-        """The object to save."""
-        return self.kwargs.get("item", self.args[0] if self.args else None)
-
-
-def saved_files(handler: Any, directory: Any, args: Any) -> None:
-    """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
-    given = (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
-    if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        futures = asyncio.run(handler.async_save(directory, *given[0], **given[1]))
-        for future in futures or ():
-            future.result()
-    else:
-        handler.save(directory, *given[0], **given[1])
-
-
-def finish_files(handler: Any, directory: Any) -> None:
-    """Tells a handler of the user that all processes have written."""
-    finalize = getattr(handler, "finalize", None)
-    if finalize is not None:
-        finalize(directory)
 
 
 def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:

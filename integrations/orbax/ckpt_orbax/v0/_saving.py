@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from typing import Any
 
 import jax
@@ -14,7 +16,8 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
-from ckpt_orbax.v0._restoring import ARRAY, finish_files, saved_files
+from ckpt_orbax.v0._registration import Called
+from ckpt_orbax.v0._restoring import ARRAY
 from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
 
 
@@ -38,8 +41,8 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
             return value  # a data pipeline: the engine writes what this handler would, and more
         return written(
             type(handler),
-            lambda directory: saved_files(handler, as_path(directory), args),
-            lambda directory: finish_files(handler, as_path(directory)),
+            lambda directory: _save_files(handler, as_path(directory), args),
+            lambda directory: _finish_files(handler, as_path(directory)),
         )
     if isinstance(handler, handlers.JsonCheckpointHandler):
         return ckpt.Json(value)
@@ -80,3 +83,21 @@ def _cast(tree: Any, save_args: Any) -> Any:
     if not any(dtype is not None for dtype in dtypes.values()):
         return tree
     return plain(tree, lambda path, leaf: converted(leaf, dtypes.get(path)))
+
+
+def _save_files(handler: Any, directory: Any, args: Any) -> None:
+    """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
+    given = (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+    if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
+        futures = asyncio.run(handler.async_save(directory, *given[0], **given[1]))
+        for future in futures or ():
+            future.result()
+    else:
+        handler.save(directory, *given[0], **given[1])
+
+
+def _finish_files(handler: Any, directory: Any) -> None:
+    """Tells a handler of the user that all processes have written."""
+    finalize = getattr(handler, "finalize", None)
+    if finalize is not None:
+        finalize(directory)

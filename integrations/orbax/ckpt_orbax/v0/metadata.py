@@ -13,7 +13,7 @@ from ckpt_core import CheckpointInfo, ItemInfo, LeafInfo
 from ckpt_orbax._leaves import saved_dtype
 from ckpt_orbax._paths import as_path, as_text
 from ckpt_orbax._plain import orbax_form
-from ckpt_orbax.v1._describe import begun_nsecs, committed_nsecs, metrics_of, sharding_of
+from ckpt_orbax.v1._describe import metrics_of, sharding_of, times_of
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,7 @@ def described_step(info: CheckpointInfo, item_metadata: Any) -> StepMetadata:
     return StepMetadata(
         item_metadata=item_metadata,
         metrics=metrics_of(info) or {},
-        init_timestamp_nsecs=begun_nsecs(info),
-        commit_timestamp_nsecs=committed_nsecs(info),
+        **times_of(info),
         custom_metadata=info.metadata or {},
     )
 

@@ -121,15 +121,11 @@ def _ids(mesh: Any) -> Any:
     return np.array([_ids(part) for part in mesh])
 
 
-def begun_nsecs(info: CheckpointInfo) -> int | None:
-    """When the save began, in nanoseconds since 1970."""
-    ended = committed_nsecs(info)
-    return None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
-
-
-def committed_nsecs(info: CheckpointInfo) -> int | None:
-    """When the checkpoint was committed, in nanoseconds since 1970."""
-    return None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+def times_of(info: CheckpointInfo) -> dict[str, Any]:
+    """When the save began and the checkpoint was committed, in nanoseconds since 1970."""
+    ended = None if info.created_unix_secs is None else int(info.created_unix_secs * 1e9)
+    began = None if ended is None else ended - int(sum(info.durations.values()) * 1e9)
+    return {"init_timestamp_nsecs": began, "commit_timestamp_nsecs": ended}
 
 
 def is_orbax_checkpoint(path: Any) -> bool:
