@@ -163,12 +163,12 @@ def test_steps_that_a_policy_deletes_are_not_listed(tmp_path):
 
 def test_metrics_may_be_any_json(tmp_path):
     best = keeping.BestN(get_metric_fn=lambda found: found["eval"]["loss"], n=1, reverse=True)
-    told = [{"eval": {"loss": loss, "by": "hand"}, "curve": [1, 2]} for loss in (3.0, 1.0, 2.0)]
+    given = [{"eval": {"loss": loss, "by": "hand"}, "curve": [1, 2]} for loss in (3.0, 1.0, 2.0)]
     with open_run(tmp_path, preservation_policy=best) as checkpointer:
-        for step, metrics in enumerate(told):
+        for step, metrics in enumerate(given):
             checkpointer.save(step, state_of(step), metrics=metrics)
-        assert [one.metrics for one in checkpointer.checkpoints] == told[1:]
-        assert checkpointer.metadata(1).metrics == told[1]
+        assert [one.metrics for one in checkpointer.checkpoints] == given[1:]
+        assert checkpointer.metadata(1).metrics == given[1]
         assert checkpointer.load_checkpointables(1).keys() == {"state"}
         assert checkpointer.checkpointables_metadata(1).metadata.keys() == {"state"}
         checkpointer.save(3, state_of(3), metrics={"eval/loss": np.float32(0.5), "n": 1})
@@ -257,7 +257,7 @@ def test_metadata_of_the_run(tmp_path):
         assert str(found.directory) == str(tmp_path)
 
 
-def test_steps_are_listed_again_when_told(tmp_path):
+def test_steps_are_listed_again_on_demand(tmp_path):
     with open_run(tmp_path) as trainer, open_run(tmp_path) as evaluator:
         assert evaluator.latest is None
         trainer.save(0, state_of(0))

@@ -37,20 +37,11 @@ def type_name(handler: Any) -> str:
 def written(
     kind: type, save: Callable[[Any], None], finish: Callable[[Any], None] | None = None
 ) -> ckpt.Files:
-    """The files that ``save`` writes into the directory that it is given, in all processes together.
+    """The files that ``save`` writes, in all processes together.
 
     They are written while the save takes its snapshot; what Orbax would do in the background is done
     then, too. With several processes each writes into a directory of its own, and process 0 puts the
-    files together: whatever is wrong with them is the same error in all processes.
-
-    Args:
-        kind: class of the handler.
-        save: writes the files.
-        finish: called with the directory, in process 0, when all files are there.
-
-    Raises:
-        NotOffered: two processes have written different files of one name, or too much.
-        CheckpointError: ``save`` has failed in another process.
+    files together and calls ``finish``: whatever is wrong with them is the same error in all processes.
     """
     together = None if jax.process_count() == 1 else _of_all_processes(kind, save)
 
@@ -80,17 +71,17 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
         error = caught
     sent = {} if jax.process_index() == 0 or error is not None else _files_in(mine)
     size = sum(map(len, sent.values()))
-    told = _from_all({"error": None if error is None else repr(error), "bytes": size})
+    ended = _from_all({"error": None if error is None else repr(error), "bytes": size})
     try:
         if error is not None:
             raise error
-        for process, one in enumerate(told):
+        for process, one in enumerate(ended):
             if one["error"] is not None:
                 raise ckpt.CheckpointError(
                     f"process {process}: {kind.__name__} has not written its files: {one['error']}"
                 )
-        _refuse_too_much(kind, sum(one["bytes"] for one in told))
-        if any(one["bytes"] for one in told):
+        _refuse_too_much(kind, sum(one["bytes"] for one in ended))
+        if any(one["bytes"] for one in ended):
             _put_together(kind, mine, sent)
     except BaseException:
         shutil.rmtree(mine, ignore_errors=True)
@@ -108,11 +99,7 @@ def _refuse_too_much(kind: type, size: int) -> None:
 
 
 def _put_together(kind: type, mine: str, sent: dict[str, str]) -> None:
-    """Adds the files of the other processes to those of process 0.
-
-    Raises:
-        NotOffered: two of them differ under one name; in all processes.
-    """
+    """Adds the files of the other processes to those of process 0; raises in all if two differ under one name."""
     own = {name: _digest(text) for name, text in _files_in(mine).items()}
     everybody = _from_all({"sent": sent, "own": own})
     seen: dict[str, str] = {}

@@ -18,15 +18,7 @@ Path = tuple[str | int, ...]
 
 
 def plain(tree: Any, change: Callable[[Path, Any], Any] | None = None) -> Any:
-    """The tree with dicts, lists, tuples and None for containers.
-
-    Args:
-        tree: any pytree.
-        change: called with the path and value of each leaf; returns what stands there instead.
-
-    Raises:
-        ValueError: two names of a node are the same as text.
-    """
+    """The tree with dicts, lists, tuples and None for containers; ``change`` may replace each leaf, by path and value."""
     return _plain(tree, (), change or (lambda _, leaf: leaf))
 
 

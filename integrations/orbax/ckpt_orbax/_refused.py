@@ -184,8 +184,8 @@ def missing_name(module: str, name: str) -> AttributeError:
 def refusing(module: str) -> Callable[[str], Any]:
     """``__getattr__`` of a module: an error that says why it does not have a name.
 
-    ``from module import name`` replaces an AttributeError by "cannot import name", so what calls for
-    that is told by an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
+    ``from module import name`` replaces an AttributeError by "cannot import name", so such an import
+    gets an ImportError; an AttributeError elsewhere leaves ``hasattr`` as it is.
     """
 
     def getattr_of_module(name: str) -> Any:

@@ -45,12 +45,7 @@ class Waiting:
             self.on_complete(lambda _: None)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Blocks until the work has ended.
-
-        Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds; it goes on.
-            Exception: the error of the work, at every call.
-        """
+        """Blocks until the work has ended; raises its error at every call, and TimeoutError while it goes on."""
         # on_complete's thread may be waiting, and holds the lock as long
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"not done after {timeout:g} s; it goes on")

@@ -18,19 +18,7 @@ def load_tree(
     partial: bool,
     options: ckpt.Options,
 ) -> Any:
-    """One item of a checkpoint as a new tree; arrays take the dtype and sharding of the target.
-
-    Args:
-        path: the checkpoint.
-        item: what ``inspect`` says of the item.
-        target: tree of arrays, of their descriptions, of types of numbers; ``...`` leaves a leaf out.
-            None: what was saved, where it was saved.
-        partial: leave out what the target does not name.
-        options: of the load.
-
-    Raises:
-        StructureMismatch: target and checkpoint differ.
-    """
+    """One item of a checkpoint as a new tree, as its target asks; ``partial`` leaves out what that does not name."""
     if target is None:
         return orbax_form(ckpt.load(path, item=item.name, options=options))
     asked = _Asked({leaf.path: leaf for leaf in item.leaves})
@@ -47,14 +35,8 @@ def load_tree(
     return filled(target, asked.finished(loaded))
 
 
-def told(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> str:
-    """The differences, with advice of Orbax's own arguments instead of those of ``ckpt_core.load``.
-
-    Args:
-        error: of the load.
-        leaving_out: how a caller leaves saved leaves out.
-        keeping: how a caller keeps its own values where nothing was saved.
-    """
+def differences(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> str:
+    """A message about a mismatch, with Orbax's own arguments as advice instead of those of ``ckpt_core.load``."""
     kinds = {one.kind for one in error.mismatches}
     lines = [str(one) for one in error.mismatches] or [str(error)]
     if "unexpected" in kinds or not kinds:
@@ -67,11 +49,7 @@ def told(error: ckpt.StructureMismatch, leaving_out: str, keeping: str = "") -> 
 
 
 class _Asked:
-    """What the leaves of one target ask for.
-
-    Args:
-        saved: the leaves of the checkpoint, by path.
-    """
+    """What the leaves of one target ask for."""
 
     def __init__(self, saved: dict[str, LeafInfo]) -> None:
         self._saved = saved

@@ -1,4 +1,4 @@
-"""Bases of loggers of your own; ckpt's engine tells its events by ``ckpt_core.Options(on_event=)``."""
+"""Bases of loggers of your own; ckpt's engine reports its events to ``ckpt_core.Options(on_event=)``."""
 
 from __future__ import annotations
 

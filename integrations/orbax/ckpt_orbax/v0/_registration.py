@@ -43,10 +43,7 @@ def is_args(value: Any) -> bool:
 
 
 def _home(kind: type) -> Any:
-    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None.
-
-    Grain's arguments, for one, are of that class if Orbax is installed, whatever the program imports.
-    """
+    """The module of Orbax whose ``CheckpointArgs`` a class inherits from, or None; Grain's do, with Orbax installed."""
     for base in kind.__mro__:
         if base.__name__ == "CheckpointArgs" and base.__module__.startswith("orbax.checkpoint."):
             return sys.modules.get(base.__module__)

@@ -28,12 +28,7 @@ ARRAY = "checkpoint"
 def restored_items(
     info: CheckpointInfo, args: Any, items: ItemHandlers, options: ckpt.Options
 ) -> args_lib.Composite:
-    """Several items of a checkpoint: those of ``args``, or all.
-
-    Raises:
-        KeyError: the checkpoint lacks one of them.
-        ValueError: it is not known how to restore one.
-    """
+    """Several items of a checkpoint: those of ``args``, or all."""
     if not args:
         found = {
             name: restored_item(info, name, None, items.known(name), options)
@@ -58,19 +53,7 @@ def restored_items(
 def restored_item(
     info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckpt.Options
 ) -> Any:
-    """One item of a checkpoint.
-
-    Args:
-        info: of the checkpoint.
-        name: of the item.
-        args: how it is wanted; None for what was saved.
-        handler: who restores it; None for whoever saved it.
-        options: of the load.
-
-    Raises:
-        TreeMismatchError: target and checkpoint differ.
-        ValueError: the arguments do not fit what was saved.
-    """
+    """One item of a checkpoint, as ``args`` ask for it; by whoever saved it if ``handler`` is None."""
     item = info.items[name]
     value = getattr(args, "item", None)
     if item.form == "process":
@@ -129,7 +112,7 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
 def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
     """The differences, and what the arguments of a restore can do about them."""
     if isinstance(args, args_lib.PyTreeRestore):
-        return _trees.told(
+        return _trees.differences(
             error,
             "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
             "ocp.args.PyTreeRestore(partial_restore=True)",
@@ -138,7 +121,7 @@ def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
         "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
         "the item"
     )
-    return _trees.told(error, partly, partly)
+    return _trees.differences(error, partly, partly)
 
 
 def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:
@@ -183,17 +166,7 @@ def restored_by(handler: Any, directory: Any, args: Any) -> Any:
 
 
 def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:
-    """What a handler reads in a directory that Orbax wrote for it alone.
-
-    Args:
-        path: the directory.
-        handler: reads it, unless it is a name only.
-        args: of the restore.
-        why: the error of the engine, which has found no checkpoint there.
-
-    Raises:
-        FileNotFoundError: there is no such directory, or nothing that this handler reads.
-    """
+    """What a handler reads in a directory that Orbax wrote for it alone; else raises ``why``, the engine's error."""
     if not os.path.isdir(path):
         raise FileNotFoundError(f"Checkpoint at {path} not found.")
     if isinstance(handler, handlers.JsonCheckpointHandler):

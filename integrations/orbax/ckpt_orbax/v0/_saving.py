@@ -22,17 +22,7 @@ from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
 
 
 def item_to_save(name: str, args: Any, handler: Any) -> Any:
-    """What ckpt saves for one item.
-
-    Args:
-        name: of the item, for messages.
-        args: what is to be saved, and how.
-        handler: who saves it.
-
-    Raises:
-        ValueError: there is nothing to save, or a leaf is of a type that Orbax does not save.
-        NotOffered: the arguments want what ckpt does not store.
-    """
+    """What ckpt saves for one item."""
     value = getattr(args, "item", None)
     if isinstance(value, (ckpt.Files, ckpt.Json, ckpt.SavedFiles)):
         return value

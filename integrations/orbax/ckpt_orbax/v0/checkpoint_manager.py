@@ -74,7 +74,7 @@ class CheckpointManager:
         checkpointers: the earlier form of ``item_handlers``: a Checkpointer, or one for each item.
         options: when to save, what to keep.
         metadata: a dict of JSON about the whole run, written when its directory has none yet.
-        item_names: items of a Composite, whose handlers the arguments will tell.
+        item_names: items of a Composite, whose handlers follow from the arguments.
         item_handlers: a handler, or one for each item of a Composite.
         logger: refused, except None.
         handler_registry: handlers by item and class of arguments.

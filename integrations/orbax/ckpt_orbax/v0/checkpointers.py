@@ -328,11 +328,7 @@ class StandardCheckpointer(AsyncCheckpointer):
 
 
 def _only_item(info: CheckpointInfo) -> str:
-    """The name of the item that is meant if none is named.
-
-    Raises:
-        InvalidLayoutError: there are several.
-    """
+    """The name of the item that is meant if none is named."""
     if len(info.items) == 1:
         return next(iter(info.items))
     for name in _SINGLE:

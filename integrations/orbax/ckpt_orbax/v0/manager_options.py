@@ -57,7 +57,7 @@ class CheckpointManagerOptions:
         preservation_policy: instead of all options that say what stays.
         save_root_metadata: write the manager's ``metadata``.
         prevent_write_metrics: do not store metrics.
-        enable_should_save_is_saving_in_progress_check: tell policies whether a save is running.
+        enable_should_save_is_saving_in_progress_check: policies know whether a save is running.
         lightweight_initialize: leave metrics and times of earlier steps out.
         cleanup_tmp_directories, single_host_load_and_broadcast, enable_background_delete,
             num_deletion_threads, atomicity_options, temporary_path_class: of no effect.
@@ -128,15 +128,15 @@ class _ByFunction(saving.SaveDecisionPolicy):
 
 @dataclass
 class _WithoutRunning(saving.SaveDecisionPolicy):
-    """A policy that is told that no save is running."""
+    """A policy that does not know of running saves."""
 
     policy: Any
 
     def should_save(
         self, step: Any, previous_steps: Sequence[Any], *, context: saving.DecisionContext
     ) -> bool:
-        told = dataclasses.replace(context, is_saving_in_progress=False)
-        return self.policy.should_save(step, previous_steps, context=told)
+        known = dataclasses.replace(context, is_saving_in_progress=False)
+        return self.policy.should_save(step, previous_steps, context=known)
 
 
 def save_policy(options: CheckpointManagerOptions) -> Any:

@@ -49,7 +49,7 @@ class ShardingMetadata:
 
 @dataclass(frozen=True)
 class StorageMetadata:
-    """How an array is stored; ckpt does not tell it here, ``ckpt_core.inspect`` does."""
+    """How an array is stored; ckpt reports it in ``ckpt_core.inspect``, not here."""
 
     chunk_shape: tuple[int, ...] | None
     write_shape: tuple[int, ...] | None = None

@@ -40,11 +40,7 @@ class MemoryLimitOptions:
 
 
 def timeout_of(options: AsyncOptions | None) -> dict[str, float]:
-    """What the options change of ``ckpt_core.Options``.
-
-    Raises:
-        NotOffered: they want barriers of their own.
-    """
+    """What the options change of ``ckpt_core.Options``."""
     if options is None:
         return {}
     if options.barrier_sync_fn is not None:

@@ -144,11 +144,7 @@ def deserialize_tree(serialized: Any, target: Any, keep_empty_nodes: bool = Fals
 
 
 def get_key_name(key: Any) -> int | str:
-    """The name or the position in one key of jax's paths.
-
-    Raises:
-        ValueError: it is no such key.
-    """
+    """The name or the position in one key of jax's paths."""
     tree_util = jax.tree_util
     if isinstance(key, tree_util.SequenceKey):
         return key.idx
@@ -195,17 +191,17 @@ def tree_difference(
     is_leaf: Callable[[Any], bool] | None = None,
     leaves_equal: Callable[[Any, Any], bool] | None = None,
 ) -> Any:
-    """A tree with a ``Diff`` wherever two trees differ; None if they are alike.
+    """A tree with a ``Diff`` wherever two trees differ; None if they do not.
 
     Args:
         a, b: trees of the same kind.
         is_leaf: says what is a leaf.
-        leaves_equal: says whether two leaves are alike; by default if they are of one type.
+        leaves_equal: says whether two leaves are equal; by default if they are of one type.
     """
     of_leaf = is_leaf or (lambda node: jax.tree_util.all_leaves([node]))
-    alike = leaves_equal or (lambda one, other: type(one) is type(other))
+    equal = leaves_equal or (lambda one, other: type(one) is type(other))
     if of_leaf(a) and of_leaf(b):
-        return None if alike(a, b) else Diff(a, b)
+        return None if equal(a, b) else Diff(a, b)
     if type(a) is not type(b):
         return Diff(type(a), type(b))
     if isinstance(a, (list, tuple)) and len(a) != len(b) and not hasattr(a, "_fields"):
@@ -214,7 +210,7 @@ def tree_difference(
     found: dict[Any, Any] = {}
     for key, child in ours.items():
         if key in theirs:
-            diff = tree_difference(child, theirs[key], is_leaf=of_leaf, leaves_equal=alike)
+            diff = tree_difference(child, theirs[key], is_leaf=of_leaf, leaves_equal=equal)
         else:
             diff = Diff(child, None)
         if diff is not None:

@@ -21,11 +21,7 @@ _FIRST = (STATE, "pytree", "default")
 
 
 def inspected(path: str) -> CheckpointInfo:
-    """``ckpt_core.inspect``, without the item that holds the metrics.
-
-    Raises:
-        NoCheckpointError: there is no checkpoint.
-    """
+    """``ckpt_core.inspect``, without the item that holds the metrics."""
     try:
         info = ckpt.inspect(path)
         items = {name: item for name, item in info.items.items() if not _is_metrics(item)}
@@ -56,11 +52,7 @@ def _orbax_metrics(info: CheckpointInfo) -> Any:
 
 
 def pytree_item(info: CheckpointInfo, name: str | None) -> ItemInfo:
-    """The pytree of this name; the only or most likely one for ``AUTO`` or None.
-
-    Raises:
-        InvalidLayoutError: there is none.
-    """
+    """The pytree of this name; the only or most likely one for ``AUTO`` or None."""
     trees = [item for item in info.items.values() if item.form == "tree"]
     if name is None or name == AUTO:
         order = sorted(trees, key=lambda item: (_rank(item.name), item.name))

@@ -58,7 +58,7 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
     "memory.serialization_status_callback": (
         None,
         "it would never be called",
-        "context.engine = ckpt_core.Options(on_event=...), which also tells progress",
+        "context.engine = ckpt_core.Options(on_event=...), which also reports progress",
     ),
     "pathways.checkpointing_impl": (
         (None, CheckpointingImpl.NO_DISPATCHER),
@@ -69,11 +69,7 @@ _REFUSED: dict[str, tuple[Any, str, str]] = {
 
 
 def refuse_unsupported(context: Context) -> None:
-    """Raises for options that would change what is stored or loaded.
-
-    Raises:
-        NotOffered: the message has the option, why, and what to write instead.
-    """
+    """Raises NotOffered for options that would change what is stored or loaded."""
     for name, (fine, why, instead) in _REFUSED.items():
         value: Any = context
         for part in name.split("."):
@@ -96,11 +92,7 @@ def refuse_unsupported(context: Context) -> None:
 
 
 def engine_options(context: Context) -> ckpt.Options:
-    """The options of ckpt that a Context stands for.
-
-    Raises:
-        NotOffered: see ``refuse_unsupported``.
-    """
+    """The options of ckpt that a Context stands for."""
     refuse_unsupported(context)
     memory, saving = context.memory, context.array.saving
     limits = [

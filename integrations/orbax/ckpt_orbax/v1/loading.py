@@ -98,7 +98,7 @@ def _load_tree(
     except ckpt.StructureMismatch as error:
         raise TreeMismatchError(
             f"User-provided restore item and on-disk value differ ({name}): "
-            + _trees.told(
+            + _trees.differences(
                 error,
                 "ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
             )

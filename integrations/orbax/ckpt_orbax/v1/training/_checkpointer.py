@@ -123,11 +123,7 @@ class Checkpointer(EarlierNames):
             return _joined(found, describing.checkpointables_metadata(found.path))
 
     def _existing(self, step: Any) -> CheckpointMetadata[None]:
-        """What is known of a step.
-
-        Raises:
-            StepNotFoundError: it does not exist.
-        """
+        """What is known of a step."""
         self._run.engine.wait_until_finished()
         numbers = self._run.numbers()
         wanted = getattr(step, "step", step)
