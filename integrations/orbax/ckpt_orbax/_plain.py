@@ -38,7 +38,7 @@ def _plain(node: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
         return kind() if kind in (dict, list, tuple) else ({} if isinstance(node, dict) else None)
     if all(isinstance(key, _POSITIONS) for key, _ in pairs):
         return [_plain(child, (*path, i), change) for i, (_, child) in enumerate(pairs)]
-    return _named(((_name(key), child) for key, child in pairs), path, change)
+    return _named(((key_name(key), child) for key, child in pairs), path, change)
 
 
 def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[str, Any]:
@@ -65,7 +65,8 @@ _LEAF = jax.tree_util.tree_structure(0)
 _POSITIONS = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
 
 
-def _name(key: Any) -> str:
+def key_name(key: Any) -> str:
+    """The text of one key of jax's paths."""
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -107,8 +108,8 @@ def filled(target: Any, values: dict[Path, Any]) -> Any:
 
 def _entry(key: Any) -> str | int:
     if isinstance(key, _POSITIONS):
-        return int(_name(key))
-    return _name(key)
+        return int(key_name(key))
+    return key_name(key)
 
 
 def path_text(path: Path) -> str:

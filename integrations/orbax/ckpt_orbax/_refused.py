@@ -181,6 +181,16 @@ def missing_name(module: str, name: str) -> AttributeError:
     )
 
 
+def is_face(module: str) -> bool:
+    """Whether a module is one of Orbax's first API, by which its names are imported."""
+    top, *below = module.split(".")
+    return (
+        top == "ckpt_orbax"
+        and below[:1] not in (["v0"], ["v1"])
+        and not any(name.startswith("_") for name in below)
+    )
+
+
 def refusing(module: str) -> Callable[[str], Any]:
     """``__getattr__`` of a module: an error that says why it does not have a name.
 

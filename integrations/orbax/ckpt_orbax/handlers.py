@@ -1,6 +1,5 @@
 """``ckpt_orbax.handlers``, for ``from ckpt_orbax.handlers import ...``; with the arguments under their names there."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.v0.args import ArrayRestore as ArrayRestoreArgs
 from ckpt_orbax.v0.args import ArraySave as ArraySaveArgs
 from ckpt_orbax.v0.args import Composite as CompositeArgs
@@ -55,5 +54,3 @@ __all__ = [
     "StandardSaveArgs",
     "create_default_handler_registry",
 ]
-
-__getattr__ = refusing(__name__)

@@ -6,8 +6,6 @@ import abc
 import logging
 from typing import Any
 
-from ckpt_orbax._refused import refusing
-
 
 class AbstractLogger(abc.ABC):
     """Takes entries about saves and restores; a CheckpointManager refuses it."""
@@ -38,5 +36,3 @@ class CompositeLogger(AbstractLogger):
 
 
 __all__ = ["AbstractLogger", "CompositeLogger", "StandardLogger"]
-
-__getattr__ = refusing(__name__)

@@ -1,6 +1,5 @@
 """What a checkpoint says of itself without its arrays."""
 
-from ckpt_orbax._refused import refusing
 from ckpt_orbax.metadata import tree, value
 from ckpt_orbax.v0.metadata import (
     ArrayMetadata,
@@ -29,5 +28,3 @@ __all__ = [
     "tree",
     "value",
 ]
-
-__getattr__ = refusing(__name__)

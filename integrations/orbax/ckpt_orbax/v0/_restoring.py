@@ -93,35 +93,33 @@ def _tree(info: CheckpointInfo, name: str, args: Any, handler: Any, options: ckp
     if isinstance(args, args_lib.PyTreeRestore):
         target, partial = _tree_targets.pytree_target(args, item), _tree_targets.is_partial(args)
         own = _tree_targets.own_values(args, item)
+        keeping = "ocp.args.PyTreeRestore(partial_restore=True)"
+        leaving_out = (
+            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)"
+        )
     else:
         args = args or args_lib.StandardRestore()
         target, partial = _tree_targets.standard_target(args, item), False
+        keeping = leaving_out = (
+            "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
+            "the item"
+        )
     try:
-        loaded = _trees.load_tree(info.path, item, target, partial=partial, options=options)
-    except ckpt.StructureMismatch as error:
-        _tree_targets.refuse_other_shapes(args, error)
-        raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name or info.path}): "
-            + _advice(error, args)
-        ) from error
+        loaded = _trees.load_tree(
+            info.path,
+            item,
+            target,
+            options,
+            partial=partial,
+            leaving_out=leaving_out,
+            keeping=keeping,
+        )
+    except TreeMismatchError as error:
+        _tree_targets.refuse_other_shapes(args, error.__cause__)
+        raise
     if own:
         loaded = filled(args.item, {**leaves_of(loaded), **own})
     return loaded[ARRAY] if single and isinstance(loaded, dict) and ARRAY in loaded else loaded
-
-
-def _advice(error: ckpt.StructureMismatch, args: Any) -> str:
-    """The differences, and what the arguments of a restore can do about them."""
-    if isinstance(args, args_lib.PyTreeRestore):
-        return _trees.differences(
-            error,
-            "ocp.PLACEHOLDER in their place, or ocp.args.PyTreeRestore(partial_restore=True)",
-            "ocp.args.PyTreeRestore(partial_restore=True)",
-        )
-    partly = (
-        "ocp.PyTreeCheckpointer().restore(path, item=target, partial_restore=True), with the path of "
-        "the item"
-    )
-    return _trees.differences(error, partly, partly)
 
 
 def _set_live(info: CheckpointInfo, name: str, target: Any, options: ckpt.Options) -> Any:

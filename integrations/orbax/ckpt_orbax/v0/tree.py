@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from ckpt_orbax._plain import filled, leaves_of, orbax_form, plain
+from ckpt_orbax._plain import filled, key_name, leaves_of, orbax_form, plain
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 
 PyTree = PyTreeOf = Any
@@ -38,7 +38,7 @@ def to_flat_dict(
     if is_leaf is None and keep_empty_nodes:
         is_leaf = is_empty_node
     found, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
-    named = {tuple(map(_part, path)): leaf for path, leaf in found}
+    named = {tuple(map(key_name, path)): leaf for path, leaf in found}
     return named if sep is None else {sep.join(path): leaf for path, leaf in named.items()}
 
 
@@ -47,13 +47,6 @@ def is_empty_node(node: Any) -> bool:
     return not jax.tree_util.all_leaves([node]) and not jax.tree.leaves(
         node, is_leaf=lambda child: child is not node
     )
-
-
-def _part(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def from_flat_dict(

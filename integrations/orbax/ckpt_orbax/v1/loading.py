@@ -16,7 +16,7 @@ from ckpt_orbax.v1 import _engine, _files
 from ckpt_orbax.v1._context import Context, get_context
 from ckpt_orbax.v1._describe import inspected, pytree_item
 from ckpt_orbax.v1._names import AUTO, STATE, check_checkpointables, check_name
-from ckpt_orbax.v1.errors import MissingCheckpointablesError, TreeMismatchError
+from ckpt_orbax.v1.errors import MissingCheckpointablesError
 
 
 def load(path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = AUTO) -> Any:
@@ -90,19 +90,14 @@ def load_checkpointables(path: Any, abstract_checkpointables: Any = None) -> dic
 def _load_tree(
     info: CheckpointInfo, name: str, target: Any, context: Context, options: ckpt.Options
 ) -> Any:
-    partial = context.pytree.loading.partial_load
-    try:
-        return _trees.load_tree(
-            info.path, info.items[name], target, partial=partial, options=options
-        )
-    except ckpt.StructureMismatch as error:
-        raise TreeMismatchError(
-            f"User-provided restore item and on-disk value differ ({name}): "
-            + _trees.differences(
-                error,
-                "ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
-            )
-        ) from error
+    return _trees.load_tree(
+        info.path,
+        info.items[name],
+        target,
+        options,
+        partial=context.pytree.loading.partial_load,
+        leaving_out="ocp.PLACEHOLDER in their place, or context.pytree.loading.partial_load = True",
+    )
 
 
 def _described(target: Any) -> Any:
