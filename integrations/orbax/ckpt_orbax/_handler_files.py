@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextvars
 import hashlib
 import json
 import pathlib
 import shutil
 import tempfile
-import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,6 +20,7 @@ import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
 from ckpt_orbax._paths import as_path
 from ckpt_orbax._refused import not_offered
+from ckpt_orbax._response import in_thread
 
 NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
@@ -154,21 +153,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(awaited())
-    ended: list[Any] = []
-    failed: list[BaseException] = []
-
-    def in_thread() -> None:
-        try:
-            ended.append(asyncio.run(awaited()))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(in_thread,))
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return ended[0]
+    return in_thread(lambda: asyncio.run(awaited()), "ckpt-handler").result()
 
 
 def saved_by(info: CheckpointInfo, name: str, files: ckpt.SavedFiles) -> str | None:

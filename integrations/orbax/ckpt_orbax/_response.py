@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -23,6 +25,14 @@ class AsyncResponse(Protocol[T]):
     def on_complete(self, callback: Callable[[Any], None]) -> None:
         """Calls ``callback`` with the result, in another thread, when the work has succeeded."""
         ...
+
+
+def in_thread(work: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
+    """Runs ``work`` in a thread of its own, with the caller's Context; the exit of the program waits for it."""
+    executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+    future = executor.submit(contextvars.copy_context().run, work)
+    executor.shutdown(wait=False)
+    return future
 
 
 class Waiting:

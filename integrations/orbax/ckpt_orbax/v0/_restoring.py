@@ -18,6 +18,7 @@ from ckpt_orbax.v0 import args as args_lib
 from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._registration import Called
 from ckpt_orbax.v0.leaf_args import wants_broadcast
+from ckpt_orbax.v1._describe import is_metrics
 from ckpt_orbax.v1._items import is_of_its_framework
 from ckpt_orbax.v1.errors import TreeMismatchError
 
@@ -33,7 +34,7 @@ def restored_items(
         found = {
             name: restored_item(info, name, None, items.known(name), options)
             for name, item in info.items.items()
-            if not (name == "metrics" and item.form == "json")
+            if not is_metrics(item)
         }
         return args_lib.Composite(**found)
     missing = [name for name in args if name not in info.items]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,9 +17,17 @@ from ckpt_orbax._paths import as_path
 from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
+from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._registration import Called
 from ckpt_orbax.v0._restoring import ARRAY
 from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
+
+
+def items_to_save(wanted: Mapping[str, Any], items: ItemHandlers) -> dict[str, Any]:
+    """What ckpt saves for several items, by name, given their arguments."""
+    return {
+        name: item_to_save(name, args, items.of_args(name, args)) for name, args in wanted.items()
+    }
 
 
 def item_to_save(name: str, args: Any, handler: Any) -> Any:

@@ -19,7 +19,7 @@ from ckpt_orbax.v0._abstract import AbstractCheckpointer, AbstractCheckpointMana
 from ckpt_orbax.v0._item_handlers import ItemHandlers
 from ckpt_orbax.v0._registration import is_args
 from ckpt_orbax.v0._restoring import restored_item, restored_items
-from ckpt_orbax.v0._saving import item_to_save
+from ckpt_orbax.v0._saving import items_to_save
 from ckpt_orbax.v0.args import CheckpointArgs, Composite
 from ckpt_orbax.v0.checkpointers import AsyncCheckpointer, Checkpointer
 from ckpt_orbax.v0.handlers import (
@@ -38,6 +38,7 @@ from ckpt_orbax.v0.manager_options import (
 from ckpt_orbax.v0.metadata import RootMetadata, StepMetadata, described_step, described_tree
 from ckpt_orbax.v0.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from ckpt_orbax.v0.utils import checkpoint_steps
+from ckpt_orbax.v1._describe import is_metrics
 
 DEFAULT_ITEM_NAME = "default"
 """Name of the item of a manager that saves one object without a name."""
@@ -197,7 +198,8 @@ class CheckpointManager:
             FileNotFoundError: there is no such step.
         """
         if step is None:
-            return RootMetadata(custom_metadata=self._root_metadata())
+            found = self._run.engine.run_metadata or self._run_metadata or {}
+            return RootMetadata(custom_metadata=found)
         info = self._inspect(step)
         return described_step(info, self._described_items(info))
 
@@ -216,12 +218,9 @@ class CheckpointManager:
         trees = {
             name: described_tree(info, item)
             for name, item in info.items.items()
-            if not (name == METRIC_ITEM_NAME and item.form == "json")
+            if not is_metrics(item)
         }
         return trees[DEFAULT_ITEM_NAME] if self._is_single(info) else Composite(**trees)
-
-    def _root_metadata(self) -> dict[str, Any]:
-        return self._run.engine.run_metadata or self._run_metadata or {}
 
     def _is_single(self, info: ckpt.CheckpointInfo) -> bool:
         """Whether the manager saves one object without a name; the first checkpoint decides."""
@@ -289,11 +288,11 @@ class CheckpointManager:
             raise StepAlreadyExistsError(
                 f"{self.directory}: Checkpoint for step {step} already exists: delete({step}) first"
             )
-        wanted = self._save_args(items, save_kwargs) if args is None else self._by_name(args)
-        saved = {
-            name: item_to_save(name, one, self._items.of_args(name, one))
-            for name, one in wanted.items()
-        }
+        if args is None:
+            wanted = self._earlier_args(True, items, save_kwargs)
+        else:
+            wanted = args if isinstance(args, Composite) else {DEFAULT_ITEM_NAME: args}
+        saved = items_to_save(wanted, self._items)
         kept = None if self._options.prevent_write_metrics else metrics
         try:
             return self._run.save(step, saved, kept, custom_metadata) is not None
@@ -302,17 +301,14 @@ class CheckpointManager:
                 f"{error}. By this manager: reload(), and restore(latest_step()) goes on from there; delete({step}) removes one"
             ) from error
 
-    def _by_name(self, args: CheckpointArgs) -> Mapping[str, Any]:
-        return args if isinstance(args, Composite) else {DEFAULT_ITEM_NAME: args}
-
-    def _save_args(self, items: Any, save_kwargs: Any) -> Mapping[str, Any]:
-        """The arguments that the earlier form of a save stands for, by item."""
+    def _earlier_args(self, for_save: bool, items: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments that the earlier form of a save or restore stands for, by item."""
         if self._single:
-            items, save_kwargs = {DEFAULT_ITEM_NAME: items}, {DEFAULT_ITEM_NAME: save_kwargs}
-        kwargs = save_kwargs or {}
+            items, kwargs = {DEFAULT_ITEM_NAME: items}, {DEFAULT_ITEM_NAME: kwargs}
+        items, kwargs = items or {}, kwargs or {}
         return {
-            name: self._items.args_for(name, True, value, **(kwargs.get(name) or {}))
-            for name, value in items.items()
+            name: self._items.args_for(name, for_save, items.get(name), **(kwargs.get(name) or {}))
+            for name in (items if for_save else {**items, **kwargs})
         }
 
     def is_saving_in_progress(self) -> bool:
@@ -361,8 +357,9 @@ class CheckpointManager:
         info = self._inspect(step, directory)
         self._is_single(info)
         self.check_args(items, args)
-        if args is None:
-            args = self._restore_args(items, restore_kwargs)
+        if args is None and not (items is None and restore_kwargs is None):
+            wanted = self._earlier_args(False, items, restore_kwargs)
+            args = wanted[DEFAULT_ITEM_NAME] if self._single else Composite(**wanted)
         if not self._single:
             return restored_items(info, args, self._items, self._options.engine)
         if DEFAULT_ITEM_NAME not in info.items:
@@ -376,20 +373,6 @@ class CheckpointManager:
             else self._items.of_args(DEFAULT_ITEM_NAME, args)
         )
         return restored_item(info, DEFAULT_ITEM_NAME, args, handler, self._options.engine)
-
-    def _restore_args(self, items: Any, restore_kwargs: Any) -> CheckpointArgs | None:
-        """The arguments that the earlier form of a restore stands for; None to restore all."""
-        if items is None and restore_kwargs is None:
-            return None
-        if self._single:
-            return self._items.args_for(DEFAULT_ITEM_NAME, False, items, **(restore_kwargs or {}))
-        items, kwargs = items or {}, restore_kwargs or {}
-        return Composite(
-            **{
-                name: self._items.args_for(name, False, items.get(name), **(kwargs.get(name) or {}))
-                for name in {**items, **kwargs}
-            }
-        )
 
     def check_args(self, items: Any, args: Any) -> None:
         """Raises ValueError if arguments are of the wrong kind for this manager."""

@@ -7,16 +7,16 @@ from typing import Any
 
 import ckpt_core as ckpt
 from ckpt_core import CheckpointInfo
-from ckpt_orbax._modes import with_mode
+from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._paths import as_text
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import _restoring, handlers
 from ckpt_orbax.v0._abstract import AbstractCheckpointer
 from ckpt_orbax.v0._item_handlers import ItemHandlers, args_of_call
-from ckpt_orbax.v0._saving import item_to_save
+from ckpt_orbax.v0._saving import item_to_save, items_to_save
 from ckpt_orbax.v0.args import Composite, StandardRestore, StandardSave
 from ckpt_orbax.v0.metadata import StepMetadata, described_step, described_tree
-from ckpt_orbax.v0.options import AsyncOptions, refuse_unsupported, timeout_of
+from ckpt_orbax.v0.options import MULTIPROCESSING, AsyncOptions
 from ckpt_orbax.v1.errors import DestinationExistsError, InvalidLayoutError
 
 _SINGLE = ("state", "default")
@@ -54,10 +54,10 @@ class Checkpointer(AbstractCheckpointer):
         temporary_path_class: Any = None,
         engine: ckpt.Options | None = None,
     ) -> None:
-        refuse_unsupported(multiprocessing_options)
+        refuse_processes(multiprocessing_options, MULTIPROCESSING)
         self._handler = handler
         mode = getattr(file_options, "path_permission_mode", None)
-        self._options = with_mode(engine or ckpt.Options(), mode)
+        self._options = changed(engine or ckpt.Options(), None, mode)
         self._items = None
         if isinstance(handler, handlers.CompositeCheckpointHandler):
             self._items = ItemHandlers(
@@ -103,11 +103,7 @@ class Checkpointer(AbstractCheckpointer):
             if "://" not in path and isinstance(self._handler, _TREES):
                 options = dataclasses.replace(options, flat=True)  # Orbax looks for it at the path
         else:
-            by_name = {
-                name: item_to_save(name, one, self._items.of_args(name, one))
-                for name, one in wanted.items()
-            }
-            what, given = {"items": by_name}, ()
+            what, given = {"items": items_to_save(wanted, self._items)}, ()
         try:
             return ckpt.save_async(
                 path,
@@ -205,7 +201,7 @@ class AsyncCheckpointer(Checkpointer):
                 "wait_until_finished(), and call the function; or CheckpointManagerOptions(async_options=)",
             )
         self.async_options = chosen
-        self._options = dataclasses.replace(self._options, **timeout_of(chosen))
+        self._options = changed(self._options, chosen)
 
     def save(
         self,

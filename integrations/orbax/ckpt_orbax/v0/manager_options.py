@@ -9,15 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ckpt_core as ckpt
-from ckpt_orbax._modes import with_mode
+from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0.options import (
-    AsyncOptions,
-    FileOptions,
-    MultiprocessingOptions,
-    refuse_unsupported,
-    timeout_of,
-)
+from ckpt_orbax.v0.options import MULTIPROCESSING, AsyncOptions, FileOptions, MultiprocessingOptions
 from ckpt_orbax.v1.training import preservation_policies as keeping
 from ckpt_orbax.v1.training import save_decision_policies as saving
 
@@ -197,7 +191,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     Raises:
         NotOffered: one of them would mean something else.
     """
-    refuse_unsupported(options.multiprocessing_options)
+    refuse_processes(options.multiprocessing_options, MULTIPROCESSING)
     if options.todelete_full_path is not None:
         raise not_offered(
             "CheckpointManagerOptions(todelete_full_path=)",
@@ -210,11 +204,9 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
             "all processes write one directory",
             "for disks of each host, ckpt_core.Checkpointer(local_directory=)",
         )
-    changes: dict[str, Any] = dict(timeout_of(options.async_options))
-    if options.todelete_subdir is not None:
-        changes["trash_directory"] = options.todelete_subdir
-    engine = with_mode(options.engine, mode_of(options))
-    return dataclasses.replace(engine, **changes)
+    trash = options.todelete_subdir
+    changes = {} if trash is None else {"trash_directory": trash}
+    return changed(options.engine, options.async_options, mode_of(options), **changes)
 
 
 def mode_of(options: CheckpointManagerOptions) -> int | None:

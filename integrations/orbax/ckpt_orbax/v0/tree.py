@@ -137,7 +137,11 @@ def deserialize_tree(serialized: Any, target: Any, keep_empty_nodes: bool = Fals
 
 
 def get_key_name(key: Any) -> int | str:
-    """The name or the position in one key of jax's paths."""
+    """The name or the position in one key of jax's paths.
+
+    Raises:
+        ValueError: it is no such key.
+    """
     tree_util = jax.tree_util
     if isinstance(key, tree_util.SequenceKey):
         return key.idx

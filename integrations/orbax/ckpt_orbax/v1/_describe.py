@@ -24,19 +24,20 @@ def inspected(path: str) -> CheckpointInfo:
     """``ckpt_core.inspect``, without the item that holds the metrics."""
     try:
         info = ckpt.inspect(path)
-        items = {name: item for name, item in info.items.items() if not _is_metrics(item)}
+        items = {name: item for name, item in info.items.items() if not is_metrics(item)}
         return dataclasses.replace(info, items=items)
     except ckpt.CheckpointNotFound as error:
         raise NoCheckpointError(str(error)) from error
 
 
-def _is_metrics(item: ItemInfo) -> bool:
+def is_metrics(item: ItemInfo) -> bool:
+    """Whether an item holds the metrics of a step."""
     return item.name == "metrics" and item.form == "json"
 
 
 def metrics_of(info: CheckpointInfo) -> Any:
     """The metrics of a step as they were saved; None without any."""
-    if "metrics" in info.items and _is_metrics(info.items["metrics"]):
+    if "metrics" in info.items and is_metrics(info.items["metrics"]):
         return ckpt.load(info.path, item="metrics")
     if info.metrics and info.format_version is None:
         return _orbax_metrics(info)

@@ -11,7 +11,7 @@ from ckpt_orbax import _trees
 from ckpt_orbax._leaves import PLACEHOLDER as PLACEHOLDER
 from ckpt_orbax._leaves import is_abstract_leaf
 from ckpt_orbax._paths import as_text
-from ckpt_orbax._response import AsyncResponse, Waiting
+from ckpt_orbax._response import AsyncResponse, Waiting, in_thread
 from ckpt_orbax.v1 import _engine, _files
 from ckpt_orbax.v1._context import Context, get_context
 from ckpt_orbax.v1._describe import inspected, pytree_item
@@ -122,27 +122,22 @@ def load_async(
     path: Any, abstract_state: Any = None, *, checkpointable_name: str | None = STATE
 ) -> AsyncResponse[Any]:
     """As ``load``, in the background; unlike Orbax's, for every layout."""
-    return _in_background(
-        lambda: load(path, abstract_state, checkpointable_name=checkpointable_name)
-    )
+
+    def work() -> Any:
+        return load(path, abstract_state, checkpointable_name=checkpointable_name)
+
+    return Waiting(in_thread(work, "ckpt-load").result)
 
 
 def load_checkpointables_async(
     path: Any, abstract_checkpointables: Any = None
 ) -> AsyncResponse[dict[str, Any]]:
     """As ``load_checkpointables``, in the background; objects are set by ``result()``'s time."""
-    return _in_background(lambda: load_checkpointables(path, abstract_checkpointables))
 
+    def work() -> dict[str, Any]:
+        return load_checkpointables(path, abstract_checkpointables)
 
-def _in_background(work: Any) -> Waiting:
-    """Runs ``work`` in a thread, with the caller's Context."""
-    import concurrent.futures
-    import contextvars
-
-    executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ckpt-load")
-    future = executor.submit(contextvars.copy_context().run, work)
-    executor.shutdown(wait=False)
-    return Waiting(future.result)
+    return Waiting(in_thread(work, "ckpt-load").result)
 
 
 def load_pytree(*arguments: Any, **named: Any) -> Any:
