@@ -15,7 +15,9 @@ from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v1.options import AsyncOptions, MultiprocessingOptions
 
 
-def refuse_processes(options: MultiprocessingOptions | None, shown: str) -> None:
+def refuse_processes(
+    options: MultiprocessingOptions | None, shown: str = "MultiprocessingOptions({}={!r})"
+) -> None:
     """Raises NotOffered if not all processes take part, led by 0; ``shown`` formats a field and its value."""
     if options is None:
         return

@@ -31,7 +31,7 @@ def _plain(node: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
     if kind in (list, tuple):
         children = (_plain(child, (*path, i), change) for i, child in enumerate(node))
         return list(children) if kind is list else tuple(children)
-    pairs = _one_level(node)
+    pairs = one_level(node)
     if pairs is None:
         return change(path, node)
     if not pairs:
@@ -53,7 +53,7 @@ def _named(pairs: Any, path: Path, change: Callable[[Path, Any], Any]) -> dict[s
     return named
 
 
-def _one_level(node: Any) -> list[tuple[Any, Any]] | None:
+def one_level(node: Any) -> list[tuple[Any, Any]] | None:
     """(key, child) of each child of a pytree node, None among them; None for a leaf."""
     found, structure = jax.tree_util.tree_flatten_with_path(
         node, is_leaf=lambda child: child is not node

@@ -52,7 +52,6 @@ def _home(kind: type) -> Any:
 
 _FOR_SAVE: dict[type[CheckpointArgs], Any] = {}
 _FOR_RESTORE: dict[type[CheckpointArgs], Any] = {}
-_BY_TYPE_NAME: dict[str, Any] = {}
 
 
 def register_with_handler(
@@ -87,7 +86,6 @@ def register_with_handler(
             _FOR_SAVE[cls] = handler_cls
         if for_restore:
             _FOR_RESTORE[cls] = handler_cls
-        _BY_TYPE_NAME[type_name(handler_cls)] = handler_cls
         return cls
 
     return register
@@ -157,4 +155,5 @@ def has_registered_args(handler: Any) -> bool:
 
 def handler_of_type_name(name: str | None) -> Any:
     """The registered class of handler with this type name, or None."""
-    return _BY_TYPE_NAME.get(name or "")
+    known = [*_FOR_SAVE.values(), *_FOR_RESTORE.values()]
+    return next((kind for kind in reversed(known) if type_name(kind) == name), None)

@@ -16,7 +16,7 @@ from ckpt_orbax.v0._item_handlers import ItemHandlers, args_of_call
 from ckpt_orbax.v0._saving import item_to_save, items_to_save
 from ckpt_orbax.v0.args import Composite, StandardRestore, StandardSave
 from ckpt_orbax.v0.metadata import StepMetadata, described_step, described_tree
-from ckpt_orbax.v0.options import MULTIPROCESSING, AsyncOptions
+from ckpt_orbax.v0.options import AsyncOptions
 from ckpt_orbax.v1.errors import DestinationExistsError, InvalidLayoutError
 
 _SINGLE = ("state", "default")
@@ -54,7 +54,7 @@ class Checkpointer(AbstractCheckpointer):
         temporary_path_class: Any = None,
         engine: ckpt.Options | None = None,
     ) -> None:
-        refuse_processes(multiprocessing_options, MULTIPROCESSING)
+        refuse_processes(multiprocessing_options)
         self._handler = handler
         mode = getattr(file_options, "path_permission_mode", None)
         self._options = changed(engine or ckpt.Options(), None, mode)

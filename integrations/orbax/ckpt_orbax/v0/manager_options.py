@@ -11,7 +11,7 @@ from typing import Any
 import ckpt_core as ckpt
 from ckpt_orbax._options import changed, refuse_processes
 from ckpt_orbax._refused import not_offered
-from ckpt_orbax.v0.options import MULTIPROCESSING, AsyncOptions, FileOptions, MultiprocessingOptions
+from ckpt_orbax.v0.options import AsyncOptions, FileOptions, MultiprocessingOptions
 from ckpt_orbax.v1.training import preservation_policies as keeping
 from ckpt_orbax.v1.training import save_decision_policies as saving
 
@@ -191,7 +191,7 @@ def engine_options(options: CheckpointManagerOptions) -> ckpt.Options:
     Raises:
         NotOffered: one of them would mean something else.
     """
-    refuse_processes(options.multiprocessing_options, MULTIPROCESSING)
+    refuse_processes(options.multiprocessing_options)
     if options.todelete_full_path is not None:
         raise not_offered(
             "CheckpointManagerOptions(todelete_full_path=)",

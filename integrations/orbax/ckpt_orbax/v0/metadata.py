@@ -221,3 +221,17 @@ def _described(leaf: LeafInfo, directory: Any) -> Metadata:
                 sharding=ShardingMetadata(leaf.sharding) if leaf.sharding else None,
                 dtype=saved_dtype(leaf),
             )
+
+
+__all__ = [
+    "ArrayMetadata",
+    "Metadata",
+    "RootMetadata",
+    "ScalarMetadata",
+    "ShardingMetadata",
+    "StepMetadata",
+    "StorageMetadata",
+    "StringMetadata",
+    "TreeMetadata",
+    "get_step_metadata",
+]

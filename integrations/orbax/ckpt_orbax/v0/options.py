@@ -36,9 +36,6 @@ class MemoryLimitOptions:
     max_transfer_concurrent_gb: int | None = None
 
 
-MULTIPROCESSING = "MultiprocessingOptions({}={!r})"
-"""How messages show a field of ``MultiprocessingOptions``."""
-
 __all__ = [
     "AsyncOptions",
     "AtomicityMode",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from ckpt_orbax._plain import filled, key_name, leaves_of, orbax_form, plain
+from ckpt_orbax._plain import filled, key_name, leaves_of, one_level, orbax_form, plain
 from ckpt_orbax.v1.arrays import to_shape_dtype_struct
 
 PyTree = PyTreeOf = Any
@@ -267,8 +267,7 @@ def _children(node: Any) -> dict[Any, Any]:
     """What is in a container, by name or position."""
     if isinstance(node, Mapping):
         return dict(cast(Mapping[Any, Any], node))
-    found, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
-    return {path[0]: child for path, child in found}
+    return dict(one_level(node) or ())
 
 
 def _with_children(node: Any, children: list[Any]) -> Any:

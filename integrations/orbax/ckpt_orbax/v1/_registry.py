@@ -293,3 +293,21 @@ def handler_for_load(registry: Any, name: str, abstract: Any, saved_by: str | No
 def _names(registry: Any, kind: Any) -> tuple[str, ...]:
     """The type names under which items of a handler are saved."""
     return (type_name(kind), *registry.get_secondary_typestrs(kind))
+
+
+__all__ = [
+    "AbstractCheckpointable",
+    "AlreadyExistsError",
+    "Checkpointable",
+    "CheckpointableHandler",
+    "CheckpointableHandlerRegistry",
+    "JsonHandler",
+    "NoEntryError",
+    "ProtoHandler",
+    "PyTreeHandler",
+    "StatefulCheckpointable",
+    "StatefulCheckpointableHandler",
+    "global_registry",
+    "local_registry",
+    "register_handler",
+]
