@@ -13,6 +13,7 @@ import ckpt_core as ckpt
 from ckpt_core._save.write import Write
 from ckpt_orbax import NotOffered
 from ckpt_orbax import v1 as ocp
+from ckpt_orbax._run import SaveEnd
 from tests.support.trees import assert_same
 
 keeping = ocp.training.preservation_policies
@@ -469,7 +470,7 @@ def test_a_save_that_ends_during_a_look_is_seen(tmp_path):
             ended = []
             run.engine = Engine()
             run.look()
-            run._begin(5, None)
+            run._begin(5, SaveEnd(None))
             assert look()[-1] == 5
             assert look()[-1] == 5
         run.engine = own

@@ -131,8 +131,9 @@ class Run:
     ) -> SaveEnd | None:
         """Begins a save, whatever the policy says; its end, or None if ckpt does not save the step."""
         numbers, as_json = _as_saved(metrics)
-        ended, begun = self._begin(step, metrics), False
+        ended, begun = SaveEnd(metrics), False
         try:
+            self._begin(step, ended)
             begun = self.engine.save(
                 step,
                 items={**items, **as_json},
@@ -147,14 +148,12 @@ class Run:
                     self._begun.pop(step, None)
         return ended if begun else None
 
-    def _begin(self, step: int, metrics: Any) -> SaveEnd:
+    def _begin(self, step: int, ended: SaveEnd) -> None:
         """Notes that a save begins."""
-        ended = SaveEnd(metrics)
         with self._lock:
             self._failed.pop(step, None)
             self._begun = {one: end for one, end in self._begun.items() if not end.over}
             self._begun[step] = ended
-        return ended
 
     def _notice(self, event: ckpt.Event) -> None:
         """Listener of the engine: notes the end of a save, in the thread that saves."""

@@ -30,6 +30,11 @@ class Called(CheckpointArgs):
         return self.kwargs.get("item", self.args[0] if self.args else None)
 
 
+def as_call(args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as those of a call of a handler's method, by position and by name."""
+    return (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+
+
 def is_args_class(kind: Any) -> bool:
     """Whether a class is one of arguments: ours, or one of a library that was written for Orbax's."""
     if not isinstance(kind, type):

@@ -16,7 +16,7 @@ from ckpt_orbax._plain import filled, leaves_of
 from ckpt_orbax.v0 import _registration, _tree_targets, handlers
 from ckpt_orbax.v0 import args as args_lib
 from ckpt_orbax.v0._item_handlers import ItemHandlers
-from ckpt_orbax.v0._registration import Called
+from ckpt_orbax.v0._registration import as_call
 from ckpt_orbax.v0.leaf_args import wants_broadcast
 from ckpt_orbax.v1._describe import is_metrics
 from ckpt_orbax.v1._items import is_of_its_framework
@@ -159,9 +159,8 @@ def restored_by(handler: Any, directory: Any, args: Any) -> Any:
     """What a handler of the user reads in a directory."""
     if args is None:
         return handler.restore(directory)
-    if isinstance(args, Called):
-        return handler.restore(directory, *args.args, **args.kwargs)
-    return handler.restore(directory, args=args)
+    given, named = as_call(args)
+    return handler.restore(directory, *given, **named)
 
 
 def flat_value(path: str, handler: Any, args: Any, why: ckpt.CheckpointNotFound) -> Any:

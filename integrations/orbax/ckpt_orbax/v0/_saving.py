@@ -18,7 +18,7 @@ from ckpt_orbax._plain import leaves_of, path_text, plain
 from ckpt_orbax._refused import not_offered
 from ckpt_orbax.v0 import handlers
 from ckpt_orbax.v0._item_handlers import ItemHandlers
-from ckpt_orbax.v0._registration import Called
+from ckpt_orbax.v0._registration import as_call
 from ckpt_orbax.v0._restoring import ARRAY
 from ckpt_orbax.v1._items import has_adapter, is_empty, is_of_its_framework
 
@@ -41,7 +41,7 @@ def item_to_save(name: str, args: Any, handler: Any) -> Any:
         return written(
             type(handler),
             lambda directory: _save_files(handler, as_path(directory), args),
-            lambda directory: _finish_files(handler, as_path(directory)),
+            lambda directory: getattr(handler, "finalize", _nothing)(as_path(directory)),
         )
     if isinstance(handler, handlers.JsonCheckpointHandler):
         return ckpt.Json(value)
@@ -86,17 +86,14 @@ def _cast(tree: Any, save_args: Any) -> Any:
 
 def _save_files(handler: Any, directory: Any, args: Any) -> None:
     """Lets a handler of the user write into a directory, and waits for what it leaves to do."""
-    given = (args.args, args.kwargs) if isinstance(args, Called) else ((), {"args": args})
+    given, named = as_call(args)
     if inspect.iscoroutinefunction(getattr(handler, "async_save", None)):
-        futures = asyncio.run(handler.async_save(directory, *given[0], **given[1]))
+        futures = asyncio.run(handler.async_save(directory, *given, **named))
         for future in futures or ():
             future.result()
     else:
-        handler.save(directory, *given[0], **given[1])
+        handler.save(directory, *given, **named)
 
 
-def _finish_files(handler: Any, directory: Any) -> None:
-    """Tells a handler of the user that all processes have written."""
-    finalize = getattr(handler, "finalize", None)
-    if finalize is not None:
-        finalize(directory)
+def _nothing(directory: Any) -> None:
+    """What a handler without ``finalize`` does when all processes have written."""
