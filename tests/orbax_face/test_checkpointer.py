@@ -33,6 +33,18 @@ def steps_of(checkpointer):
     return [one.step for one in checkpointer.checkpoints]
 
 
+def writes_that_wait(monkeypatch):
+    """Holds all writes from now on until the event is set."""
+    go_on, real = threading.Event(), Write.write_own
+
+    def held(self, attempt):
+        assert go_on.wait(60)
+        real(self, attempt)
+
+    monkeypatch.setattr(Write, "write_own", held)
+    return go_on
+
+
 def test_a_run(tmp_path):
     with open_run(tmp_path / "run") as checkpointer:
         assert (tmp_path / "run").is_dir()
@@ -389,15 +401,9 @@ def test_earlier_names_warn(tmp_path):
 
 def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
     """Trainers ask it at their end, and save the last step unless it is that one."""
-    go_on, real = threading.Event(), Write.write_own
-
-    def held(self, attempt):
-        assert go_on.wait(60)
-        real(self, attempt)
-
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(6, state_of(6))
-        monkeypatch.setattr(Write, "write_own", held)
+        go_on = writes_that_wait(monkeypatch)
         response = checkpointer.save_async(7, state_of(7))
         assert checkpointer.latest.step == 7
         assert steps_of(checkpointer) == [6, 7]
@@ -408,20 +414,16 @@ def test_a_step_that_is_being_saved_is_the_latest(tmp_path, monkeypatch):
 
 def test_a_step_that_is_being_saved_has_its_metrics_and_time(tmp_path, monkeypatch):
     """Policies and callers see it as Orbax shows it; its time was the beginning of 1970, its metrics None."""
-    go_on, real, asked = threading.Event(), Write.write_own, []
+    asked = []
 
     class Saves(saving.SaveDecisionPolicy):
         def should_save(self, step, previous_steps, *, context):
             asked.append([(one.step, one.metrics) for one in previous_steps])
             return True
 
-    def held(self, attempt):
-        assert go_on.wait(60)
-        real(self, attempt)
-
     before = datetime.datetime.now(tz=datetime.UTC)
     with open_run(tmp_path, save_decision_policy=Saves()) as checkpointer:
-        monkeypatch.setattr(Write, "write_own", held)
+        go_on = writes_that_wait(monkeypatch)
         response = checkpointer.save_async(7, state_of(7), metrics={"loss": 2.0})
         running = checkpointer.latest
         assert running.metrics == {"loss": 2.0}
@@ -436,15 +438,9 @@ def test_a_step_that_is_being_saved_has_its_metrics_and_time(tmp_path, monkeypat
 
 def test_a_step_that_was_asked_for_while_it_was_replaced_shows_the_new_one(tmp_path, monkeypatch):
     """What was known of the old one stayed for good."""
-    go_on, real = threading.Event(), Write.write_own
-
-    def held(self, attempt):
-        assert go_on.wait(60)
-        real(self, attempt)
-
     with open_run(tmp_path) as checkpointer:
         checkpointer.save(7, state_of(7), metrics={"loss": 1.0})
-        monkeypatch.setattr(Write, "write_own", held)
+        go_on = writes_that_wait(monkeypatch)
         response = checkpointer.save_async(7, state_of(8), overwrite=True, metrics={"loss": 2.0})
         assert checkpointer.checkpoints[0].metrics == {"loss": 1.0}
         go_on.set()

@@ -180,15 +180,9 @@ class Checkpointer(EarlierNames):
         Raises:
             StepAlreadyExistsError: there is a step of this number.
         """
-        response = self.save_async(
-            step,
-            state,
-            checkpointable_name=checkpointable_name,
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        _items.check_state(state)
+        named = {checkpointable_name: state}
+        response = self._begin(step, named, force, overwrite, metrics, custom_metadata)
         return response is not None and response.result()
 
     def save_async(
@@ -204,14 +198,8 @@ class Checkpointer(EarlierNames):
     ) -> AsyncResponse[bool] | None:
         """As ``save``, in the background; None if the policy does not want the step."""
         _items.check_state(state)
-        return self.save_checkpointables_async(
-            step,
-            {checkpointable_name: state},
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        named = {checkpointable_name: state}
+        return self._begin(step, named, force, overwrite, metrics, custom_metadata)
 
     def save_checkpointables(
         self,
@@ -224,14 +212,7 @@ class Checkpointer(EarlierNames):
         custom_metadata: Any = None,
     ) -> bool:
         """As ``save``, for several named objects."""
-        response = self.save_checkpointables_async(
-            step,
-            checkpointables,
-            force=force,
-            overwrite=overwrite,
-            metrics=metrics,
-            custom_metadata=custom_metadata,
-        )
+        response = self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
         return response is not None and response.result()
 
     def save_checkpointables_async(
@@ -245,6 +226,18 @@ class Checkpointer(EarlierNames):
         custom_metadata: Any = None,
     ) -> AsyncResponse[bool] | None:
         """As ``save_checkpointables``, in the background; None if the policy does not want the step."""
+        return self._begin(step, checkpointables, force, overwrite, metrics, custom_metadata)
+
+    def _begin(
+        self,
+        step: int,
+        checkpointables: dict[str, Any],
+        force: bool,
+        overwrite: bool,
+        metrics: Any,
+        custom_metadata: Any,
+    ) -> Waiting | None:
+        """Starts a save; every form of ``save`` ends here."""
         context = get_context(self._context)
         if not checkpointables:
             raise ValueError(
