@@ -74,9 +74,9 @@ def saved(step, item):
 with ocp.CheckpointManager(directory + "/run", options=options) as manager:
     saved(0, each)
     failed = [raised(lambda: saved(1, other)), raised(lambda: saved(1, fails))]
-    _handler_files.MOST_BYTES = 3
+    _handler_files.MAX_BYTES = 3
     failed.append(raised(lambda: saved(1, each)))
-    _handler_files.MOST_BYTES = 100
+    _handler_files.MAX_BYTES = 100
     saved(1, each)
     manager.wait_until_finished()
     found = manager.restore(1, args=ocp.args.Composite(own=OwnRestore())).own

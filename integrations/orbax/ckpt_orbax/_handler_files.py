@@ -24,7 +24,7 @@ from ckpt_orbax._response import in_thread
 
 NOTE = ".ckpt-orbax-handler"
 """File in an item of files: the type name of the handler that wrote them."""
-MOST_BYTES = 256 * 2**20
+MAX_BYTES = 256 * 2**20
 """What processes other than 0 may write together: it goes over the network and through memory."""
 
 
@@ -89,10 +89,10 @@ def _of_all_processes(kind: type, save: Callable[[Any], None]) -> str:
 
 
 def _refuse_too_much(kind: type, size: int) -> None:
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise not_offered(
             f"a handler that writes {size:,} bytes in processes other than 0 ({kind.__name__})",
-            f"process 0 writes the files of all, up to {MOST_BYTES:,} bytes",
+            f"process 0 writes the files of all, up to {MAX_BYTES:,} bytes",
             "save what is large as a pytree of arrays",
         )
 

@@ -285,7 +285,7 @@ def _save_policy(
         return bool(policy.should_save(now, previous_steps(), context=known))
 
     # A process without jax.distributed has no preemption service: there, as with Orbax, SIGTERM
-    # ends it. If ckpt listened, the process would live on and nobody would ask whether it was preempted.
+    # ends it. If ckpt listened for SIGTERM, the process would live on, and no policy would learn of it.
     listens = jax.distributed.is_initialized() and _asks_for_preemption(policy)
     return ckpt.when.SavePolicy(decide, repr(policy), listens)
 

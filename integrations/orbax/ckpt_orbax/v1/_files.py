@@ -79,7 +79,7 @@ def load_item(
     if info.items[name].form != "files":
         return loaded
     if target is None and info.format_version is not None and NOTE not in loaded.names():
-        return loaded  # saved as ckpt.Files, by nobody's handler
+        return loaded  # saved as ckpt.Files, not by a handler
     handler = _handler(info, name, target, context, loaded)
 
     async def load(directory: Any) -> Any:
