@@ -249,6 +249,7 @@ def test_modes_through_the_second_api(tmp_path):
 def test_handlers_of_types_that_change_nothing(tmp_path):
     def restored(ocp: Any) -> Any:
         types = ocp.type_handlers
+        before = types.get_type_handler(jax.Array)
         handler = types.SingleReplicaArrayHandler(replica_axis_index=0, use_replica_parallel=False)
         types.register_type_handler(jax.Array, handler, override=True)
         try:
@@ -266,7 +267,7 @@ def test_handlers_of_types_that_change_nothing(tmp_path):
             found = ocp.PyTreeCheckpointer().restore(path, restore_args={"w": wanted})["w"]
             return np.asarray(found).tolist(), found.sharding == sharding
         finally:
-            types.register_type_handler(jax.Array, types.ArrayHandler(), override=True)
+            types.register_type_handler(jax.Array, before, override=True)
 
     assert same(restored)[1]
 
