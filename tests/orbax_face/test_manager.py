@@ -240,6 +240,30 @@ def test_a_failed_save_is_raised_and_not_listed(tmp_path):
         assert manager.all_steps() == []
 
 
+@pytest.mark.parametrize("by", ["close", "with"])
+def test_handlers_are_closed_after_a_failed_save(tmp_path, by):
+    closed = []
+
+    class Closes(ocp.StandardCheckpointHandler):
+        def close(self):
+            closed.append(1)
+
+    def get_in_the_way(event):
+        if event.kind == "snapshot_taken":
+            (tmp_path / "0" / "in the way").mkdir(parents=True)
+
+    options = ocp.CheckpointManagerOptions(engine=ckpt.Options(on_event=get_in_the_way))
+    manager = ocp.CheckpointManager(tmp_path, options=options, item_handlers=Closes())
+    if by == "close":
+        manager.save(0, args=Standard(STATE))
+        with pytest.raises(FileExistsError):
+            manager.close()
+    else:
+        with pytest.raises(FileExistsError), manager:
+            manager.save(0, args=Standard(STATE))
+    assert closed == [1]
+
+
 def test_functions_are_called_after_saves(tmp_path):
     called = []
     chosen = ocp.AsyncOptions(timeout_secs=60, post_finalization_callback=lambda: called.append(1))

@@ -412,16 +412,20 @@ class CheckpointManager:
 
     def close(self) -> None:
         """As ``wait_until_finished``, and releases the directory."""
-        self._run.engine.close()
-        self._items.close()
+        try:
+            self._run.engine.close()
+        finally:
+            self._items.close()
 
     def __enter__(self) -> CheckpointManager:
         self._run.engine.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._run.engine.__exit__(kind, error, trace)
-        self._items.close()
+        try:
+            self._run.engine.__exit__(kind, error, trace)
+        finally:
+            self._items.close()
 
 
 def _check_given(checkpointers: Any, names: Any, by_name: Any, registry: Any) -> None:
